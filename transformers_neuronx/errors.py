@@ -1,0 +1,25 @@
+"""Every exception a user can cause, by what it is about. `assert` elsewhere marks a bug of our own."""
+
+
+class TransformersNeuronxError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class GraphError(TransformersNeuronxError, ValueError):
+    """An operation in a PyHLO function got operands it cannot take."""
+
+
+class ConfigError(TransformersNeuronxError, ValueError):
+    """A model configuration or an option asks for something that is contradictory or not supported."""
+
+
+class CheckpointError(TransformersNeuronxError, ValueError):
+    """A checkpoint is missing something, has something too many, is damaged, or points outside its directory."""
+
+
+class InputError(TransformersNeuronxError, ValueError):
+    """A call got ids, positions or options that the compiled model cannot serve; the model stays usable."""
+
+
+class EngineError(TransformersNeuronxError, RuntimeError):
+    """The engine below (jaxlib, the Neuron runtime) is missing, unsupported, too small, or wrong."""

@@ -1,0 +1,118 @@
+"""The one table of element types: HLO name, HLO number, NumPy type, PyTorch type.
+
+Torch is looked up by name and only when asked for, so that graphs can be written and compiled without importing it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from transformers_neuronx.errors import GraphError
+from transformers_neuronx.pyhlo import hlo_pb2
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ElementType(NamedTuple):
+    """`bits` is the width on the device; NumPy keeps s4 and u4 in a byte each."""
+
+    name: str
+    number: int
+    numpy: np.dtype[Any]
+    torch: str | None
+    bits: int
+
+
+def _row(name: str, numpy: Any, torch: str | None, bits: int) -> tuple[str, ElementType]:
+    return name, ElementType(name, hlo_pb2.PrimitiveType.Value(name.upper()), np.dtype(numpy), torch, bits)
+
+
+ELEMENT_TYPES: dict[str, ElementType] = dict(
+    [
+        _row("pred", np.bool_, "bool", 8),
+        _row("s4", ml_dtypes.int4, None, 4),
+        _row("s8", np.int8, "int8", 8),
+        _row("s16", np.int16, "int16", 16),
+        _row("s32", np.int32, "int32", 32),
+        _row("s64", np.int64, "int64", 64),
+        _row("u4", ml_dtypes.uint4, None, 4),
+        _row("u8", np.uint8, "uint8", 8),
+        _row("u16", np.uint16, "uint16", 16),
+        _row("u32", np.uint32, "uint32", 32),
+        _row("u64", np.uint64, "uint64", 64),
+        _row("f8e4m3fn", ml_dtypes.float8_e4m3fn, "float8_e4m3fn", 8),
+        _row("f8e5m2", ml_dtypes.float8_e5m2, "float8_e5m2", 8),
+        _row("bf16", ml_dtypes.bfloat16, "bfloat16", 16),
+        _row("f16", np.float16, "float16", 16),
+        _row("f32", np.float32, "float32", 32),
+        _row("f64", np.float64, "float64", 64),
+        _row("c64", np.complex64, "complex64", 64),
+        _row("c128", np.complex128, "complex128", 128),
+    ]
+)
+
+_BY_NUMPY = {row.numpy: row for row in ELEMENT_TYPES.values()}
+_BY_TORCH = {row.torch: row for row in ELEMENT_TYPES.values()}
+FLOATS = frozenset({"f8e4m3fn", "f8e5m2", "bf16", "f16", "f32", "f64"})
+INTEGERS = frozenset(name for name in ELEMENT_TYPES if name[0] in "su")
+
+
+def element_type(name: str) -> ElementType:
+    """The row called `name`, for instance "bf16"."""
+    if name not in ELEMENT_TYPES:
+        raise GraphError(f"unknown element type {name!r}; there are {', '.join(ELEMENT_TYPES)}")
+    return ELEMENT_TYPES[name]
+
+
+def from_numpy(dtype: Any) -> ElementType:
+    """The row that holds NumPy's `dtype`."""
+    if (row := _BY_NUMPY.get(np.dtype(dtype))) is None:
+        raise GraphError(f"no HLO element type holds NumPy's {np.dtype(dtype)}")
+    return row
+
+
+def from_torch(dtype: torch.dtype) -> ElementType:
+    """The row that holds PyTorch's `dtype`."""
+    if (row := _BY_TORCH.get(str(dtype).removeprefix("torch."))) is None:
+        raise GraphError(f"no HLO element type holds {dtype}")
+    return row
+
+
+def to_torch(name: str) -> torch.dtype:
+    """PyTorch's type for the HLO type called `name`."""
+    import torch
+
+    row = element_type(name)
+    if row.torch is None:
+        raise GraphError(f"PyTorch has no type for {name}")
+    dtype = getattr(torch, row.torch)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def torch_to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A NumPy view of a contiguous CPU tensor, also for the types that PyTorch itself will not hand to NumPy."""
+    import torch
+
+    row = from_torch(tensor.dtype)
+    tensor = tensor.detach().contiguous()
+    if row.numpy.isbuiltin == 1:
+        return tensor.numpy()
+    raw = {8: torch.uint8, 16: torch.int16}[row.bits]
+    return tensor.view(raw).numpy().view(row.numpy)
+
+
+def numpy_to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A tensor over the memory of `array`, also for the types that PyTorch itself will not take from NumPy."""
+    import torch
+
+    row = from_numpy(array.dtype)
+    array = np.ascontiguousarray(array)
+    if row.numpy.isbuiltin == 1:
+        return torch.from_numpy(array)
+    raw = {8: np.uint8, 16: np.int16}[row.bits]
+    return torch.from_numpy(array.view(raw)).view(to_torch(row.name))

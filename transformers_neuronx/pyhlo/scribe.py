@@ -1,0 +1,366 @@
+"""Writes what a PyHLO function does into an HloModuleProto.
+
+`dtype[sizes].Op(*operands, **fields)` appends one instruction; `fields` are those of the wire format. The scribe
+owns names, ids, nested computations, aliases and source lines. It knows no shape rule: the caller says what comes
+out, as in `f32[8, 16].Dot(a, b, ...)`; `hlo.py` is where shapes follow from operands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from transformers_neuronx.errors import GraphError
+from transformers_neuronx.pyhlo import hlo_pb2
+from transformers_neuronx.pyhlo.dtypes import ELEMENT_TYPES, ElementType, element_type
+from transformers_neuronx.pyhlo.opcodes import OPCODES
+
+_ACTIVE: ContextVar[HloScribe] = ContextVar("the scribe that is being written to")
+_BUILDER_CODE = (str(Path(__file__).parent), str(Path(__file__).parent.parent / "hlo"))
+# How the wire format stores the elements of a literal; what is not named here goes as raw bytes.
+_LISTED = {"pred", "s32", "s64", "u32", "u64", "f32", "f64"}
+
+Function = Callable[["HloScribe"], Union["Tensor", Sequence["Tensor"]]]
+
+
+def active_scribe() -> HloScribe:
+    """The scribe of the PyHLO function that is being run."""
+    try:
+        return _ACTIVE.get()
+    except LookupError:
+        raise GraphError(
+            "no graph is being written: call this inside a function that compile_py_func or HloScribe runs"
+        ) from None
+
+
+class DType:
+    """An element type that sizes can be hung on: `f32[8, 16]` is a shape, `f32.Op(...)` makes a scalar."""
+
+    def __init__(self, element: ElementType) -> None:
+        self.element = element
+        self.name = element.name
+
+    def __getitem__(self, sizes: int | Sequence[int]) -> Shape:
+        return Shape(self, (sizes,) if isinstance(sizes, int | np.integer) else tuple(sizes))
+
+    def __getattr__(self, op: str) -> Callable[..., Tensor]:
+        return getattr(self[()], op)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dtype_named, (self.name,)
+
+
+_DTYPES = {name: DType(row) for name, row in ELEMENT_TYPES.items()}
+
+
+def dtype_named(name: str) -> DType:
+    """The element type called `name`, for instance "f32"; the same object in every graph."""
+    return _DTYPES[element_type(name).name]
+
+
+class Shape:
+    """An element type with sizes. Attributes are opcodes: `f32[2, 3].Add(a, b)` writes an add and returns it."""
+
+    def __init__(self, dtype: DType, sizes: tuple[int, ...]) -> None:
+        if any(not isinstance(size, int | np.integer) or size < 0 for size in sizes):
+            raise GraphError(f"{dtype.name}{list(sizes)} wants sizes that are integers, none negative")
+        self.dtype = dtype
+        self.sizes = tuple(int(size) for size in sizes)
+
+    def __getattr__(self, op: str) -> Callable[..., Tensor]:
+        return _instruction_writer(self, op)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.name}[{','.join(map(str, self.sizes))}]"
+
+    def proto(self) -> hlo_pb2.ShapeProto:
+        return hlo_pb2.ShapeProto(
+            element_type=self.dtype.element.number,  # type: ignore[arg-type]
+            dimensions=self.sizes,
+            layout=hlo_pb2.LayoutProto(minor_to_major=range(len(self.sizes))[::-1]),
+            is_dynamic_dimension=[False] * len(self.sizes),
+        )
+
+
+class TupleShape:
+    """The shape of several values at once; `.Tuple(*tensors)` makes one."""
+
+    def __init__(self, shapes: tuple[Shape | TupleShape, ...]) -> None:
+        self.shapes = shapes
+
+    def __getattr__(self, op: str) -> Callable[..., Tensor]:
+        return _instruction_writer(self, op)
+
+    def __repr__(self) -> str:
+        return f"({', '.join(map(repr, self.shapes))})"
+
+    def proto(self) -> hlo_pb2.ShapeProto:
+        return hlo_pb2.ShapeProto(element_type=hlo_pb2.TUPLE, tuple_shapes=[s.proto() for s in self.shapes])
+
+
+def _instruction_writer(shape: Shape | TupleShape, op: str) -> Callable[..., Tensor]:
+    if not op[:1].isupper():
+        raise AttributeError(op)
+    if op not in OPCODES:
+        near = difflib.get_close_matches(op, OPCODES, n=1)
+        # An AttributeError, because Python asks objects for all sorts of names.
+        raise AttributeError(f"{shape!r} has no operation {op!r}" + (f"; is it {near[0]!r}?" if near else ""))
+    return partial(_write, shape, op)
+
+
+def _write(shape: Shape | TupleShape, op: str, *operands: Tensor, **fields: Any) -> Tensor:
+    return active_scribe().write(shape, op, operands, fields)
+
+
+class Tensor:
+    """One instruction's value. Arithmetic operators are bound by `hlo`, which owns their shape rules."""
+
+    def __init__(self, scribe: HloScribe, shape: Shape | TupleShape, proto: hlo_pb2.HloInstructionProto) -> None:
+        self.scribe = scribe
+        self.shape = shape
+        self.proto = proto
+
+    @property
+    def dtype(self) -> DType:
+        return self._array_shape.dtype
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self._array_shape.sizes
+
+    @property
+    def shape_proto(self) -> hlo_pb2.ShapeProto:
+        return self.proto.shape
+
+    @property
+    def _array_shape(self) -> Shape:
+        if isinstance(self.shape, TupleShape):
+            raise GraphError(f"{self!r} is a tuple: take one of its elements with GetTupleElement first")
+        return self.shape
+
+    def set_alias_to(self, parameter: Tensor, must: bool = False) -> None:
+        """Ask that this output of the module reuses the memory of `parameter`; with `must`, insist on it."""
+        self.scribe.aliases.append((self, parameter, must))
+
+    def __repr__(self) -> str:
+        return f"{self.proto.name}:{self.shape!r}"
+
+    __hash__ = object.__hash__
+
+    if TYPE_CHECKING:
+
+        def __add__(self, other: Tensor | float) -> Tensor: ...
+        def __radd__(self, other: float) -> Tensor: ...
+        def __sub__(self, other: Tensor | float) -> Tensor: ...
+        def __rsub__(self, other: float) -> Tensor: ...
+        def __mul__(self, other: Tensor | float) -> Tensor: ...
+        def __rmul__(self, other: float) -> Tensor: ...
+        def __truediv__(self, other: Tensor | float) -> Tensor: ...
+        def __rtruediv__(self, other: float) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __lt__(self, other: Tensor | float) -> Tensor: ...
+        def __le__(self, other: Tensor | float) -> Tensor: ...
+        def __gt__(self, other: Tensor | float) -> Tensor: ...
+        def __ge__(self, other: Tensor | float) -> Tensor: ...
+        def __and__(self, other: Tensor) -> Tensor: ...
+        def __or__(self, other: Tensor) -> Tensor: ...
+        def __invert__(self) -> Tensor: ...
+
+
+class HloScribe:
+    """Runs a PyHLO function and keeps what it wrote: `HloScribe()(function).module_proto`.
+
+    `function(scribe)` gets its inputs by writing `Parameter`s and returns its output: a tensor, or several of them,
+    which become a tuple.
+    """
+
+    def __init__(self, *_ignored: Any) -> None:
+        # The original's first argument chose a serialization; there is one here.
+        self.module_proto = hlo_pb2.HloModuleProto()
+        self.aliases: list[tuple[Tensor, Tensor, bool]] = []
+        self._open: list[list[hlo_pb2.HloInstructionProto]] = []
+        self._scopes: list[str] = []
+        self._written: dict[Hashable, tuple[int, Shape | TupleShape]] = {}
+        self._last_id = 0
+
+    def __getattr__(self, name: str) -> DType:
+        if name in _DTYPES:
+            return _DTYPES[name]
+        raise AttributeError(f"the scribe has no element type {name!r}; there are {', '.join(_DTYPES)}")
+
+    def get_dtype(self, name: str) -> DType:
+        return dtype_named(name)
+
+    def tuple(self, *shapes: Shape | TupleShape) -> TupleShape:
+        return TupleShape(shapes)
+
+    def __call__(self, function: Function) -> HloScribe:
+        name = getattr(function, "__name__", type(function).__name__)
+        token = _ACTIVE.set(self)
+        try:
+            root, computation = self._trace(function, name)
+        finally:
+            _ACTIVE.reset(token)
+        module = self.module_proto
+        module.name = module.entry_computation_name = name
+        module.entry_computation_id = computation.id
+        module.host_program_shape.CopyFrom(computation.program_shape)
+        for tensor, parameter, must in self.aliases:
+            module.input_output_alias.entries.add(
+                output_shape_index=_output_index(root, tensor),
+                parameter_number=parameter.proto.parameter_number,
+                kind=hlo_pb2.MUST_ALIAS if must else hlo_pb2.MAY_ALIAS,
+            )
+        return self
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Instructions written inside carry `name` in their metadata, as in "layer.3/attention"."""
+        self._scopes.append(name)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    def computation(self, function: Function, name: str, key: Hashable = None) -> tuple[int, Shape | TupleShape]:
+        """Write a nested computation; its id and output shape. The same `key` is written once in a module."""
+        if key is not None and key in self._written:
+            return self._written[key]
+        root, proto = self._trace(function, name)
+        if key is not None:
+            self._written[key] = proto.id, root.shape
+        return proto.id, root.shape
+
+    def write(
+        self, shape: Shape | TupleShape, op: str, operands: Sequence[Tensor], fields: dict[str, Any]
+    ) -> Tensor:
+        """Append one instruction to the computation that is open; see the class for what `fields` may be."""
+        for operand in operands:
+            if not isinstance(operand, Tensor) or operand.scribe is not self:
+                raise GraphError(f"{op} wants tensors of the graph that is being written, got {operand!r}")
+        called = self._called_computations(op, fields)
+        name = fields.pop("name", None)
+        if op == "Constant":
+            fields["literal"] = _literal(shape, fields)
+        if isinstance(fields.get("backend_config"), str):
+            fields["backend_config"] = fields["backend_config"].encode()
+        self._last_id += 1
+        opcode = OPCODES[op]
+        try:
+            proto = hlo_pb2.HloInstructionProto(
+                name=f"{name or opcode}.{self._last_id}",
+                opcode=opcode,
+                shape=shape.proto(),
+                id=self._last_id,
+                operand_ids=[operand.proto.id for operand in operands],
+                called_computation_ids=called,
+                **fields,
+            )
+        except (TypeError, ValueError) as error:
+            raise GraphError(f"{shape!r}.{op} got a field that the wire format does not take: {error}") from error
+        proto.metadata.op_type = op
+        proto.metadata.op_name = "/".join([*self._scopes, name or opcode])
+        proto.metadata.source_file, proto.metadata.source_line = _caller()
+        self._open[-1].append(proto)
+        return Tensor(self, shape, proto)
+
+    def _called_computations(self, op: str, fields: dict[str, Any]) -> list[int]:
+        functions = {"While": ("body", "condition"), "Conditional": ("branch_computations",)}.get(op, ("to_apply",))
+        called: list[int] = []
+        for field in functions:
+            value = fields.pop(field, ())
+            for function in value if isinstance(value, list | tuple) else [value]:
+                called.append(
+                    function if isinstance(function, int) else self.computation(function, OPCODES[op] + "." + field)[0]
+                )
+        return called
+
+    def _trace(self, function: Function, name: str) -> tuple[Tensor, hlo_pb2.HloComputationProto]:
+        instructions: list[hlo_pb2.HloInstructionProto] = []
+        self._open.append(instructions)
+        try:
+            root = function(self)
+            if isinstance(root, list | tuple):
+                root = self.tuple(*(tensor.shape for tensor in root)).Tuple(*root)
+            if not isinstance(root, Tensor):
+                raise GraphError(f"{name} wants to return a tensor or several, got {root!r}")
+        finally:
+            self._open.pop()
+        self._last_id += 1
+        computation = self.module_proto.computations.add(
+            name=f"{name}.{self._last_id}", id=self._last_id, root_id=root.proto.id, instructions=instructions
+        )
+        computation.program_shape.CopyFrom(_program_shape(name, instructions, root))
+        return root, computation
+
+
+def _program_shape(
+    name: str, instructions: Sequence[hlo_pb2.HloInstructionProto], root: Tensor
+) -> hlo_pb2.ProgramShapeProto:
+    parameters = sorted((i for i in instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
+    if (numbers := [p.parameter_number for p in parameters]) != list(range(len(parameters))):
+        raise GraphError(f"{name} wants parameter numbers 0, 1, 2, … without gaps or repeats, got {numbers}")
+    return hlo_pb2.ProgramShapeProto(
+        parameters=[p.shape for p in parameters],
+        parameter_names=[p.name for p in parameters],
+        result=root.proto.shape,
+    )
+
+
+def _output_index(root: Tensor, tensor: Tensor) -> list[int]:
+    if tensor.proto.id == root.proto.id:
+        return []
+    outputs = list(root.proto.operand_ids) if root.proto.opcode == "tuple" else []
+    if tensor.proto.id not in outputs:
+        raise GraphError(f"set_alias_to wants an output of the module, but {tensor!r} is not one")
+    return [outputs.index(tensor.proto.id)]
+
+
+def _literal(shape: Shape | TupleShape, fields: dict[str, Any]) -> hlo_pb2.LiteralProto:
+    """The literal of a constant, from `constant_value` (anything NumPy takes) or from `literal`, a ready message."""
+    literal = fields.pop("literal", None)
+    if isinstance(literal, hlo_pb2.LiteralProto):
+        return literal
+    if isinstance(literal, dict):
+        return hlo_pb2.LiteralProto(**{"shape": shape.proto(), **literal})
+    if isinstance(shape, TupleShape):
+        raise GraphError(f"Constant wants one array, got the tuple {shape!r}: make a Tuple of constants")
+    value = fields.pop("constant_value") if literal is None else literal
+    element = shape.dtype.element
+    array = np.asarray(value).astype(element.numpy)
+    if array.shape != shape.sizes:
+        raise GraphError(f"Constant wants a value of the sizes it declares, {shape!r}, got {list(array.shape)}")
+    flat = array.reshape(-1)
+    proto = hlo_pb2.LiteralProto(shape=shape.proto())
+    field = f"{element.name}s"
+    if element.name in _LISTED:
+        getattr(proto, field).extend(flat.tolist())
+    elif element.name in ("c64", "c128"):
+        getattr(proto, field).extend(flat.view(np.float32 if element.name == "c64" else np.float64).tolist())
+    else:
+        setattr(proto, field, _packed_nibbles(flat) if element.bits == 4 else flat.tobytes())
+    return proto
+
+
+def _packed_nibbles(flat: np.ndarray[Any, Any]) -> bytes:
+    nibbles = np.append(flat, np.zeros(flat.size % 2, flat.dtype)).astype(np.int8).view(np.uint8) & 0xF
+    return (nibbles[0::2] | nibbles[1::2] << 4).astype(np.uint8).tobytes()
+
+
+def _caller() -> tuple[str, int]:
+    """File and line of the graph code that asked for an instruction, past the builders in between."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BUILDER_CODE):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
