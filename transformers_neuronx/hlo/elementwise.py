@@ -1,0 +1,296 @@
+"""Operations that treat every element alike. Operands broadcast as NumPy's do; element types are never mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx.errors import GraphError
+from transformers_neuronx.pyhlo import DType, Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import FLOATS, INTEGERS
+
+Operand = Tensor | float | int | bool
+
+
+def as_dtype(dtype: DType | str) -> DType:
+    """`dtype` itself, or the element type of that name."""
+    return dtype_named(dtype) if isinstance(dtype, str) else dtype
+
+
+def constant(value: Any, dtype: DType | str) -> Tensor:
+    """A constant with the shape of `value`: a number, a nested list or a NumPy array."""
+    array = np.asarray(value)
+    return as_dtype(dtype)[array.shape].Constant(constant_value=array)
+
+
+def full(value: float, dtype: DType | str, sizes: Sequence[int]) -> Tensor:
+    """`sizes` elements that are all `value`."""
+    scalar = constant(value, dtype)
+    return scalar if not sizes else scalar.dtype[sizes].Broadcast(scalar, dimensions=[])
+
+
+def broadcast_to(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Repeat `x` to `sizes`, aligned at the last axis; an axis of size 1 repeats, as in NumPy."""
+    sizes = tuple(sizes)
+    if x.sizes == sizes:
+        return x
+    lead = len(sizes) - len(x.sizes)
+    if lead < 0 or any(have not in (1, want) for have, want in zip(x.sizes, sizes[lead:], strict=True)):
+        raise GraphError(f"broadcast_to wants sizes that {x!r} can repeat to, got {list(sizes)}")
+    kept = [axis for axis, have in enumerate(x.sizes) if have != 1 or sizes[lead + axis] == 1]
+    if len(kept) < len(x.sizes):
+        x = x.dtype[[x.sizes[axis] for axis in kept]].Reshape(x)
+    return x.dtype[sizes].Broadcast(x, dimensions=[lead + axis for axis in kept])
+
+
+def _together(op: str, *operands: Operand) -> list[Tensor]:
+    """The operands as tensors of one shape: numbers take the element type of the tensors beside them."""
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    if not tensors:
+        raise GraphError(f"{op} wants at least one tensor, got {operands}")
+    dtype = tensors[0].dtype
+    if any(tensor.dtype is not dtype for tensor in tensors):
+        raise GraphError(f"{op} wants one element type, got {' and '.join(map(repr, tensors))}: convert one of them")
+    try:
+        sizes = np.broadcast_shapes(*(tensor.sizes for tensor in tensors))
+    except ValueError:
+        raise GraphError(f"{op} wants shapes that broadcast, got {' and '.join(map(repr, tensors))}") from None
+    return [
+        broadcast_to(operand, sizes) if isinstance(operand, Tensor) else full(operand, dtype, sizes)
+        for operand in operands
+    ]
+
+
+def _require(op: str, x: Tensor, allowed: frozenset[str], meaning: str) -> None:
+    if x.dtype.name not in allowed:
+        raise GraphError(f"{op} wants {meaning}, got {x!r}")
+
+
+def _float(op: str, x: Tensor) -> Tensor:
+    _require(op.lower(), x, FLOATS, "floating-point elements")
+    return getattr(x.shape, op)(x)  # type: ignore[no-any-return]
+
+
+def _same(op: str, x: Tensor) -> Tensor:
+    return getattr(x.shape, op)(x)  # type: ignore[no-any-return]
+
+
+def _binary(op: str, a: Operand, b: Operand) -> Tensor:
+    a, b = _together(op.lower(), a, b)
+    return getattr(a.shape, op)(a, b)  # type: ignore[no-any-return]
+
+
+def _bitwise(op: str, a: Operand, b: Operand) -> Tensor:
+    a, b = _together(op.lower(), a, b)
+    _require(op.lower(), a, INTEGERS | {"pred"}, "integers or predicates")
+    return getattr(a.shape, op)(a, b)  # type: ignore[no-any-return]
+
+
+def _compare(direction: str, a: Operand, b: Operand) -> Tensor:
+    a, b = _together(f"compare {direction}", a, b)
+    kind = "FLOAT" if a.dtype.name in FLOATS else "UNSIGNED" if a.dtype.name[0] in "up" else "SIGNED"
+    pred = dtype_named("pred")
+    return pred[a.sizes].Compare(a, b, comparison_direction=direction, comparison_type=kind)
+
+
+# One operand.
+
+
+def abs(x: Tensor) -> Tensor:
+    return _same("Abs", x)
+
+
+def ceil(x: Tensor) -> Tensor:
+    return _float("Ceil", x)
+
+
+def cos(x: Tensor) -> Tensor:
+    return _float("Cos", x)
+
+
+def erf(x: Tensor) -> Tensor:
+    return _float("Erf", x)
+
+
+def exp(x: Tensor) -> Tensor:
+    return _float("Exp", x)
+
+
+def expm1(x: Tensor) -> Tensor:
+    return _float("Expm1", x)
+
+
+def floor(x: Tensor) -> Tensor:
+    return _float("Floor", x)
+
+
+def is_finite(x: Tensor) -> Tensor:
+    _require("is_finite", x, FLOATS, "floating-point elements")
+    return dtype_named("pred")[x.sizes].IsFinite(x)
+
+
+def log(x: Tensor) -> Tensor:
+    return _float("Log", x)
+
+
+def log1p(x: Tensor) -> Tensor:
+    return _float("Log1p", x)
+
+
+def logical_not(x: Tensor) -> Tensor:
+    """Not of predicates; the complement of integers."""
+    _require("not", x, INTEGERS | {"pred"}, "integers or predicates")
+    return _same("Not", x)
+
+
+def logistic(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return _float("Logistic", x)
+
+
+def negate(x: Tensor) -> Tensor:
+    return _same("Negate", x)
+
+
+def round(x: Tensor) -> Tensor:
+    """To the nearest integer, halves to the even one, as NumPy and PyTorch do."""
+    return _float("RoundNearestEven", x)
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    return _float("Rsqrt", x)
+
+
+def sign(x: Tensor) -> Tensor:
+    return _same("Sign", x)
+
+
+def sin(x: Tensor) -> Tensor:
+    return _float("Sin", x)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    return _float("Sqrt", x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    return _float("Tanh", x)
+
+
+# Two operands.
+
+
+def add(a: Operand, b: Operand) -> Tensor:
+    return _binary("Add", a, b)
+
+
+def divide(a: Operand, b: Operand) -> Tensor:
+    return _binary("Divide", a, b)
+
+
+def logical_and(a: Operand, b: Operand) -> Tensor:
+    return _bitwise("And", a, b)
+
+
+def logical_or(a: Operand, b: Operand) -> Tensor:
+    return _bitwise("Or", a, b)
+
+
+def logical_xor(a: Operand, b: Operand) -> Tensor:
+    return _bitwise("Xor", a, b)
+
+
+def maximum(a: Operand, b: Operand) -> Tensor:
+    return _binary("Maximum", a, b)
+
+
+def minimum(a: Operand, b: Operand) -> Tensor:
+    return _binary("Minimum", a, b)
+
+
+def multiply(a: Operand, b: Operand) -> Tensor:
+    return _binary("Multiply", a, b)
+
+
+def power(a: Operand, b: Operand) -> Tensor:
+    return _binary("Power", a, b)
+
+
+def remainder(a: Operand, b: Operand) -> Tensor:
+    """With the sign of `a`, as C's fmod."""
+    return _binary("Remainder", a, b)
+
+
+def shift_left(a: Operand, b: Operand) -> Tensor:
+    return _bitwise("ShiftLeft", a, b)
+
+
+def shift_right(a: Operand, b: Operand) -> Tensor:
+    """Filled with the sign bit for signed integers, with zeros for unsigned ones."""
+    signed = isinstance(a, Tensor) and a.dtype.name.startswith("s")
+    return _bitwise("ShiftRightArithmetic" if signed else "ShiftRightLogical", a, b)
+
+
+def subtract(a: Operand, b: Operand) -> Tensor:
+    return _binary("Subtract", a, b)
+
+
+def equal(a: Operand, b: Operand) -> Tensor:
+    return _compare("EQ", a, b)
+
+
+def not_equal(a: Operand, b: Operand) -> Tensor:
+    return _compare("NE", a, b)
+
+
+def less(a: Operand, b: Operand) -> Tensor:
+    return _compare("LT", a, b)
+
+
+def less_equal(a: Operand, b: Operand) -> Tensor:
+    return _compare("LE", a, b)
+
+
+def greater(a: Operand, b: Operand) -> Tensor:
+    return _compare("GT", a, b)
+
+
+def greater_equal(a: Operand, b: Operand) -> Tensor:
+    return _compare("GE", a, b)
+
+
+# Three operands, and changes of type.
+
+
+def select(condition: Tensor, on_true: Operand, on_false: Operand) -> Tensor:
+    """`on_true` where `condition` holds, `on_false` elsewhere; a NaN in the branch not taken stays out."""
+    _require("select", condition, frozenset({"pred"}), "predicates to choose by")
+    on_true, on_false = _together("select", on_true, on_false)
+    try:
+        sizes = np.broadcast_shapes(condition.sizes, on_true.sizes)
+    except ValueError:
+        raise GraphError(f"select wants shapes that broadcast, got {condition!r} to choose from {on_true!r}") from None
+    condition, on_true, on_false = (broadcast_to(x, sizes) for x in (condition, on_true, on_false))
+    return on_true.shape.Select(condition, on_true, on_false)
+
+
+def clamp(low: Operand, x: Tensor, high: Operand) -> Tensor:
+    """`x` moved into the interval from `low` to `high`."""
+    low, x, high = _together("clamp", low, x, high)
+    return x.shape.Clamp(low, x, high)
+
+
+def convert(x: Tensor, dtype: DType | str) -> Tensor:
+    """The same values in another element type."""
+    dtype = as_dtype(dtype)
+    return x if x.dtype is dtype else dtype[x.sizes].Convert(x)
+
+
+def bitcast_convert(x: Tensor, dtype: DType | str) -> Tensor:
+    """The same bits in another element type of equal width."""
+    dtype = as_dtype(dtype)
+    if dtype.element.bits != x.dtype.element.bits:
+        raise GraphError(f"bitcast_convert wants an element type as wide as that of {x!r}, got {dtype!r}")
+    return dtype[x.sizes].BitcastConvert(x)

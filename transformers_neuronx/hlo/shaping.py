@@ -1,0 +1,185 @@
+"""Operations that move elements and compute nothing: views, slices, joins, look-ups and updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from transformers_neuronx.errors import GraphError
+from transformers_neuronx.hlo.elementwise import Operand, as_dtype, clamp, constant
+from transformers_neuronx.pyhlo import DType, Tensor
+from transformers_neuronx.pyhlo.dtypes import INTEGERS
+
+
+def axis_of(op: str, x: Tensor, axis: int) -> int:
+    """`axis` counted from the front; negative ones count from the back."""
+    rank = len(x.sizes)
+    if not -rank <= axis < rank:
+        raise GraphError(f"{op} wants an axis of {x!r}, got {axis}")
+    return axis % rank
+
+
+def iota(dtype: DType | str, sizes: Sequence[int], axis: int = 0) -> Tensor:
+    """0, 1, 2, … along `axis`, repeated along the others."""
+    if not 0 <= axis < len(sizes):
+        raise GraphError(f"iota wants an axis of {list(sizes)}, got {axis}")
+    return as_dtype(dtype)[sizes].Iota(dimensions=[axis])
+
+
+def reshape(x: Tensor, *sizes: int) -> Tensor:
+    """The same elements in row-major order under other sizes; one of them may be -1, to be worked out."""
+    known = math.prod(size for size in sizes if size != -1)
+    count = math.prod(x.sizes)
+    if sizes.count(-1) == 1 and known and count % known == 0:
+        sizes = tuple(count // known if size == -1 else size for size in sizes)
+    if -1 in sizes or math.prod(sizes) != count:
+        raise GraphError(f"reshape wants sizes that hold the {count} elements of {x!r}, got {list(sizes)}")
+    return x if sizes == x.sizes else x.dtype[sizes].Reshape(x)
+
+
+def transpose(x: Tensor, *axes: int) -> Tensor:
+    """Axis `i` of the result is axis `axes[i]` of `x`."""
+    if sorted(axes) != list(range(len(x.sizes))):
+        raise GraphError(f"transpose wants every axis of {x!r} once, got {list(axes)}")
+    if list(axes) == sorted(axes):
+        return x
+    return x.dtype[[x.sizes[axis] for axis in axes]].Transpose(x, dimensions=axes)
+
+
+def reverse(x: Tensor, *axes: int) -> Tensor:
+    return x.shape.Reverse(x, dimensions=[axis_of("reverse", x, axis) for axis in axes])
+
+
+def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Join along `axis`; all other sizes and the element type agree."""
+    first = tensors[0]
+    axis = axis_of("concatenate", first, axis)
+    sizes = list(first.sizes)
+    for other in tensors[1:]:
+        if other.dtype is not first.dtype or _without(other.sizes, axis) != _without(first.sizes, axis):
+            raise GraphError(f"concatenate on axis {axis} wants shapes alike elsewhere, got {first!r} and {other!r}")
+        sizes[axis] += other.sizes[axis]
+    return first if len(tensors) == 1 else first.dtype[sizes].Concatenate(*tensors, dimensions=[axis])
+
+
+def _without(sizes: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (*sizes[:axis], *sizes[axis + 1 :])
+
+
+def slice(x: Tensor, axis: int, start: int, limit: int, stride: int = 1) -> Tensor:
+    """Elements `start`, `start + stride`, … below `limit` along `axis`."""
+    axis = axis_of("slice", x, axis)
+    if not (0 <= start <= limit <= x.sizes[axis] and stride > 0):
+        raise GraphError(f"slice wants bounds inside axis {axis} of {x!r}, got {start}:{limit}:{stride}")
+    if (start, limit, stride) == (0, x.sizes[axis], 1):
+        return x
+    bounds = [dict(start=0, limit=size, stride=1) for size in x.sizes]
+    bounds[axis] = dict(start=start, limit=limit, stride=stride)
+    sizes = list(x.sizes)
+    sizes[axis] = -(-(limit - start) // stride)
+    return x.dtype[sizes].Slice(x, slice_dimensions=bounds)
+
+
+def split(x: Tensor, parts: int, axis: int = -1) -> list[Tensor]:
+    """`x` cut into `parts` equal pieces along `axis`."""
+    axis = axis_of("split", x, axis)
+    if x.sizes[axis] % parts:
+        raise GraphError(f"split wants axis {axis} of {x!r} to divide by {parts}")
+    width = x.sizes[axis] // parts
+    return [slice(x, axis, i * width, (i + 1) * width) for i in range(parts)]
+
+
+def pad(x: Tensor, axis: int, low: int, high: int, value: float = 0) -> Tensor:
+    """`low` elements `value` before and `high` after, along `axis`."""
+    axis = axis_of("pad", x, axis)
+    if low < 0 or high < 0:
+        raise GraphError(f"pad wants widths that are not negative, got {low} and {high} for {x!r}")
+    if low == high == 0:
+        return x
+    edges = [dict(edge_padding_low=0, edge_padding_high=0) for _ in x.sizes]
+    edges[axis] = dict(edge_padding_low=low, edge_padding_high=high)
+    sizes = list(x.sizes)
+    sizes[axis] += low + high
+    return x.dtype[sizes].Pad(x, constant(value, x.dtype), padding_config=dict(dimensions=edges))
+
+
+def dynamic_slice(x: Tensor, starts: Sequence[Operand], sizes: Sequence[int]) -> Tensor:
+    """A block of `sizes` at `starts`, which are known only at run time; a block that would stick out is moved in."""
+    if len(starts) != len(x.sizes) or any(want > have for want, have in zip(sizes, x.sizes, strict=True)):
+        raise GraphError(f"dynamic_slice wants a start per axis and a block inside {x!r}, got {list(sizes)}")
+    return x.dtype[sizes].DynamicSlice(x, *_starts("dynamic_slice", starts), dynamic_slice_sizes=sizes)
+
+
+def dynamic_update_slice(x: Tensor, block: Tensor, starts: Sequence[Operand]) -> Tensor:
+    """`x` with `block` written at `starts`; a block that would stick out is moved in."""
+    if block.dtype is not x.dtype or len(block.sizes) != len(x.sizes) or len(starts) != len(x.sizes):
+        raise GraphError(f"dynamic_update_slice wants a block like {x!r} and a start per axis, got {block!r}")
+    if any(want > have for want, have in zip(block.sizes, x.sizes, strict=True)):
+        raise GraphError(f"dynamic_update_slice wants a block that fits into {x!r}, got {block!r}")
+    return x.shape.DynamicUpdateSlice(x, block, *_starts("dynamic_update_slice", starts))
+
+
+def _starts(op: str, starts: Sequence[Operand]) -> list[Tensor]:
+    tensors = [start if isinstance(start, Tensor) else constant(start, "s32") for start in starts]
+    if any(tensor.sizes or tensor.dtype.name not in INTEGERS for tensor in tensors):
+        raise GraphError(f"{op} wants integer scalars to start at, got {tensors}")
+    return tensors
+
+
+def take(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
+    """`x[..., indices, ...]` with the sizes of `indices` in place of `axis`; an index outside is moved to the edge."""
+    axis = axis_of("take", x, axis)
+    if indices.dtype.name not in INTEGERS:
+        raise GraphError(f"take wants integer indices, got {indices!r}")
+    rank = len(indices.sizes)
+    before, after = x.sizes[:axis], x.sizes[axis + 1 :]
+    return x.dtype[(*before, *indices.sizes, *after)].Gather(
+        x,
+        indices,
+        gather_dimension_numbers=dict(
+            offset_dims=[*range(axis), *range(axis + rank, axis + rank + len(after))],
+            collapsed_slice_dims=[axis],
+            start_index_map=[axis],
+            index_vector_dim=rank,
+        ),
+        gather_slice_sizes=[*before, 1, *after],
+    )
+
+
+def take_rows(x: Tensor, indices: Tensor) -> Tensor:
+    """`out[i] = x[i, indices[i]]`: one element of axis 1 per row. x [b, n, ...], indices [b] -> [b, ...]."""
+    if len(indices.sizes) != 1 or indices.sizes != x.sizes[:1] or indices.dtype.name not in INTEGERS:
+        raise GraphError(f"take_rows wants an integer index per row of {x!r}, got {indices!r}")
+    rows, width, *rest = x.sizes
+    flat = iota(indices.dtype, [rows]) * width + clamp(0, indices, width - 1)
+    return take(reshape(x, rows * width, *rest), flat)
+
+
+def scatter_rows(x: Tensor, indices: Tensor, updates: Tensor, axes: tuple[int, int]) -> Tensor:
+    """`x` with `updates[b, n]` written at position `indices[b, n]` = (i, j) of the two `axes`; outside is dropped.
+
+    x any shape, indices s32[b, n, 2], updates [b, n, *sizes of x's other axes]. No two updates may hit one place.
+    """
+    rest = [size for axis, size in enumerate(x.sizes) if axis not in axes]
+    want = (*indices.sizes[:-1], *rest)
+    if indices.sizes[-1:] != (2,) or updates.sizes != want or updates.dtype is not x.dtype:
+        raise GraphError(f"scatter_rows wants updates {x.dtype.name}{list(want)} for {x!r}, got {updates!r}")
+    lead = len(indices.sizes) - 1
+    return x.shape.Scatter(
+        x,
+        indices,
+        updates,
+        scatter_dimension_numbers=dict(
+            update_window_dims=range(lead, lead + len(rest)),
+            inserted_window_dims=sorted(axes),
+            scatter_dims_to_operand_dims=axes,
+            index_vector_dim=lead,
+        ),
+        unique_indices=True,
+        to_apply=lambda _: _second(x.dtype),
+    )
+
+
+def _second(dtype: DType) -> Tensor:
+    dtype.Parameter(parameter_number=0)
+    return dtype.Parameter(parameter_number=1)
