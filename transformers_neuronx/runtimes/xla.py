@@ -1,0 +1,249 @@
+"""XLA's runtimes, through jaxlib's PJRT clients: `cpu` and `cuda`.
+
+Everything private of jaxlib that the project touches is in this file, behind a window of versions and a self-test.
+The client is our own: JAX may be imported or not, configured or not, and never notices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx import env, hlo
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.errors import EngineError
+from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
+from transformers_neuronx.runtimes.base import MemoryStats
+
+# The versions this file was tested with; the first one below and the first one above are not.
+OLDEST, NEWEST = (0, 10, 2), (0, 13)
+
+# jaxlib 0.10.2 and later fuse a dot with a reduction that follows it and get some shapes wrong without a word
+# (jax#39103); others crash (jax#39257, jax#40412). This keeps its fast matrix product and drops that fusion.
+CPU_OPTIONS = [("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT")]
+
+
+def check_version(version: str) -> None:
+    """Refuse a jaxlib whose private interface was never tried."""
+    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    if not OLDEST <= numbers < NEWEST:
+        oldest, newest = (".".join(map(str, v)) for v in (OLDEST, NEWEST))
+        raise EngineError(
+            f"jaxlib wants to be at least {oldest} and below {newest}, got {version}: "
+            f'pip install "jaxlib>={oldest},<{newest}"'
+        )
+
+
+@functools.cache
+def _jaxlib() -> Any:
+    """jaxlib's extension module."""
+    try:
+        version = metadata.version("jaxlib")
+    except metadata.PackageNotFoundError:
+        raise EngineError("the cpu and cuda runtimes want jaxlib, which is not installed: pip install jaxlib") from None
+    check_version(version)
+    env.LOG_LEVEL.set_default()
+    from jaxlib import _jax
+
+    return _jax
+
+
+class _Aval:
+    """Shape and element type, in the form jaxlib asks for."""
+
+    weak_type = False
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape = shape
+        self.dtype = dtype
+
+
+@functools.cache
+def _on_device(device: Any) -> Any:
+    """The sharding "all of it on `device`". jaxlib 0.10 asks it for two things that only JAX's own subclass has."""
+    from jaxlib import _hlo
+
+    class OnDevice(_jaxlib().SingleDeviceSharding):  # type: ignore[misc]
+        memory_kind = None
+
+        def _to_xla_hlo_sharding(self, rank: int) -> Any:
+            return _hlo.HloSharding.replicate()
+
+    return OnDevice(device)
+
+
+class XlaTensor:
+    """One array per device, all of one shape."""
+
+    def __init__(self, arrays: list[Any], devices: Any) -> None:
+        self.arrays = arrays
+        self.devices = devices
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.arrays[0].aval.shape)
+
+    @functools.cached_property
+    def argument(self) -> Any:
+        """The arrays as one argument of an executable."""
+        if len(self.arrays) == 1:
+            return self.arrays[0]
+        jaxlib = _jaxlib()
+        from jaxlib import _hlo
+
+        everywhere = jaxlib.GSPMDSharding(self.devices, _hlo.OpSharding())
+        return jaxlib.ArrayImpl(self.arrays[0].aval, everywhere, self.arrays, True, True)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        array, _ = self.arrays[0]._single_device_array_to_np_array_did_copy()
+        return np.asarray(array)
+
+
+class XlaExecutable:
+    def __init__(self, loaded: Any, devices: Any) -> None:
+        self.loaded = loaded
+        self.devices = devices
+
+    def __call__(self, *tensors: XlaTensor) -> list[XlaTensor]:
+        results = self.loaded.execute_sharded([tensor.argument for tensor in tensors])
+        return [XlaTensor(arrays, self.devices) for arrays in results.disassemble_into_single_device_arrays()]
+
+    def memory(self) -> MemoryStats:
+        stats = self.loaded.get_compiled_memory_stats()
+        return MemoryStats(
+            arguments=stats.argument_size_in_bytes,
+            outputs=stats.output_size_in_bytes,
+            aliased=stats.alias_size_in_bytes,
+            temporaries=stats.temp_size_in_bytes,
+        )
+
+    def text(self) -> str:
+        return "\n".join(module.to_string() for module in self.loaded.hlo_modules())
+
+
+class XlaRuntime:
+    """A PJRT client and the devices that a program of the given tensor-parallel degree runs on."""
+
+    def __init__(self, client: Any, platform: str, degree: int) -> None:
+        self.platform = platform
+        self.device_count = degree
+        self._client = client
+        self._device_tuple = tuple(client.devices()[:degree])
+        self._devices = _jaxlib().DeviceList(self._device_tuple)
+
+    @property
+    def description(self) -> str:
+        kind = self._device_tuple[0].device_kind
+        count = "one device" if self.device_count == 1 else f"{self.device_count} devices"
+        return f"XLA:{self.platform.upper()} (jaxlib {metadata.version('jaxlib')}), {count}, {kind}"
+
+    def compile(self, module: HloModuleProto) -> XlaExecutable:
+        jaxlib = _jaxlib()
+        options = jaxlib.CompileOptions()
+        options.num_replicas = options.executable_build_options.num_replicas = self.device_count
+        ids = np.array([[device.id] for device in self._device_tuple], np.int32)
+        options.device_assignment = jaxlib.DeviceAssignment.create(ids)
+        if self.platform == "cpu":
+            options.env_option_overrides = CPU_OPTIONS
+        try:
+            stablehlo = jaxlib.mlir.hlo_to_stablehlo(module.SerializeToString())
+            loaded = self._client.compile_and_load(stablehlo, self._devices, options)
+        except jaxlib.JaxRuntimeError as error:
+            raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
+        return XlaExecutable(loaded, self._devices)
+
+    def put(self, shards: Sequence[np.ndarray[Any, Any]]) -> XlaTensor:
+        shards = list(shards) * self.device_count if len(shards) == 1 else shards
+        if len(shards) != self.device_count:
+            raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
+        arrays = [self._put_one(shard, device) for shard, device in zip(shards, self._device_tuple, strict=True)]
+        return XlaTensor(arrays, self._devices)
+
+    @staticmethod
+    def _put_one(array: np.ndarray[Any, Any], device: Any) -> Any:
+        jaxlib = _jaxlib()
+        return jaxlib.batched_device_put(
+            _Aval(array.shape, array.dtype),
+            _on_device(device),
+            [np.ascontiguousarray(array).reshape(array.shape)],
+            [device],
+            committed=True,
+            # The caller may write to its array again; zero copy would let a program see that.
+            host_buffer_semantics=jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL,
+            enable_x64=True,
+        )
+
+
+@functools.cache
+def _cpu_client(devices: int) -> Any:
+    return _jaxlib().get_tfrt_cpu_client(asynchronous=True, num_devices=devices)
+
+
+@functools.cache
+def _cuda_client() -> Any:
+    _jaxlib()
+    from jaxlib import xla_client
+
+    if not xla_client.pjrt_plugin_loaded("cuda"):
+        xla_client.load_pjrt_plugin_dynamically("cuda", str(_cuda_plugin()))
+    if not xla_client.pjrt_plugin_initialized("cuda"):
+        xla_client.initialize_pjrt_plugin("cuda")
+    return xla_client.make_c_api_client("cuda", xla_client.generate_pjrt_gpu_plugin_options())
+
+
+def _cuda_plugin() -> Path:
+    for package in ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"):
+        try:
+            spec = util.find_spec(package)
+        except ModuleNotFoundError:
+            continue
+        for folder in spec.submodule_search_locations or [] if spec else []:
+            if (library := Path(folder) / "xla_cuda_plugin.so").exists():
+                return library
+    raise EngineError('the cuda runtime wants jaxlib\'s plugin: pip install "transformers-neuronx[cuda]"')
+
+
+@functools.cache
+def xla_runtime(platform: str, degree: int) -> XlaRuntime:
+    """The runtime for `platform` ("cpu" or "cuda") with `degree` devices, tested once before it is handed out.
+
+    On the CPU the devices are virtual: there are as many as asked for. Raises EngineError when there are fewer
+    devices than that, when jaxlib is missing or of an untried version, or when it computes something wrong.
+    """
+    client = _cpu_client(degree) if platform == "cpu" else _cuda_client()
+    if client.device_count() < degree:
+        raise EngineError(
+            f"tp_degree={degree} wants as many devices, but {platform} has {client.device_count()}: lower tp_degree"
+        )
+    runtime = XlaRuntime(client, platform, degree)
+    if degree == 1:
+        self_test(runtime)
+    else:
+        xla_runtime(platform, 1)
+    return runtime
+
+
+def canary(_: HloScribe) -> Tensor:
+    """The row sums of squares of a product: what jaxlib 0.10.2 gets wrong in its last rows, left to its defaults."""
+    rows = dtype_named("f32")[32769, 3].Parameter(parameter_number=0)
+    matrix = dtype_named("f32")[3, 3].Parameter(parameter_number=1)
+    product = hlo.dot(matrix, rows, contract=([1], [1]))  # [3, 32769]
+    return hlo.sum(product * product, 0)
+
+
+def self_test(runtime: XlaRuntime) -> None:
+    """Raise EngineError unless the canary comes out as NumPy has it."""
+    rows = np.zeros((32769, 3), np.float32)
+    rows[:, 0] = np.arange(len(rows))
+    (got,) = runtime.compile(compile_py_func(canary))(runtime.put([rows]), runtime.put([np.eye(3, dtype=np.float32)]))
+    wrong = np.flatnonzero(got.numpy() != rows[:, 0] ** 2)
+    if wrong.size:
+        raise EngineError(
+            f"{runtime.description} computes wrong results: {wrong.size} of {len(rows)} rows of the self-test differ, "
+            f"the first at {wrong[0]}. Use another version of jaxlib."
+        )
