@@ -1,0 +1,123 @@
+"""What a user may ask for, frozen and checked when made, and how a Hugging Face configuration is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers_neuronx.errors import ConfigError
+
+AMP = ("f32", "bf16", "f16")
+
+
+@dataclass(frozen=True)
+class NeuronConfig:
+    """Options that are not of one model.
+
+    `runtime` is where programs run: "cpu" (the default) or "cuda"; None leaves it to NEURONX_RUNTIME.
+    """
+
+    runtime: str | None = None
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The sizes that programs are compiled for.
+
+    `positions`: how far back a program can look, ascending; the last is the longest sequence. `context`: how many
+    prompt tokens one program takes, ascending; empty means one by one.
+    """
+
+    positions: tuple[int, ...]
+    context: tuple[int, ...]
+
+    @staticmethod
+    def of(n_positions: int | Sequence[int], context_length_estimate: int | Sequence[int] | None) -> Buckets:
+        """A number of positions stands for 128, 256, … up to it, a list for itself.
+
+        A context length estimate is a number or a list; None means half of each position bucket, 0 none at all.
+        """
+        if isinstance(n_positions, int):
+            powers = [1 << i for i in range(7, n_positions.bit_length()) if 1 << i < n_positions]
+            positions = (*powers, n_positions)
+        else:
+            positions = tuple(sorted(set(n_positions)))
+        if context_length_estimate is None:
+            context = tuple(sorted({-(-size // 2) for size in positions}))
+        elif isinstance(context_length_estimate, int):
+            context = (context_length_estimate,) if context_length_estimate > 0 else ()
+        else:
+            context = tuple(sorted(set(context_length_estimate)))
+        return Buckets(positions, context)
+
+    def __post_init__(self) -> None:
+        if not self.positions or self.positions[0] < 1:
+            raise ConfigError(f"n_positions wants one or more positive sizes, got {list(self.positions)}")
+        if self.context and not 1 <= self.context[0] <= self.context[-1] <= self.positions[-1]:
+            raise ConfigError(
+                f"context_length_estimate wants sizes from 1 to n_positions={self.positions[-1]}, "
+                f"got {list(self.context)}"
+            )
+
+    @property
+    def longest(self) -> int:
+        return self.positions[-1]
+
+    def width(self, needed: int) -> int:
+        """The smallest position bucket with `needed` positions."""
+        return next(size for size in self.positions if size >= needed)
+
+    def active(self, tokens: int) -> int:
+        """The context bucket for `tokens` prompt tokens: the smallest that takes them, or the largest there is."""
+        return next((size for size in self.context if size >= tokens), self.context[-1] if self.context else 1)
+
+
+# Attributes of a Hugging Face configuration that change nothing in the maths of a decoder at inference.
+INERT = frozenset(
+    """
+    _attn_implementation_autoset _commit_hash _name_or_path architectures attn_pdrop attention_dropout
+    attn_implementation auto_map
+    bos_token_id chunk_size_feed_forward dtype embd_pdrop eos_token_id finetuning_task gradient_checkpointing
+    hidden_dropout id2label initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id
+    model_type name_or_path output_attentions output_hidden_states pad_token_id predict_special_tokens prefix
+    problem_type resid_pdrop return_dict sep_token_id summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript
+    transformers_version use_bfloat16 use_cache
+    """.split()
+)
+_REQUIRED = object()
+
+
+class HFAttributes:
+    """Reads a Hugging Face configuration attribute by attribute, and in the end knows which were not read.
+
+    An attribute that is neither read nor known to be inert might change the maths, so `finish` refuses it.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | Any) -> None:
+        self.values = dict(config if isinstance(config, Mapping) else config.to_dict())
+        self.model_type = str(self.values.get("model_type", "model"))
+        self._unread = set(self.values) - INERT
+
+    def take(self, name: str, default: Any = _REQUIRED) -> Any:
+        self._unread.discard(name)
+        value = self.values.get(name, default)
+        if value is _REQUIRED:
+            raise ConfigError(f"the {self.model_type} configuration lacks {name!r}")
+        return value
+
+    def choose(self, name: str, supported: Sequence[Any] | Mapping[Any, Any], default: Any = _REQUIRED) -> Any:
+        """The value of an attribute of which only some values are supported."""
+        value = self.take(name, default)
+        if value not in supported:
+            wanted = ", ".join(map(repr, supported))
+            raise ConfigError(f"the {self.model_type} configuration has {name}={value!r}; supported: {wanted}")
+        return value
+
+    def finish(self) -> None:
+        """Refuse what was not read."""
+        unread = {name: self.values[name] for name in sorted(self._unread) if self.values[name] is not None}
+        if unread:
+            listed = ", ".join(f"{name}={value!r}" for name, value in unread.items())
+            raise ConfigError(f"the {self.model_type} configuration has attributes that are not supported: {listed}")

@@ -1,0 +1,277 @@
+"""The engine of one model: its programs, one for each bucket, and the weights and caches on the devices.
+
+A program is made of the family's graph when it is first needed or asked for. All share one set of weights and one
+cache per layer, which never leaves the devices. This file does not know how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from transformers_neuronx import hlo
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.config import Buckets
+from transformers_neuronx.layers.step import Cache, Step, step_parameter
+from transformers_neuronx.module import Checkpoint
+from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
+from transformers_neuronx.weights import Key, Split, Weight, declare, resolve, shards
+
+Progress = Callable[[str], object]
+
+
+class DecoderConfig(Protocol):
+    """What the engine itself reads of a family's configuration."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def n_positions(self) -> int | None: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_kv_head(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of decoder: how its configuration is read, and the modules with its weight table and its graph.
+
+    `weights` has `table(config)`, `ignored(config)` and PREFIX; `graph` has `embed`, `layer` and `head`, and, where
+    layers share something that follows from the positions alone, `prepare`.
+    """
+
+    read_config: Callable[[Any], DecoderConfig]
+    weights: ModuleType
+    graph: ModuleType
+
+
+class Shape(NamedTuple):
+    """What a program is compiled for: rows, active tokens of each, positions they may look back to."""
+
+    rows: int
+    active: int
+    width: int
+
+
+class Piece(NamedTuple):
+    """A part of the model that one program runs: `layers` of it, with the embedding or the head where it has them."""
+
+    embed: bool
+    layers: int
+    head: bool
+
+
+def pieces(n_layer: int, unroll: int | None) -> list[Piece]:
+    """The whole model as one piece, or as groups of `unroll` layers between an embedding and a head."""
+    if unroll is None or unroll >= n_layer:
+        return [Piece(True, n_layer, True)]
+    groups = [min(unroll, n_layer - first) for first in range(0, n_layer, unroll)]
+    return [Piece(True, 0, False), *(Piece(False, count, False) for count in groups), Piece(False, 0, True)]
+
+
+class Decoder:
+    """A family's graph and one checkpoint's weights on a runtime.
+
+    `dtype` is the element type of activations, weights and caches; `slots` the number of sequences cached at once;
+    `unroll` and `context_unroll` the layers per program of token generation and of prompts, None for all.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        config: DecoderConfig,
+        runtime: Runtime,
+        buckets: Buckets,
+        *,
+        dtype: str,
+        slots: int,
+        unroll: int | None = None,
+        context_unroll: int | None = None,
+    ) -> None:
+        self.family = family
+        self.config = config
+        self.runtime = runtime
+        self.buckets = buckets
+        self.dtype = dtype
+        self.slots = slots
+        self.unroll = unroll
+        self.context_unroll = context_unroll
+        table: list[Weight] = family.weights.table(config)
+        self.shared_table = [row for row in table if not row.layered]
+        self.layer_table = [row for row in table if row.layered]
+        self.weights: dict[Key, DeviceTensor] = {}
+        self.caches: list[DeviceTensor] = []
+        self._executables: dict[tuple[Shape, Piece], Executable] = {}
+        self._reorder: Executable | None = None
+
+    # Loading and compiling.
+
+    @property
+    def table(self) -> list[Weight]:
+        return [*self.shared_table, *self.layer_table]
+
+    def load(self, checkpoint: Checkpoint, progress: Progress = lambda done: None) -> None:
+        """Bring the checkpoint's weights to the devices, after it has been checked whole. Reports each weight."""
+        weights = self.family.weights
+        resolved = resolve(
+            self.table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config)
+        )
+        for keys, pieces in shards(resolved, checkpoint, self.dtype, self.runtime.device_count):
+            tensor = self.runtime.put(pieces)
+            for key in keys:
+                self.weights[key] = tensor
+                progress(key[1])
+        self.reset()
+
+    def planned(self, prompt_rows: int) -> list[Shape]:
+        """The programs that ordinary use needs: a prompt in every context bucket, a token in every position bucket."""
+        context = [Shape(prompt_rows, n, self.buckets.width(n)) for n in self.buckets.context]
+        return [*context, *(Shape(self.slots, 1, width) for width in self.buckets.positions)]
+
+    def compile(self, shapes: Iterable[Shape], progress: Progress = lambda done: None) -> None:
+        """Compile the programs that are not there yet, several at a time. Reports each shape."""
+
+        def compile_one(shape: Shape) -> None:
+            for piece in self._pieces(shape):
+                if (shape, piece) not in self._executables:
+                    self._executables[shape, piece] = self.runtime.compile(self.module(shape, piece))
+            progress(f"{shape.active} of {shape.width}")
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(compile_one, shapes):
+                pass
+
+    def _pieces(self, shape: Shape) -> list[Piece]:
+        return pieces(self.config.n_layer, self.unroll if shape.active == 1 else self.context_unroll)
+
+    # The programs.
+
+    def cache_sizes(self) -> tuple[int, ...]:
+        """One device's cache of keys, or of values, of one layer."""
+        degree = self.runtime.device_count
+        kv_heads = Split(axis=0).padded(self.config.n_kv_head, degree) // degree
+        return Cache.sizes(self.slots, kv_heads, self.buckets.longest, self.config.head_dim)
+
+    def module(self, shape: Shape, piece: Piece) -> HloModuleProto:
+        """The program of `piece` for `shape`.
+
+        Parameters: the step; the hidden state, unless the piece embeds; keys and values of each of its layers; its
+        weights in the order of the table. Results: logits f32[rows, vocab] of each row's last token, or the hidden
+        state; then the caches, in the memory of those that came in.
+        """
+        dtype, degree, config, graph = self.dtype, self.runtime.device_count, self.config, self.family.graph
+
+        def program(scribe: HloScribe) -> list[Tensor]:
+            step = step_parameter(*shape, own_slots=shape.rows != self.slots)
+            number = 1
+            if not piece.embed:
+                sizes = shape.rows, shape.active, config.hidden_size  # type: ignore[attr-defined]
+                x = incoming = dtype_named(dtype)[sizes].Parameter(parameter_number=number, name="hidden")
+                number += 1
+            caches = []
+            for layer in range(piece.layers):
+                cache_shape = dtype_named(dtype)[self.cache_sizes()]
+                keys = cache_shape.Parameter(parameter_number=number, name=f"layer.{layer}.keys")
+                values = cache_shape.Parameter(parameter_number=number + 1, name=f"layer.{layer}.values")
+                caches.append(Cache(keys, values))
+                number += 2
+            if piece.embed or piece.head:
+                shared = declare(self.shared_table, number, dtype, degree)
+                number += len(self.shared_table)
+            if piece.embed:
+                with scribe.scope("embed"):
+                    x = graph.embed(config, shared, step)
+            prepared = [graph.prepare(config, step)] if hasattr(graph, "prepare") else []
+            after = []
+            for layer, cache in enumerate(caches):
+                weights = declare(self.layer_table, number, dtype, degree, f"layer.{layer}.")
+                number += len(self.layer_table)
+                with scribe.scope(f"layer.{layer}"):
+                    x, cache = graph.layer(config, weights, x, cache, step, *prepared)
+                after.append(cache)
+            if piece.head:
+                with scribe.scope("head"):
+                    x = hlo.reshape(graph.head(config, shared, step.last(x)), shape.rows, config.vocab_size)
+            elif not piece.embed:
+                x.set_alias_to(incoming)
+            for new, old in zip(after, caches, strict=True):
+                new.keys.set_alias_to(old.keys, must=True)
+                new.values.set_alias_to(old.values, must=True)
+            return [x, *(tensor for cache in after for tensor in (cache.keys, cache.values))]
+
+        return compile_py_func(program)
+
+    def reorder_module(self) -> HloModuleProto:
+        """The program that gives every slot the cache of the slot named for it. Parameters: s32[slots], the caches."""
+
+        def reorder(_: HloScribe) -> list[Tensor]:
+            source = dtype_named("s32")[self.slots].Parameter(parameter_number=0, name="source")
+            outputs = []
+            for number in range(1, 1 + 2 * self.config.n_layer):
+                cache = dtype_named(self.dtype)[self.cache_sizes()].Parameter(parameter_number=number)
+                outputs.append(hlo.take(cache, source))
+                outputs[-1].set_alias_to(cache, must=True)
+            return outputs
+
+        return compile_py_func(reorder)
+
+    # Running.
+
+    def reset(self) -> None:
+        """Forget all sequences: caches of zeros."""
+        zeros = np.zeros(self.cache_sizes(), element_type(self.dtype).numpy)
+        self.caches = [self.runtime.put([zeros]) for _ in range(2 * self.config.n_layer)]
+
+    def run(
+        self, ids: np.ndarray[Any, Any], start: np.ndarray[Any, Any], length: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
+        """Feed `length[i]` of `ids[i]` to slot `i` from position `start[i]` on; logits of the last one. f32[b, vocab]
+
+        ids s32[b, n] with n a context bucket or 1; a row of length 0 stays as it is.
+        """
+        rows, active = ids.shape
+        shape = Shape(rows, active, self.buckets.width(int((start + length).max())))
+        self.compile([shape])
+        packed = np.concatenate([np.stack([np.arange(rows), start, length], 1), ids], 1).astype(np.int32)
+        try:
+            return self._run_pieces(shape, packed).numpy()
+        except BaseException:
+            # The caches were given away to a program that did not return them.
+            self.reset()
+            raise
+
+    def _run_pieces(self, shape: Shape, packed: np.ndarray[Any, Any]) -> DeviceTensor:
+        step = self.runtime.put([packed])
+        x: list[DeviceTensor] = []
+        first = 0
+        for piece in self._pieces(shape):
+            caches = slice(2 * first, 2 * (first + piece.layers))
+            shared = [self.weights[None, row.name] for row in self.shared_table] if piece.embed or piece.head else []
+            layers = range(first, first + piece.layers)
+            weights = [self.weights[layer, row.name] for layer in layers for row in self.layer_table]
+            executable = self._executables[shape, piece]
+            out, *self.caches[caches] = executable(step, *x, *self.caches[caches], *shared, *weights)
+            x = [out]
+            first += piece.layers
+        return x[0]
+
+    def reorder(self, source: np.ndarray[Any, Any]) -> None:
+        """Slot `i` goes on with the sequence of slot `source[i]`. source s32[slots]"""
+        if self._reorder is None:
+            self._reorder = self.runtime.compile(self.reorder_module())
+        try:
+            self.caches = self._reorder(self.runtime.put([source.astype(np.int32)]), *self.caches)
+        except BaseException:
+            self.reset()
+            raise

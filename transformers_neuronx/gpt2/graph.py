@@ -1,0 +1,24 @@
+"""GPT-2 as maths: learned positions, layer norms before attention and feed-forward (Radford et al., 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers_neuronx.gpt2.config import GPT2Config
+from transformers_neuronx.layers import ACTIVATIONS, Cache, Step, attention, embedding, layer_norm, logits, lookup, mlp
+from transformers_neuronx.pyhlo import Tensor
+
+
+def embed(config: GPT2Config, w: Any, step: Step) -> Tensor:
+    return embedding(w.embed, step.ids) + lookup(w.positions, step.positions)  # [b, n, h]
+
+
+def layer(config: GPT2Config, w: Any, x: Tensor, cache: Cache, step: Step) -> tuple[Tensor, Cache]:
+    h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.head_dim)
+    x = x + h
+    h = mlp(layer_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
+    return x + h, cache
+
+
+def head(config: GPT2Config, w: Any, x: Tensor) -> Tensor:
+    return logits(layer_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]

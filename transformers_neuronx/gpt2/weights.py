@@ -1,0 +1,46 @@
+"""GPT-2's weight table. Its checkpoints hold queries, keys and values in one `Conv1D`, [in, 3 out]."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from transformers_neuronx.gpt2.config import GPT2Config
+from transformers_neuronx.weights import Split, Weight, columns, linear, norm, rows, transposed
+
+PREFIX = "transformer."
+# Causal masks that older checkpoints carry along.
+IGNORED = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)
+
+
+def third(part: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Queries (0), keys (1) or values (2) out of the fused tensor, [out, in]."""
+    return tensor.chunk(3, dim=-1)[part].movedim(-1, 0)
+
+
+QKV = [partial(third, part) for part in range(3)]
+
+
+def table(config: GPT2Config) -> list[Weight]:
+    h, inner = config.hidden_size, config.inner_size
+    heads = columns(config.head_dim)
+    block = PREFIX + "h.{}."
+    return [
+        Weight("embed", PREFIX + "wte.weight", (config.vocab_size, h), split=Split(axis=0)),
+        Weight("positions", PREFIX + "wpe.weight", (config.n_positions, h)),
+        *norm("attn_norm", block + "ln_1", h),
+        *linear("attn.q", block + "attn.c_attn", h, h, heads, layout=QKV[0]),
+        *linear("attn.k", block + "attn.c_attn", h, h, heads, layout=QKV[1]),
+        *linear("attn.v", block + "attn.c_attn", h, h, heads, layout=QKV[2]),
+        *linear("attn.out", block + "attn.c_proj", h, h, rows(config.head_dim), layout=transposed),
+        *norm("mlp_norm", block + "ln_2", h),
+        *linear("mlp.up", block + "mlp.c_fc", inner, h, columns(), layout=transposed),
+        *linear("mlp.down", block + "mlp.c_proj", h, inner, rows(), layout=transposed),
+        *norm("final_norm", PREFIX + "ln_f", h),
+        *linear("head", PREFIX + "wte" if config.tied else "lm_head", config.vocab_size, h, columns(), bias=False),
+    ]
+
+
+def ignored(config: GPT2Config) -> tuple[str, ...]:
+    return (*IGNORED, r"lm_head\.weight") if config.tied else IGNORED

@@ -1,0 +1,109 @@
+"""The door: what a caller passes becomes, row by row, real tokens and the position of the first of them.
+
+Padding on either side, `start_ids`, `cache_ids` and attention masks end here. What the model cannot serve is refused
+here, before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from transformers_neuronx.errors import InputError
+
+Integers = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`tokens[i]` s32[·] go to positions `start[i]`, `start[i] + 1`, … of row `i`."""
+
+    tokens: list[np.ndarray[Any, Any]]
+    start: np.ndarray[Any, Any]
+
+    @property
+    def end(self) -> np.ndarray[Any, Any]:
+        """The position after each row's last token."""
+        return self.start + np.array([len(row) for row in self.tokens])
+
+
+def integers(name: str, value: Integers, ndim: int) -> np.ndarray[Any, Any]:
+    """`value` as an int64 array of `ndim` dimensions."""
+    array = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+    if array.ndim != ndim or (array.size and array.dtype.kind not in "iub"):
+        raise InputError(f"{name} wants integers in {ndim} dimensions, got {array.dtype}{list(array.shape)}")
+    return array.astype(np.int64)
+
+
+def read_rows(
+    input_ids: Integers,
+    *,
+    vocab_size: int,
+    longest: int,
+    cache_ids: Integers | None = None,
+    start_ids: Integers | None = None,
+    attention_mask: Integers | None = None,
+) -> Rows:
+    """The rows of a call.
+
+    input_ids [batch, n]; cache_ids [n] or [batch, n], the column of each token in the whole sequence, counted with
+    padding; start_ids [batch], columns of padding on the left; attention_mask [batch, n], zeros for padding on
+    either side. Raises InputError for anything the model cannot serve.
+    """
+    ids = integers("input_ids", input_ids, 2)
+    batch, n = ids.shape
+    if ids.size == 0:
+        raise InputError(f"the prompt is empty: input_ids wants at least one row and one token, got {list(ids.shape)}")
+    columns = _columns(cache_ids, batch, n)
+    real = np.ones((batch, n), bool) if attention_mask is None else _real(attention_mask, batch, n)
+    padding = real.argmax(1)
+    if start_ids is not None:
+        if attention_mask is not None:
+            raise InputError("attention_mask and start_ids both say where padding is: pass one of them")
+        padding = integers("start_ids", start_ids, 1)
+        if padding.shape != (batch,) or (padding < 0).any():
+            raise InputError(f"start_ids wants a number of columns for each of {batch} rows, got {padding.tolist()}")
+    positions = columns - padding[:, None]
+    real &= positions >= 0
+    empty = np.flatnonzero(~real.any(1))
+    if empty.size and cache_ids is None:
+        raise InputError(f"the prompt is empty: row {empty[0]} is padding only")
+    outside = real & ((ids < 0) | (ids >= vocab_size))
+    if outside.any():
+        row, column = np.argwhere(outside)[0]
+        raise InputError(f"input_ids wants ids from 0 to {vocab_size - 1}, got {ids[row, column]} in row {row}")
+    first = real.argmax(1)
+    start = np.maximum(positions[np.arange(batch), first], 0)
+    rows = Rows([ids[row, real[row]] for row in range(batch)], start)
+    if rows.end.max() > longest:
+        raise InputError(f"n_positions={longest} is the longest sequence this model takes, got {rows.end.max()} tokens")
+    return rows
+
+
+def _columns(cache_ids: Integers | None, batch: int, n: int) -> np.ndarray[Any, Any]:
+    if cache_ids is None:
+        return np.arange(n)[None].repeat(batch, 0)
+    columns = np.asarray(cache_ids)
+    columns = integers("cache_ids", cache_ids, columns.ndim if columns.ndim in (1, 2) else 1)
+    if columns.shape not in ((n,), (batch, n)) or (columns < 0).any() or (np.diff(columns) != 1).any():
+        raise InputError(
+            f"cache_ids wants consecutive columns for {n} tokens, of shape [{n}] or [{batch}, {n}], "
+            f"got {columns.tolist()}"
+        )
+    return np.broadcast_to(columns, (batch, n))
+
+
+def _real(attention_mask: Integers, batch: int, n: int) -> np.ndarray[Any, Any]:
+    mask = integers("attention_mask", attention_mask, 2)
+    if mask.shape != (batch, n):
+        raise InputError(f"attention_mask wants the shape of input_ids, [{batch}, {n}], got {list(mask.shape)}")
+    real = mask != 0
+    edges = np.abs(np.diff(real, axis=1, prepend=False, append=False)).sum(1)
+    if (edges > 2).any():
+        row = int(np.flatnonzero(edges > 2)[0])
+        raise InputError(f"attention_mask wants padding on the left or the right of each row; row {row} has holes")
+    return real

@@ -1,0 +1,76 @@
+"""Where each row of a batch stands: the one input that knows about time, and the cache it writes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from transformers_neuronx import hlo
+from transformers_neuronx.pyhlo import Tensor, dtype_named
+
+
+@dataclass(frozen=True)
+class Step:
+    """`n` active tokens for each of `b` rows, right-padded, each row at a position of its own.
+
+    ids s32[b, n]; start s32[b], the position of a row's first active token; length s32[b], how many of them are
+    real; slots s32[b], the cache slot of each row, or None where row i has slot i. `width` is the number of
+    positions that any row may look back to.
+    """
+
+    ids: Tensor
+    start: Tensor
+    length: Tensor
+    slots: Tensor | None
+    width: int
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """0, 1, 2, … along each row. s32[b, n]"""
+        return hlo.iota("s32", self.ids.sizes, 1)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The position of every active token. s32[b, n]"""
+        return hlo.reshape(self.start, -1, 1) + self.offsets
+
+    @cached_property
+    def cells(self) -> Tensor:
+        """Slot and position that every active token is cached at; padding lies outside of any cache. s32[b, n, 2]"""
+        b, n = self.ids.sizes
+        slots = hlo.iota("s32", [b], 0) if self.slots is None else self.slots
+        real = self.offsets < hlo.reshape(self.length, b, 1)
+        position = hlo.select(real, self.positions, 2**31 - 1)
+        slot = hlo.broadcast_to(hlo.reshape(slots, b, 1), [b, n])
+        return hlo.concatenate([hlo.reshape(slot, b, n, 1), hlo.reshape(position, b, n, 1)], 2)
+
+    def last(self, x: Tensor) -> Tensor:
+        """Of each row's tokens the last real one. [b, n, ...] -> [b, 1, ...]"""
+        b, _, *rest = x.sizes
+        return hlo.reshape(hlo.take_rows(x, self.length - 1), b, 1, *rest)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of the positions seen so far, of one layer. [slots, kv_heads, positions, head_dim]"""
+
+    keys: Tensor
+    values: Tensor
+
+    def updated(self, keys: Tensor, values: Tensor, step: Step) -> Cache:
+        """With the active tokens' keys and values, [b, n, kv_heads, head_dim], at their positions."""
+        return Cache(
+            hlo.scatter_rows(self.keys, step.cells, keys, axes=(0, 2)),
+            hlo.scatter_rows(self.values, step.cells, values, axes=(0, 2)),
+        )
+
+    @staticmethod
+    def sizes(slots: int, kv_heads: int, positions: int, head_dim: int) -> tuple[int, int, int, int]:
+        return slots, kv_heads, positions, head_dim
+
+
+def step_parameter(b: int, n: int, width: int, own_slots: bool) -> Step:
+    """Parameter 0 of a program, s32[b, 3 + n]: slot, start, length and ids of each row, so that one transfer does."""
+    packed = dtype_named("s32")[b, 3 + n].Parameter(parameter_number=0, name="step")
+    slots, start, length = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), b) for i in range(3))
+    return Step(hlo.slice(packed, 1, 3, 3 + n), start, length, slots if own_slots else None, width)

@@ -1,0 +1,228 @@
+"""The weight table: what each weight is called, how it is laid out, and how it is split over devices.
+
+A family is a list of `Weight` rows. From the rows follow what is read from a checkpoint, what is missing or left
+over in it, the parameters of every program, and each device's share. This file knows no family and no program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.module import Checkpoint
+from transformers_neuronx.pyhlo import Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import to_torch, torch_to_numpy
+
+Layout = Callable[[torch.Tensor], torch.Tensor]
+Key = tuple[int | None, str]  # the layer, or None for a weight that is not of one, and the weight's name
+
+
+def as_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """[in, out] of a `Conv1D` as the [out, in] of a `Linear`; its bias as it is."""
+    return tensor.movedim(-1, 0)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Cut `axis` into one piece per device, in whole units of `unit` elements; zeros fill up the last pieces."""
+
+    axis: int
+    unit: int = 1
+
+    def padded(self, size: int, degree: int) -> int:
+        """The size along `axis` once it divides by `degree`."""
+        step = self.unit * degree
+        return -(-size // step) * step
+
+    def share(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
+        """The shape of one device's piece."""
+        sizes = list(shape)
+        sizes[self.axis] = self.padded(sizes[self.axis], degree) // degree
+        return tuple(sizes)
+
+    def cut(self, tensor: torch.Tensor, degree: int) -> list[torch.Tensor]:
+        missing = self.padded(tensor.shape[self.axis], degree) - tensor.shape[self.axis]
+        if missing:
+            widths = [0, 0] * (tensor.ndim - 1 - self.axis) + [0, missing]
+            tensor = torch.nn.functional.pad(tensor, widths)
+        return list(tensor.chunk(degree, self.axis))
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A row of the table.
+
+    `name` is the graph's, "attn.q.weight"; `source` the checkpoint's, with `{}` for the number of the layer;
+    `shape` is the whole weight as the graph sees it, which `layout` makes of the checkpoint's tensor. `dtype` is a
+    fixed element type; without one the weight has that of the activations.
+    """
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    layout: Layout = as_is
+    split: Split | None = None
+    dtype: str | None = None
+
+    @property
+    def layered(self) -> bool:
+        return "{}" in self.source
+
+    def at(self, layer: int) -> Weight:
+        return replace(self, source=self.source.format(layer))
+
+    def share(self, degree: int) -> tuple[int, ...]:
+        """The shape that one of `degree` devices holds."""
+        return self.split.share(self.shape, degree) if self.split else self.shape
+
+
+def columns(unit: int = 1) -> Split:
+    """Split a linear layer's [out, in] by its outputs: each device computes some of them."""
+    return Split(axis=0, unit=unit)
+
+
+def rows(unit: int = 1) -> Split:
+    """Split a linear layer's [out, in] by its inputs: the devices' results are summed."""
+    return Split(axis=1, unit=unit)
+
+
+def linear(
+    name: str,
+    source: str,
+    out_features: int,
+    in_features: int,
+    split: Split,
+    *,
+    layout: Layout = as_is,
+    bias: bool = True,
+) -> list[Weight]:
+    """The rows of a linear layer: weight [out, in], bias [out]. A bias is split as the outputs are."""
+    table = [Weight(f"{name}.weight", f"{source}.weight", (out_features, in_features), layout, split)]
+    if bias:
+        table.append(
+            Weight(f"{name}.bias", f"{source}.bias", (out_features,), layout, split if split.axis == 0 else None)
+        )
+    return table
+
+
+def norm(name: str, source: str, features: int, *, bias: bool = True) -> list[Weight]:
+    """The rows of a normalization, kept in f32 whatever the activations are."""
+    return [
+        Weight(f"{name}.{part}", f"{source}.{part}", (features,), dtype="f32")
+        for part in ("weight", "bias")[: 1 + bias]
+    ]
+
+
+# What programs see.
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A weight inside a graph: one device's share of it, and what it is a share of."""
+
+    tensor: Tensor
+    row: Weight
+    degree: int
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the devices' products with it have to be summed."""
+        return self.row.split is not None and self.row.split.axis == 1
+
+
+def declare(table: Sequence[Weight], number: int, dtype: str, degree: int, scope: str = "") -> Any:
+    """Write the table's parameters into the open graph, from parameter `number` on; `w.attn.q.weight` finds one."""
+    root = SimpleNamespace()
+    for offset, row in enumerate(table):
+        shape = dtype_named(row.dtype or dtype)[row.share(degree)]
+        tensor = shape.Parameter(parameter_number=number + offset, name=scope + row.name)
+        *path, leaf = row.name.split(".")
+        node = root
+        for part in path:
+            if not hasattr(node, part):
+                setattr(node, part, SimpleNamespace())
+            node = getattr(node, part)
+        setattr(node, leaf, Parameter(tensor, row, degree))
+    return root
+
+
+# What a checkpoint holds.
+
+
+def expand(table: Sequence[Weight], layers: int) -> Iterator[tuple[Key, Weight]]:
+    """Every weight of the model."""
+    for row in table:
+        for layer in range(layers) if row.layered else [None]:
+            yield (layer, row.name), row if layer is None else row.at(layer)
+
+
+def resolve(
+    table: Sequence[Weight], layers: int, checkpoint: Checkpoint, prefix: str, ignored: Sequence[str]
+) -> dict[Key, Weight]:
+    """The table's rows with `source` set to the names in `checkpoint`, all present, shaped right, and none left over.
+
+    A checkpoint of the bare model lacks `prefix`. `ignored` are patterns of names that mean nothing. Reads headers
+    only; raises CheckpointError with all that is wrong.
+    """
+    found: dict[Key, Weight] = {}
+    missing, misshapen = [], []
+    for key, row in expand(table, layers):
+        source = row.source if row.source in checkpoint else row.source.removeprefix(prefix)
+        if source not in checkpoint:
+            missing.append(row.source)
+            continue
+        found[key] = replace(row, source=source)
+        shape = checkpoint.shape(source)
+        try:
+            laid_out = tuple(row.layout(torch.empty(shape, device="meta")).shape)
+        except (RuntimeError, IndexError):
+            laid_out = None
+        if laid_out != row.shape:
+            misshapen.append(f"{source} {list(shape)} (for {row.name} {list(row.shape)})")
+    used = {row.source for row in found.values()}
+    extra = [n for n in checkpoint if n not in used and not any(re.fullmatch(pattern, n) for pattern in ignored)]
+    complaints = [
+        f"{what} {collapsed(names)}"
+        for what, names in (("lacks", missing), ("has the wrong shape for", misshapen), ("has no use for", extra))
+        if names
+    ]
+    if complaints:
+        raise CheckpointError(f"the checkpoint {checkpoint.directory} does not fit the model: {'; '.join(complaints)}")
+    return found
+
+
+def collapsed(names: Sequence[str], limit: int = 6) -> str:
+    """A readable list: names that differ only in the number of the layer become one, and the end is counted."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name, count=1)
+        layers.setdefault(pattern, []).append(name)
+    shown = [ns[0] if len(ns) == 1 else f"{pattern} ({len(ns)} layers)" for pattern, ns in layers.items()]
+    return ", ".join(shown[:limit]) + (f" and {len(shown) - limit} more" if len(shown) > limit else "")
+
+
+def shards(
+    resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, degree: int
+) -> Iterator[tuple[list[Key], list[np.ndarray[Any, Any]]]]:
+    """Each tensor read, laid out and cut for `degree` devices, with the weights it is.
+
+    Weights that are one tensor of the checkpoint, laid out and split alike, come once: tied ones share memory.
+    """
+    groups: dict[tuple[Any, ...], list[Key]] = {}
+    for key, row in resolved.items():
+        groups.setdefault((row.source, row.layout, row.split, row.dtype or dtype), []).append(key)
+    for (source, layout, split, element), keys in groups.items():
+        whole = layout(checkpoint.read(source)).to(to_torch(element))
+        pieces = split.cut(whole, degree) if split else [whole]
+        yield keys, [torch_to_numpy(piece) for piece in pieces]
