@@ -1,0 +1,392 @@
+"""Checkpoint files: finding them, reading their tensors one at a time, saving split directories.
+
+This file owns the formats on disk and refuses what is damaged, contradictory or executable before a tensor is used.
+It does not know what a tensor means: which names a model wants and how they are laid out is for `weights.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+
+from transformers_neuronx.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PathOrName: TypeAlias = str | os.PathLike[str]
+Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> what reads it, given that name
+
+SPLIT_DIRECTORY = "pytorch_model.bin"
+SPLIT_LISTING = "key_to_filename.json"
+CONFIG_FILES = ["config.json", "generation_config.json"]
+_AGAIN = "download or save it again"
+
+
+def resolve(path_or_name: PathOrName) -> Path:
+    """The directory that holds a checkpoint: a local one as it is, else a hub model downloaded or found in the cache.
+
+    Safetensors are fetched when the hub model has them, pickles only otherwise. `HF_HUB_OFFLINE` and the hub's cache
+    are honoured. CheckpointError when there is neither such a directory nor such a hub model within reach.
+    """
+    directory = _local_directory(path_or_name)
+    if directory is not None:
+        return directory
+    name = os.fspath(path_or_name)
+    safetensors = [*CONFIG_FILES, "*.safetensors", "model.safetensors.index.json"]
+    directory = _download(name, safetensors, ignore=["*/*", "consolidated*"])
+    if "safetensors" in _format_in(directory):
+        return directory
+    return _download(name, [*CONFIG_FILES, "pytorch_model*"])
+
+
+def load_config(path_or_name: PathOrName) -> dict[str, Any]:
+    """The parsed `config.json`; of a hub model nothing else is downloaded. CheckpointError when missing or broken."""
+    directory = _local_directory(path_or_name) or _download(os.fspath(path_or_name), CONFIG_FILES)
+    return _read_json(directory / "config.json")
+
+
+def _local_directory(path_or_name: PathOrName) -> Path | None:
+    """None when the argument can only be a hub name."""
+    text = os.fspath(path_or_name)
+    path = os.path.expanduser(text)
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.lexists(path):
+        raise CheckpointError(f"{path}: wanted a checkpoint directory, found {_kind(path)}; pass its directory")
+    if not isinstance(path_or_name, str) or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise CheckpointError(f"{path}: no such directory; check the path (hub names look like 'owner/model')")
+    return None
+
+
+def _download(name: str, allow: list[str], ignore: list[str] | None = None) -> Path:
+    wrong = f"{name!r} is neither a directory here nor a hub model that is cached or can be reached"
+    with _explain(wrong, "check the spelling, log in if the model is gated, or go online once to cache it"):
+        return Path(snapshot_download(name, allow_patterns=allow, ignore_patterns=ignore))
+
+
+class Checkpoint:
+    """The tensors of one checkpoint by name. Opening reads headers only; `read` takes one tensor from its file.
+
+    Also a context manager. Tensors that were read stay valid after `close`; like any mapped file, the files may be
+    removed meanwhile, but not overwritten in place.
+    """
+
+    def __init__(self, directory: Path, readers: Readers) -> None:
+        self.directory = directory
+        self.names = frozenset(readers)
+        self._readers = readers
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.names))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.read(name).shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.read(name).dtype
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, mapped from its file: bytes come from the disk when they are touched, writes never go back.
+
+        CheckpointError when there is no such tensor, its dtype is none of torch's, or the checkpoint was closed.
+        """
+        if name not in self.names:
+            raise CheckpointError(f"{self.directory}: no tensor {name!r} among the {len(self)} of this checkpoint")
+        if name not in self._readers:
+            raise CheckpointError(f"{self.directory}: cannot read {name!r}, the checkpoint was closed; open it again")
+        with _explain(f"{self.directory}: cannot read {name!r}", "save it in a dtype that torch has"):
+            return self._readers[name](name)
+
+    def close(self) -> None:
+        self._readers = {}
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_checkpoint(path_or_name: PathOrName) -> Checkpoint:
+    """Open a directory's or a hub model's checkpoint in the first format of `_FORMATS` that is there.
+
+    CheckpointError names the file, and the tensor where one is concerned, when a file is missing, cut short,
+    contradicts its index, points outside the directory, or is a pickle of more than tensors.
+    """
+    directory = resolve(path_or_name)
+    found = _format_in(directory)
+    if not found:
+        raise CheckpointError(f"{directory}: no checkpoint here; wanted one of {', '.join(_FORMATS)}")
+    return Checkpoint(directory, _FORMATS[found](directory / found))
+
+
+def _format_in(directory: Path) -> str:
+    # lexists: a dangling link is a broken checkpoint to report, not a reason to load the next format
+    return next((file for file in _FORMATS if os.path.lexists(directory / file)), "")
+
+
+def _open_safetensors(path: Path) -> Readers:
+    _want_file(path)
+    with _explain(f"{path}: not a whole safetensors file"):
+        # checks the header whole: its length and JSON, offsets without holes or overlaps, and the length of the file
+        file: Any = safe_open(path, framework="pt")
+        return dict.fromkeys(file.keys(), file.get_tensor)
+
+
+def _open_bin(path: Path) -> Readers:
+    content = _torch_load(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: wanted a state dict, got {type(content).__name__}; save model.state_dict()")
+    tensors = {name: _tensor(path, name, value) for name, value in content.items()}
+    return dict.fromkeys(tensors, tensors.__getitem__)
+
+
+def _open_split(path: Path) -> Readers:
+    files: dict[str, torch.Tensor] = {}  # tied tensors may share one
+    tensors: dict[str, torch.Tensor] = {}
+    for name, file in _read_listing(path).items():
+        if file.endswith(".empty_json"):
+            raise CheckpointError(
+                f"{path}: {name!r} is listed as {file!r}, which stands for random weights and is refused; "
+                "save the real tensor with save_pretrained_split"
+            )
+        if file not in files:
+            files[file] = _tensor(path.parent / file, name, _torch_load(_listed(path, name, file)))
+        tensors[name] = files[file]
+    return dict.fromkeys(tensors, tensors.__getitem__)
+
+
+def _open_index(path: Path, open_shard: Callable[[Path], Readers]) -> Readers:
+    shards: dict[str, Readers] = {}
+    readers: Readers = {}
+    for name, file in _read_listing(path, "weight_map").items():
+        if file not in shards:
+            shards[file] = open_shard(_listed(path, name, file))
+        if name not in shards[file]:
+            raise CheckpointError(f"{path}: {name!r} should be in {file}, which does not hold it; download both again")
+        readers[name] = shards[file][name]
+    return readers
+
+
+_FORMATS: Mapping[str, Callable[[Path], Readers]] = {
+    "model.safetensors": _open_safetensors,
+    "model.safetensors.index.json": partial(_open_index, open_shard=_open_safetensors),
+    f"{SPLIT_DIRECTORY}/{SPLIT_LISTING}": _open_split,
+    "pytorch_model.bin": _open_bin,
+    "pytorch_model.bin.index.json": partial(_open_index, open_shard=_open_bin),
+}
+
+
+def _torch_load(path: Path) -> Any:
+    _want_file(path)
+    with _explain(f"{path}: cut short, damaged, or older than torch 1.6", "download it again or save it anew"):
+        try:
+            return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{path}: a pickle of more than plain tensors, which will not be executed; "
+                "convert it to safetensors where nothing is at stake"
+            ) from error
+
+
+def _tensor(path: Path, name: object, value: object) -> torch.Tensor:
+    if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+        raise CheckpointError(f"{path}: wanted tensors by name, got {type(value).__name__} at {name!r}; flatten it")
+    return value.detach()
+
+
+def _listed(listing: Path, name: str, file: str) -> Path:
+    """The file that a listing gives for a tensor: a plain name beside the listing, never a path out of it."""
+    if os.path.basename(file) != file or file in ("", ".", ".."):
+        raise CheckpointError(f"{listing}: {name!r} is listed in {file!r}; wanted a plain file name beside the listing")
+    return _want_file(listing.parent / file, f"which {listing.name} lists for tensor {name!r}")
+
+
+def _read_listing(path: Path, key: str | None = None) -> dict[str, str]:
+    """Tensor name to file name, under `key` or as the whole object."""
+    content = _read_json(path, _unique)
+    listing = content if key is None else content.get(key)
+    if not isinstance(listing, dict) or not all(isinstance(file, str) for file in listing.values()):
+        where = "an object" if key is None else f"{key!r} to be an object"
+        raise CheckpointError(f"{path}: wanted {where} from tensor name to file name; {_AGAIN}")
+    return listing
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return dict(pairs)
+
+
+def _read_json(path: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> dict[str, Any]:
+    _want_file(path)
+    with _explain(f"{path}: not valid JSON"):
+        content = json.loads(path.read_bytes(), object_pairs_hook=pairs)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: wanted a JSON object, got {type(content).__name__}; {_AGAIN}")
+    return content
+
+
+def _want_file(path: Path, why: str = "") -> Path:
+    # links are followed: a hub snapshot is a directory of links into the cache's blobs
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: wanted a regular file{why and ', ' + why}, found {_kind(path)}; {_AGAIN}")
+    return path
+
+
+def _kind(path: PathOrName) -> str:
+    if os.path.isdir(path):
+        return f"a directory without {SPLIT_LISTING}"
+    if os.path.islink(path) and not os.path.exists(path):
+        return "a dangling link"
+    return "a file" if os.path.isfile(path) else "a special file" if os.path.exists(path) else "nothing"
+
+
+@contextmanager
+def _explain(wrong: str, advice: str = _AGAIN) -> Iterator[None]:
+    """Whatever a library raises becomes a CheckpointError; libraries change their exceptions between versions."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CheckpointError(f"{wrong} ({reason}); {advice}") from error
+
+
+def save_pretrained_split(model: PreTrainedModel, save_directory: PathOrName) -> None:
+    """Save a transformers model as `config.json` and one file per tensor, each in its own dtype, under
+    `pytorch_model.bin/`; tied tensors are written once.
+
+    Other files in `save_directory` are kept. An earlier checkpoint is replaced when the new one is complete and on
+    the disk; a save that fails or is interrupted leaves what was there. A killed process may leave
+    `.pytorch_model.bin.tmp-*`, to delete, and, killed in the exchange, the earlier one in `.pytorch_model.bin.old-*`.
+
+    CheckpointError when the directory holds safetensors, which would be loaded instead of what is saved, or when a
+    tensor has no data (the meta device).
+    """
+    directory = Path(os.path.expanduser(save_directory))
+    found = _format_in(directory)
+    if "safetensors" in found:
+        raise CheckpointError(
+            f"{directory / found} would be loaded instead of the split checkpoint saved beside it; "
+            "remove it or save to another directory"
+        )
+    with _staging(directory) as stage:
+        _save_configs(model, stage)
+        _save_tensors(_state_dict(model), stage / SPLIT_DIRECTORY)
+        _swap(stage, directory / stage.name.replace(".tmp-", ".old-"), directory)
+
+
+def _save_configs(model: PreTrainedModel, directory: Path) -> None:
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.save_pretrained(directory)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(directory)
+    for file in directory.iterdir():
+        _fsync(file)
+
+
+def _state_dict(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A model's tensors under the names that its checkpoints use."""
+    state: dict[str, torch.Tensor] = model.state_dict()
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # before transformers 5 modules and checkpoints had the same names
+        return state
+    converted: dict[str, torch.Tensor] = revert_weight_conversion(model, state)
+    return converted
+
+
+def _save_tensors(state: Mapping[str, torch.Tensor], directory: Path) -> None:
+    directory.mkdir()
+    listing: dict[str, str] = {}
+    written: dict[tuple[object, ...], str] = {}  # the same view of the same storage is a tied tensor
+    for idx, (name, tensor) in enumerate(state.items()):
+        if tensor.is_meta:
+            raise CheckpointError(f"cannot save {name!r}: it is on the meta device and has no data; load it first")
+        storage = tensor.untyped_storage().data_ptr()
+        view = (tensor.device, storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if view not in written:
+            written[view] = f"p{idx}.{re.sub(r'[^-.A-Za-z0-9_]', '_', name)}"
+            _save_tensor(tensor, directory / written[view])
+        listing[name] = written[view]
+    (directory / SPLIT_LISTING).write_text(json.dumps(listing, indent=2))
+    _fsync(directory / SPLIT_LISTING)
+    _fsync(directory)
+
+
+def _save_tensor(tensor: torch.Tensor, path: Path) -> None:
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.untyped_storage().nbytes() > tensor.nbytes:
+        tensor = tensor.clone()  # torch.save writes the whole storage that a view looks into
+    torch.save(tensor, path)
+    _fsync(path)
+
+
+@contextmanager
+def _staging(directory: Path) -> Iterator[Path]:
+    """A temporary directory inside `directory`, which is made if need be, and unmade if the body fails."""
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{SPLIT_DIRECTORY}.tmp-{os.getpid()}-", dir=directory) as stage:
+            yield Path(stage)
+    except BaseException:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
+        raise
+
+
+def _swap(stage: Path, replaced: Path, directory: Path) -> None:
+    """Move everything staged into `directory`, what it replaces aside; put all of it back when interrupted."""
+    names = [entry.name for entry in stage.iterdir()]
+    replaced.mkdir()
+    try:
+        for name in names:
+            if os.path.lexists(directory / name):
+                os.rename(directory / name, replaced / name)
+            os.rename(stage / name, directory / name)
+        _fsync(directory)
+    except BaseException:
+        for name in names:
+            if not os.path.lexists(stage / name):
+                os.rename(directory / name, stage / name)
+            if os.path.lexists(replaced / name):
+                os.rename(replaced / name, directory / name)
+        replaced.rmdir()
+        raise
+    shutil.rmtree(replaced)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
