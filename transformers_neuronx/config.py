@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers_neuronx.errors import ConfigError
 
+WHOLE = "whole"  # a context length estimate: as long as the longest sequence
 AMP = ("f32", "bf16", "f16")
 
 
@@ -33,10 +34,11 @@ class Buckets:
     context: tuple[int, ...]
 
     @staticmethod
-    def of(n_positions: int | Sequence[int], context_length_estimate: int | Sequence[int] | None) -> Buckets:
+    def of(n_positions: int | Sequence[int], context_length_estimate: int | Sequence[int] | str | None) -> Buckets:
         """A number of positions stands for 128, 256, … up to it, a list for itself.
 
-        A context length estimate is a number or a list; None means half of each position bucket, 0 none at all.
+        A context length estimate is a number or a list; None means half of each position bucket, 0 none at all,
+        and WHOLE one as long as the longest sequence.
         """
         if isinstance(n_positions, int):
             powers = [1 << i for i in range(7, n_positions.bit_length()) if 1 << i < n_positions]
@@ -45,6 +47,8 @@ class Buckets:
             positions = tuple(sorted(set(n_positions)))
         if context_length_estimate is None:
             context = tuple(sorted({-(-size // 2) for size in positions}))
+        elif isinstance(context_length_estimate, str):
+            context = positions[-1:]
         elif isinstance(context_length_estimate, int):
             context = (context_length_estimate,) if context_length_estimate > 0 else ()
         else:
@@ -76,14 +80,13 @@ class Buckets:
 # Attributes of a Hugging Face configuration that change nothing in the maths of a decoder at inference.
 INERT = frozenset(
     """
-    _attn_implementation_autoset _commit_hash _name_or_path architectures attn_pdrop attention_dropout
-    attn_implementation auto_map
-    bos_token_id chunk_size_feed_forward dtype embd_pdrop eos_token_id finetuning_task gradient_checkpointing
-    hidden_dropout id2label initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id
-    model_type name_or_path output_attentions output_hidden_states pad_token_id predict_special_tokens prefix
-    problem_type resid_pdrop return_dict sep_token_id summary_activation summary_first_dropout
-    summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript
-    transformers_version use_bfloat16 use_cache
+    _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation attn_pdrop
+    attention_dropout auto_map bos_token_id chunk_size_feed_forward dtype embd_pdrop eos_token_id finetuning_task
+    gradient_checkpointing hidden_dropout id2label initializer_range is_decoder is_encoder_decoder
+    keys_to_ignore_at_inference label2id model_type name_or_path output_attentions output_hidden_states pad_token_id
+    predict_special_tokens prefix problem_type resid_pdrop return_dict sep_token_id summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class
+    torch_dtype torchscript transformers_version use_bfloat16 use_cache
     """.split()
 )
 _REQUIRED = object()

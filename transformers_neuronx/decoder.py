@@ -18,7 +18,7 @@ import numpy as np
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import Buckets
-from transformers_neuronx.layers.step import Cache, Step, step_parameter
+from transformers_neuronx.layers.step import Cache, step_parameter
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type
@@ -35,6 +35,8 @@ class DecoderConfig(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def n_positions(self) -> int | None: ...
+    @property
+    def hidden_size(self) -> int: ...
     @property
     def n_layer(self) -> int: ...
     @property
@@ -124,9 +126,7 @@ class Decoder:
     def load(self, checkpoint: Checkpoint, progress: Progress = lambda done: None) -> None:
         """Bring the checkpoint's weights to the devices, after it has been checked whole. Reports each weight."""
         weights = self.family.weights
-        resolved = resolve(
-            self.table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config)
-        )
+        resolved = resolve(self.table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config))
         for keys, pieces in shards(resolved, checkpoint, self.dtype, self.runtime.device_count):
             tensor = self.runtime.put(pieces)
             for key in keys:
@@ -161,7 +161,7 @@ class Decoder:
         """One device's cache of keys, or of values, of one layer."""
         degree = self.runtime.device_count
         kv_heads = Split(axis=0).padded(self.config.n_kv_head, degree) // degree
-        return Cache.sizes(self.slots, kv_heads, self.buckets.longest, self.config.head_dim)
+        return self.slots * kv_heads, self.buckets.longest, self.config.head_dim
 
     def module(self, shape: Shape, piece: Piece) -> HloModuleProto:
         """The program of `piece` for `shape`.
@@ -176,7 +176,7 @@ class Decoder:
             step = step_parameter(*shape, own_slots=shape.rows != self.slots)
             number = 1
             if not piece.embed:
-                sizes = shape.rows, shape.active, config.hidden_size  # type: ignore[attr-defined]
+                sizes = shape.rows, shape.active, config.hidden_size
                 x = incoming = dtype_named(dtype)[sizes].Parameter(parameter_number=number, name="hidden")
                 number += 1
             caches = []
@@ -217,10 +217,12 @@ class Decoder:
 
         def reorder(_: HloScribe) -> list[Tensor]:
             source = dtype_named("s32")[self.slots].Parameter(parameter_number=0, name="source")
+            rows, positions, d = self.cache_sizes()
             outputs = []
             for number in range(1, 1 + 2 * self.config.n_layer):
-                cache = dtype_named(self.dtype)[self.cache_sizes()].Parameter(parameter_number=number)
-                outputs.append(hlo.take(cache, source))
+                cache = dtype_named(self.dtype)[rows, positions, d].Parameter(parameter_number=number)
+                by_slot = hlo.take(hlo.reshape(cache, self.slots, -1, positions, d), source)
+                outputs.append(hlo.reshape(by_slot, rows, positions, d))
                 outputs[-1].set_alias_to(cache, must=True)
             return outputs
 
@@ -241,7 +243,7 @@ class Decoder:
         ids s32[b, n] with n a context bucket or 1; a row of length 0 stays as it is.
         """
         rows, active = ids.shape
-        shape = Shape(rows, active, self.buckets.width(int((start + length).max())))
+        shape = Shape(rows, active, self.buckets.width(max(active, int((start + length).max()))))
         self.compile([shape])
         packed = np.concatenate([np.stack([np.arange(rows), start, length], 1), ids], 1).astype(np.int32)
         try:

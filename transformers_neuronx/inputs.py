@@ -33,10 +33,11 @@ class Rows:
 
 def integers(name: str, value: Integers, ndim: int) -> np.ndarray[Any, Any]:
     """`value` as an int64 array of `ndim` dimensions."""
-    array = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+    array: np.ndarray[Any, Any] = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
     if array.ndim != ndim or (array.size and array.dtype.kind not in "iub"):
         raise InputError(f"{name} wants integers in {ndim} dimensions, got {array.dtype}{list(array.shape)}")
-    return array.astype(np.int64)
+    widened: np.ndarray[Any, Any] = array.astype(np.int64)
+    return widened
 
 
 def read_rows(
@@ -101,7 +102,7 @@ def _real(attention_mask: Integers, batch: int, n: int) -> np.ndarray[Any, Any]:
     mask = integers("attention_mask", attention_mask, 2)
     if mask.shape != (batch, n):
         raise InputError(f"attention_mask wants the shape of input_ids, [{batch}, {n}], got {list(mask.shape)}")
-    real = mask != 0
+    real: np.ndarray[Any, Any] = mask != 0
     edges = np.abs(np.diff(real, axis=1, prepend=False, append=False)).sum(1)
     if (edges > 2).any():
         row = int(np.flatnonzero(edges > 2)[0])

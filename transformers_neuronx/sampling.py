@@ -52,7 +52,7 @@ class ForSampling:
         amp: str = "f32",
         tp_degree: int = 1,
         unroll: int | None = None,
-        context_length_estimate: int | Sequence[int] | None = None,
+        context_length_estimate: int | Sequence[int] | str | None = None,
         context_unroll: int | None = None,
         neuron_config: NeuronConfig | None = None,
     ) -> None:
@@ -243,7 +243,7 @@ class Chooser:
         self.generator.seed() if seed is None else self.generator.manual_seed(seed)
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits f32[batch, vocab] -> s64[batch]"""
+        """Logits f32[batch, vocab] -> s64[batch]"""
         if self.top_k == 1:
             return logits.argmax(-1)
         values, ids = logits.topk(min(self.top_k, logits.shape[-1]), -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transformers_neuronx.config import WHOLE
 from transformers_neuronx.decoder import Family
 from transformers_neuronx.gpt2 import graph, weights
 from transformers_neuronx.gpt2.config import GPT2Config
@@ -16,9 +17,21 @@ class GPT2ForSampling(ForSampling):
 
 
 class GPT2ForSamplingWithContextBroadcasting(GPT2ForSampling):
-    """As `GPT2ForSampling`, but a prompt of any length is one program's work unless told otherwise."""
+    """As `GPT2ForSampling`, but for one prompt at a time and as long as there are positions, unless told otherwise."""
 
     def __init__(
-        self, config: Any, *, context_length_estimate: int | Sequence[int] | None = None, **options: Any
+        self,
+        config: Any,
+        *,
+        n_positions: int | Sequence[int] | None = None,
+        prompt_batch_size: int = 1,
+        context_length_estimate: int | Sequence[int] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(config, **options)
+        super().__init__(
+            config,
+            n_positions=n_positions,
+            prompt_batch_size=prompt_batch_size,
+            context_length_estimate=WHOLE if context_length_estimate is None else context_length_estimate,
+            **options,
+        )

@@ -100,14 +100,14 @@ def all(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
 def _lowest(dtype: DType) -> float:
     if dtype.name in FLOATS:
         return -math.inf
-    return 0 if dtype.name[0] == "u" else -(2 ** (element_type(dtype.name).bits - 1))
+    return 0 if dtype.name[0] == "u" else float(-(1 << element_type(dtype.name).bits - 1))
 
 
 def _highest(dtype: DType) -> float:
     if dtype.name in FLOATS:
         return math.inf
-    bits = element_type(dtype.name).bits
-    return 2**bits - 1 if dtype.name[0] == "u" else 2 ** (bits - 1) - 1
+    bits = element_type(dtype.name).bits - (dtype.name[0] != "u")
+    return float((1 << bits) - 1)
 
 
 def argmax(x: Tensor, axis: int) -> Tensor:
@@ -129,9 +129,7 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False, payload: Tensor | 
         payload.dtype.Parameter(parameter_number=2), payload.dtype.Parameter(parameter_number=3)
         return dtype_named("pred").Compare(a, b, comparison_direction="GT" if descending else "LT")
 
-    both = x.scribe.tuple(x.shape, payload.shape).Sort(
-        x, payload, dimensions=[axis], is_stable=True, to_apply=in_order
-    )
+    both = x.scribe.tuple(x.shape, payload.shape).Sort(x, payload, dimensions=[axis], is_stable=True, to_apply=in_order)
     return element(both, 0), element(both, 1)
 
 

@@ -79,9 +79,7 @@ def while_loop(
             raise GraphError(f"while_loop wants a condition that is a pred scalar, got {holds!r}")
         return holds
 
-    result = whole.While(
-        whole.Tuple(*state), body=unpacked(checked_body), condition=unpacked(checked_condition)
-    )
+    result = whole.While(whole.Tuple(*state), body=unpacked(checked_body), condition=unpacked(checked_condition))
     return [element(result, index) for index in range(len(shapes))]
 
 
@@ -159,9 +157,7 @@ def reduce_scatter(x: Tensor, replicas: int, axis: int) -> Tensor:
         raise GraphError(f"reduce_scatter wants axis {axis} of {x!r} to divide by {replicas} devices")
     sizes = [size // replicas if i == axis else size for i, size in enumerate(x.sizes)]
     computation, _ = x.scribe.computation(combiner("Add", x.dtype), "add", key=("combiner", "Add", x.dtype.name))
-    return x.dtype[sizes].ReduceScatter(
-        x, dimensions=[axis], replica_groups=_groups(replicas), to_apply=computation
-    )
+    return x.dtype[sizes].ReduceScatter(x, dimensions=[axis], replica_groups=_groups(replicas), to_apply=computation)
 
 
 def optimization_barrier(x: Tensor) -> Tensor:

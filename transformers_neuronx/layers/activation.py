@@ -10,7 +10,7 @@ from transformers_neuronx.pyhlo import Tensor
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x Φ(x), with the normal distribution's Φ itself (Hendrycks and Gimpel, arXiv:1606.08415)."""
+    """X Φ(x), with the normal distribution's Φ itself (Hendrycks and Gimpel, arXiv:1606.08415)."""
     return x * (hlo.erf(x * math.sqrt(0.5)) + 1.0) * 0.5
 
 

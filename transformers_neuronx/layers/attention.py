@@ -28,37 +28,90 @@ def attention(
     q, k, v = (hlo.reshape(linear(x, part), b, n, -1, head_dim) for part in (w.q, w.k, w.v))
     if rotate is not None:
         q, k = rotate(q), rotate(k)
-    cache = cache.updated(k, v, step)
-    keys, values = cache.keys, cache.values
-    if step.slots is not None:
-        keys, values = hlo.take(keys, step.slots), hlo.take(values, step.slots)
-    context = _attend(q, keys, values, step.positions, width=step.width, scale=1 / math.sqrt(head_dim))
-    return linear(hlo.reshape(context, b, n, -1), w.out), cache
+    slots = () if step.slots is None else (step.slots,)
+    context, keys, values = _attend(
+        q, k, v, cache.keys, cache.values, step.start, step.length, *slots, width=step.width, scale=head_dim**-0.5
+    )
+    return linear(hlo.reshape(context, b, n, -1), w.out), Cache(keys, values)
 
 
-def _attend_body(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, width: int, scale: float) -> Tensor:
-    """softmax(q Kᵀ scale) V over the positions up to each token's own, as far as `width`.
+def _attend_body(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: Tensor,
+    length: Tensor,
+    slots: Tensor | None = None,
+    *,
+    width: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
-    q [b, n, heads, d]; keys, values [b, kv_heads, positions, d]; positions s32[b, n] -> [b, n, heads, d].
-    Each key head serves heads / kv_heads query heads.
+    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; keys, values [slots * kv_heads, positions, d]; start, length,
+    slots s32[b] as in `Step`; no position beyond `width` is looked at. Each head of keys serves heads / kv_heads
+    of queries. -> context [b, n, heads, d], keys, values
     """
     b, n, heads, d = q.sizes
-    keys, values = (hlo.slice(cached, 2, 0, width) for cached in (keys, values))
-    kv_heads = keys.sizes[1]
+    kv_heads = k.sizes[2]
+    k, v = (hlo.reshape(hlo.transpose(new, 0, 2, 1, 3), b * kv_heads, n, d) for new in (k, v))
+    rows = slots if slots is not None else hlo.iota("s32", [b])
+    updated = [_write(cached, new, rows, start, length) for cached, new in ((keys, k), (values, v))]
+    visible = updated
+    if width < keys.sizes[1]:
+        # Cut first and written again: XLA would copy the whole of a cache that it has to cut after writing.
+        cut = (hlo.slice(cached, 1, 0, width) for cached in (keys, values))
+        visible = [_write(cached, new, rows, start, length) for cached, new in zip(cut, (k, v), strict=True)]
+    if slots is not None:
+        visible = [_of_slots(cached, slots, kv_heads) for cached in visible]
+    positions = hlo.reshape(start, b, 1) + hlo.iota("s32", [b, n], 1)
     group = heads // kv_heads
     q = hlo.transpose(hlo.reshape(q, b, n, kv_heads, group, d), 0, 2, 3, 1, 4)
-    q = hlo.reshape(q, b, kv_heads, group * n, d)
-    scores = hlo.dot(q, keys, contract=([3], [3]), batch=([0, 1], [0, 1]), dtype="f32") * scale
-    scores = hlo.reshape(scores, b, kv_heads, group, n, width)
+    q = hlo.reshape(q, b * kv_heads, group * n, d)
+    scores = hlo.dot(q, visible[0], contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     seen = hlo.iota("s32", [b, n, width], 2) <= hlo.reshape(positions, b, n, 1)
-    scores = hlo.select(hlo.reshape(seen, b, 1, 1, n, width), scores, -math.inf)
-    probabilities = hlo.reshape(_softmax(scores), b, kv_heads, group * n, width)
-    context = hlo.dot(hlo.convert(probabilities, values.dtype), values, contract=([3], [2]), batch=([0, 1], [0, 1]))
+    scores = hlo.reshape(scores, b, kv_heads * group, n, width)
+    scores = hlo.select(hlo.reshape(seen, b, 1, n, width), scores, -math.inf)
+    weights = hlo.convert(hlo.reshape(_softmax(scores), b * kv_heads, group * n, width), v.dtype)
+    context = hlo.dot(weights, visible[1], contract=([2], [1]), batch=([0], [0]))
     context = hlo.transpose(hlo.reshape(context, b, kv_heads, group, n, d), 0, 3, 1, 2, 4)
-    return hlo.reshape(context, b, n, heads, d)
+    return hlo.reshape(context, b, n, heads, d), updated[0], updated[1]
 
 
 _attend = hlo.composite("attention", _attend_body)
+
+
+def _write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Tensor) -> Tensor:
+    """`cache` with the first `length[i]` tokens of row `i` at slot `slots[i]` from position `start[i]` on.
+
+    cache [slots * heads, positions, d]; new [b * heads, n, d]. Row by row, a block of n positions is read, changed
+    and written, which XLA does in place; for a scatter it would copy the cache.
+    """
+    rows, n, d = start.sizes[0], *new.sizes[1:]
+    heads = new.sizes[0] // rows
+    # A block that would stick out of the cache is moved back by `shift`, and the new tokens in it forward.
+    first = hlo.minimum(start, cache.sizes[1] - n)
+    shift = start - first
+    offset = hlo.iota("s32", [1, n, 1], 1)
+    for row in range(rows):
+        slot, at, moved, count = (hlo.reshape(hlo.slice(x, 0, row, row + 1)) for x in (slots, first, shift, length))
+        where: list[hlo.Operand] = [slot * heads, at, 0]
+        old = hlo.dynamic_slice(cache, where, [heads, n, d])
+        block = hlo.slice(new, 0, row * heads, (row + 1) * heads)
+        if n > 1:
+            block = hlo.dynamic_slice(hlo.pad(block, 1, n, 0), [0, n - moved, 0], [heads, n, d])
+        real = hlo.logical_and(offset >= moved, offset < moved + count)
+        cache = hlo.dynamic_update_slice(cache, hlo.select(real, block, old), where)
+    return cache
+
+
+def _of_slots(cache: Tensor, slots: Tensor, heads: int) -> Tensor:
+    """The rows of `slots`, s32[b]. [slots * heads, positions, d] -> [b * heads, positions, d]"""
+    _, positions, d = cache.sizes
+    found = hlo.take(hlo.reshape(cache, -1, heads, positions, d), slots)
+    return hlo.reshape(found, -1, positions, d)
 
 
 def _softmax(x: Tensor) -> Tensor:

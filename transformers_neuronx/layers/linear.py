@@ -11,7 +11,7 @@ from transformers_neuronx.weights import Parameter
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [..., in] times weight [out, in], summed in f32. -> f32[..., out]"""
+    """X [..., in] times weight [out, in], summed in f32. -> f32[..., out]"""
     *lead, features = x.sizes
     count = math.prod(lead)
     # A single row goes as a vector: XLA:CPU streams the weight for a vector, and crawls for a matrix of one row.
@@ -24,7 +24,7 @@ product = hlo.composite("linear", _product)
 
 
 def linear(x: Tensor, w: Any) -> Tensor:
-    """x [..., in] times `w.weight` [out, in] plus `w.bias` [out]. -> [..., out]
+    """X [..., in] times `w.weight` [out, in] plus `w.bias` [out]. -> [..., out]
 
     Of a weight split by outputs, each device returns its own; of one split by inputs, the sum over the devices.
     """

@@ -34,16 +34,6 @@ class Step:
         """The position of every active token. s32[b, n]"""
         return hlo.reshape(self.start, -1, 1) + self.offsets
 
-    @cached_property
-    def cells(self) -> Tensor:
-        """Slot and position that every active token is cached at; padding lies outside of any cache. s32[b, n, 2]"""
-        b, n = self.ids.sizes
-        slots = hlo.iota("s32", [b], 0) if self.slots is None else self.slots
-        real = self.offsets < hlo.reshape(self.length, b, 1)
-        position = hlo.select(real, self.positions, 2**31 - 1)
-        slot = hlo.broadcast_to(hlo.reshape(slots, b, 1), [b, n])
-        return hlo.concatenate([hlo.reshape(slot, b, n, 1), hlo.reshape(position, b, n, 1)], 2)
-
     def last(self, x: Tensor) -> Tensor:
         """Of each row's tokens the last real one. [b, n, ...] -> [b, 1, ...]"""
         b, _, *rest = x.sizes
@@ -52,21 +42,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of the positions seen so far, of one layer. [slots, kv_heads, positions, head_dim]"""
+    """Keys and values of the positions seen so far, of one layer. [slots * kv_heads, positions, head_dim]
+
+    Slots and heads are one axis, the batch of the attention's products: XLA then reads the cache where it lies.
+    """
 
     keys: Tensor
     values: Tensor
-
-    def updated(self, keys: Tensor, values: Tensor, step: Step) -> Cache:
-        """With the active tokens' keys and values, [b, n, kv_heads, head_dim], at their positions."""
-        return Cache(
-            hlo.scatter_rows(self.keys, step.cells, keys, axes=(0, 2)),
-            hlo.scatter_rows(self.values, step.cells, values, axes=(0, 2)),
-        )
-
-    @staticmethod
-    def sizes(slots: int, kv_heads: int, positions: int, head_dim: int) -> tuple[int, int, int, int]:
-        return slots, kv_heads, positions, head_dim
 
 
 def step_parameter(b: int, n: int, width: int, own_slots: bool) -> Step:

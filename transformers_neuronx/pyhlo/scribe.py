@@ -28,6 +28,8 @@ _BUILDER_CODE = (str(Path(__file__).parent), str(Path(__file__).parent.parent / 
 # How the wire format stores the elements of a literal; what is not named here goes as raw bytes.
 _LISTED = {"pred", "s32", "s64", "u32", "u64", "f32", "f64"}
 
+Written = tuple[int, Union["Shape", "TupleShape"]]  # a computation's id and the shape of its output
+Traced = tuple["Tensor", hlo_pb2.HloComputationProto]
 Function = Callable[["HloScribe"], Union["Tensor", Sequence["Tensor"]]]
 
 
@@ -191,7 +193,7 @@ class HloScribe:
         self.aliases: list[tuple[Tensor, Tensor, bool]] = []
         self._open: list[list[hlo_pb2.HloInstructionProto]] = []
         self._scopes: list[str] = []
-        self._written: dict[Hashable, tuple[int, Shape | TupleShape]] = {}
+        self._written: dict[Hashable, Written] = {}
         self._last_id = 0
 
     def __getattr__(self, name: str) -> DType:
@@ -233,7 +235,7 @@ class HloScribe:
         finally:
             self._scopes.pop()
 
-    def computation(self, function: Function, name: str, key: Hashable = None) -> tuple[int, Shape | TupleShape]:
+    def computation(self, function: Function, name: str, key: Hashable = None) -> Written:
         """Write a nested computation; its id and output shape. The same `key` is written once in a module."""
         if key is not None and key in self._written:
             return self._written[key]
@@ -242,9 +244,7 @@ class HloScribe:
             self._written[key] = proto.id, root.shape
         return proto.id, root.shape
 
-    def write(
-        self, shape: Shape | TupleShape, op: str, operands: Sequence[Tensor], fields: dict[str, Any]
-    ) -> Tensor:
+    def write(self, shape: Shape | TupleShape, op: str, operands: Sequence[Tensor], fields: dict[str, Any]) -> Tensor:
         """Append one instruction to the computation that is open; see the class for what `fields` may be."""
         for operand in operands:
             if not isinstance(operand, Tensor) or operand.scribe is not self:
@@ -286,9 +286,11 @@ class HloScribe:
                 )
         return called
 
-    def _trace(self, function: Function, name: str) -> tuple[Tensor, hlo_pb2.HloComputationProto]:
+    def _trace(self, function: Function, name: str) -> Traced:
         instructions: list[hlo_pb2.HloInstructionProto] = []
         self._open.append(instructions)
+        # XLA puts the caller's scope before those of a computation that it inlines.
+        scopes, self._scopes = self._scopes, []
         try:
             root = function(self)
             if isinstance(root, list | tuple):
@@ -297,6 +299,7 @@ class HloScribe:
                 raise GraphError(f"{name} wants to return a tensor or several, got {root!r}")
         finally:
             self._open.pop()
+            self._scopes = scopes
         self._last_id += 1
         computation = self.module_proto.computations.add(
             name=f"{name}.{self._last_id}", id=self._last_id, root_id=root.proto.id, instructions=instructions

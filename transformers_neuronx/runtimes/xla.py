@@ -7,8 +7,9 @@ The client is our own: JAX may be imported or not, configured or not, and never 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Sequence
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers_neuronx import env, hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
-from transformers_neuronx.runtimes.base import MemoryStats
+from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
 
 # The versions this file was tested with; the first one below and the first one above are not.
 OLDEST, NEWEST = (0, 10, 2), (0, 13)
@@ -41,16 +42,21 @@ def check_version(version: str) -> None:
 
 @functools.cache
 def _jaxlib() -> Any:
-    """jaxlib's extension module."""
+    """Jaxlib's extension module."""
     try:
         version = metadata.version("jaxlib")
     except metadata.PackageNotFoundError:
         raise EngineError("the cpu and cuda runtimes want jaxlib, which is not installed: pip install jaxlib") from None
     check_version(version)
     env.LOG_LEVEL.set_default()
-    from jaxlib import _jax
+    return importlib.import_module("jaxlib._jax")
 
-    return _jax
+
+@functools.cache
+def _hlo() -> Any:
+    """Jaxlib's wrapper of HLO."""
+    _jaxlib()
+    return importlib.import_module("jaxlib._hlo")
 
 
 class _Aval:
@@ -66,13 +72,12 @@ class _Aval:
 @functools.cache
 def _on_device(device: Any) -> Any:
     """The sharding "all of it on `device`". jaxlib 0.10 asks it for two things that only JAX's own subclass has."""
-    from jaxlib import _hlo
 
     class OnDevice(_jaxlib().SingleDeviceSharding):  # type: ignore[misc]
         memory_kind = None
 
         def _to_xla_hlo_sharding(self, rank: int) -> Any:
-            return _hlo.HloSharding.replicate()
+            return _hlo().HloSharding.replicate()
 
     return OnDevice(device)
 
@@ -94,9 +99,7 @@ class XlaTensor:
         if len(self.arrays) == 1:
             return self.arrays[0]
         jaxlib = _jaxlib()
-        from jaxlib import _hlo
-
-        everywhere = jaxlib.GSPMDSharding(self.devices, _hlo.OpSharding())
+        everywhere = jaxlib.GSPMDSharding(self.devices, _hlo().OpSharding())
         return jaxlib.ArrayImpl(self.arrays[0].aval, everywhere, self.arrays, True, True)
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -109,7 +112,7 @@ class XlaExecutable:
         self.loaded = loaded
         self.devices = devices
 
-    def __call__(self, *tensors: XlaTensor) -> list[XlaTensor]:
+    def __call__(self, *tensors: Any) -> list[DeviceTensor]:
         results = self.loaded.execute_sharded([tensor.argument for tensor in tensors])
         return [XlaTensor(arrays, self.devices) for arrays in results.disassemble_into_single_device_arrays()]
 
@@ -142,7 +145,7 @@ class XlaRuntime:
         count = "one device" if self.device_count == 1 else f"{self.device_count} devices"
         return f"XLA:{self.platform.upper()} (jaxlib {metadata.version('jaxlib')}), {count}, {kind}"
 
-    def compile(self, module: HloModuleProto) -> XlaExecutable:
+    def compile(self, module: HloModuleProto) -> Executable:
         jaxlib = _jaxlib()
         options = jaxlib.CompileOptions()
         options.num_replicas = options.executable_build_options.num_replicas = self.device_count
@@ -157,7 +160,7 @@ class XlaRuntime:
             raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
         return XlaExecutable(loaded, self._devices)
 
-    def put(self, shards: Sequence[np.ndarray[Any, Any]]) -> XlaTensor:
+    def put(self, shards: Sequence[np.ndarray[Any, Any]]) -> DeviceTensor:
         shards = list(shards) * self.device_count if len(shards) == 1 else shards
         if len(shards) != self.device_count:
             raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
@@ -199,7 +202,7 @@ def _cuda_client() -> Any:
 def _cuda_plugin() -> Path:
     for package in ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"):
         try:
-            spec = util.find_spec(package)
+            spec = importlib.util.find_spec(package)
         except ModuleNotFoundError:
             continue
         for folder in spec.submodule_search_locations or [] if spec else []:
