@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
 
 from transformers_neuronx.errors import ConfigError
 
@@ -92,35 +92,48 @@ INERT = frozenset(
 _REQUIRED = object()
 
 
-class HFAttributes:
-    """Reads a Hugging Face configuration attribute by attribute, and in the end knows which were not read.
+def hf(attribute: str, default: Any = _REQUIRED, among: Collection[Any] | None = None) -> Any:
+    """A field of a `ModelConfig` that is read from a Hugging Face attribute, of which `among` may list the values.
 
-    An attribute that is neither read nor known to be inert might change the maths, so `finish` refuses it.
+    `default` is for configurations that leave the attribute out or have None there; a function gets the attributes.
+    """
+    return field(metadata=dict(attribute=attribute, default=default, among=among))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a family needs to know of a Hugging Face configuration: fields made with `hf`.
+
+    FIXED are attributes supported at one value only; WITHOUT_EFFECT are further ones that change nothing.
     """
 
-    def __init__(self, config: Mapping[str, Any] | Any) -> None:
-        self.values = dict(config if isinstance(config, Mapping) else config.to_dict())
-        self.model_type = str(self.values.get("model_type", "model"))
-        self._unread = set(self.values) - INERT
+    FIXED: ClassVar[Mapping[str, Any]] = {}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
 
-    def take(self, name: str, default: Any = _REQUIRED) -> Any:
-        self._unread.discard(name)
-        value = self.values.get(name, default)
-        if value is _REQUIRED:
-            raise ConfigError(f"the {self.model_type} configuration lacks {name!r}")
-        return value
+    @classmethod
+    def from_hf(cls, attributes: Mapping[str, Any]) -> Self:
+        """Read the attributes; one that is unknown might change the maths and is refused, never ignored."""
+        family = attributes.get("model_type", cls.__name__)
+        values = {f.name: _read(family, attributes, **f.metadata) for f in fields(cls)}
+        for name, only in cls.FIXED.items():
+            _read(family, attributes, name, only, [only])
+        known = {f.metadata["attribute"] for f in fields(cls)} | set(cls.FIXED) | cls.WITHOUT_EFFECT | INERT
+        if unknown := {n: v for n, v in sorted(attributes.items()) if n not in known and v is not None}:
+            listed = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
+            raise ConfigError(f"the {family} configuration has attributes that are not supported: {listed}")
+        return cls(**values)
 
-    def choose(self, name: str, supported: Sequence[Any] | Mapping[Any, Any], default: Any = _REQUIRED) -> Any:
-        """The value of an attribute of which only some values are supported."""
-        value = self.take(name, default)
-        if value not in supported:
-            wanted = ", ".join(map(repr, supported))
-            raise ConfigError(f"the {self.model_type} configuration has {name}={value!r}; supported: {wanted}")
-        return value
 
-    def finish(self) -> None:
-        """Refuse what was not read."""
-        unread = {name: self.values[name] for name in sorted(self._unread) if self.values[name] is not None}
-        if unread:
-            listed = ", ".join(f"{name}={value!r}" for name, value in unread.items())
-            raise ConfigError(f"the {self.model_type} configuration has attributes that are not supported: {listed}")
+def _read(
+    family: str, attributes: Mapping[str, Any], attribute: str, default: Any, among: Collection[Any] | None
+) -> Any:
+    value = attributes.get(attribute)
+    if value is None:
+        value = default(attributes) if callable(default) else default
+    if value is _REQUIRED:
+        raise ConfigError(f"the {family} configuration lacks {attribute!r}")
+    if among is not None and value not in among:
+        raise ConfigError(
+            f"the {family} configuration has {attribute}={value!r}; supported: {', '.join(map(repr, among))}"
+        )
+    return value

@@ -18,7 +18,7 @@ import numpy as np
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import Buckets
-from transformers_neuronx.layers.step import Cache, step_parameter
+from transformers_neuronx.layers.step import declare_cache, declare_step
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type
@@ -157,7 +157,7 @@ class Decoder:
 
     # The programs.
 
-    def cache_sizes(self) -> tuple[int, ...]:
+    def cache_sizes(self) -> tuple[int, int, int]:
         """One device's cache of keys, or of values, of one layer."""
         degree = self.runtime.device_count
         kv_heads = Split(axis=0).padded(self.config.n_kv_head, degree) // degree
@@ -170,57 +170,47 @@ class Decoder:
         weights in the order of the table. Results: logits f32[rows, vocab] of each row's last token, or the hidden
         state; then the caches, in the memory of those that came in.
         """
-        dtype, degree, config, graph = self.dtype, self.runtime.device_count, self.config, self.family.graph
+        config, graph, degree = self.config, self.family.graph, self.runtime.device_count
 
         def program(scribe: HloScribe) -> list[Tensor]:
-            step = step_parameter(*shape, own_slots=shape.rows != self.slots)
-            number = 1
+            parameters = hlo.Parameters()
+            step = declare_step(parameters, *shape, own_slots=shape.rows != self.slots)
             if not piece.embed:
-                sizes = shape.rows, shape.active, config.hidden_size
-                x = incoming = dtype_named(dtype)[sizes].Parameter(parameter_number=number, name="hidden")
-                number += 1
-            caches = []
-            for layer in range(piece.layers):
-                cache_shape = dtype_named(dtype)[self.cache_sizes()]
-                keys = cache_shape.Parameter(parameter_number=number, name=f"layer.{layer}.keys")
-                values = cache_shape.Parameter(parameter_number=number + 1, name=f"layer.{layer}.values")
-                caches.append(Cache(keys, values))
-                number += 2
+                hidden = dtype_named(self.dtype)[shape.rows, shape.active, config.hidden_size]
+                x = parameters.add(hidden, "hidden")
+            caches = [
+                declare_cache(parameters, self.dtype, self.cache_sizes(), f"layer.{layer}.")
+                for layer in range(piece.layers)
+            ]
             if piece.embed or piece.head:
-                shared = declare(self.shared_table, number, dtype, degree)
-                number += len(self.shared_table)
+                shared = declare(self.shared_table, parameters, self.dtype, degree)
             if piece.embed:
                 with scribe.scope("embed"):
                     x = graph.embed(config, shared, step)
             prepared = [graph.prepare(config, step)] if hasattr(graph, "prepare") else []
-            after = []
             for layer, cache in enumerate(caches):
-                weights = declare(self.layer_table, number, dtype, degree, f"layer.{layer}.")
-                number += len(self.layer_table)
+                weights = declare(self.layer_table, parameters, self.dtype, degree, f"layer.{layer}.")
                 with scribe.scope(f"layer.{layer}"):
-                    x, cache = graph.layer(config, weights, x, cache, step, *prepared)
-                after.append(cache)
+                    x, caches[layer] = graph.layer(config, weights, x, cache, step, *prepared)
+                caches[layer].keys.set_alias_to(cache.keys, must=True)
+                caches[layer].values.set_alias_to(cache.values, must=True)
             if piece.head:
                 with scribe.scope("head"):
                     x = hlo.reshape(graph.head(config, shared, step.last(x)), shape.rows, config.vocab_size)
-            elif not piece.embed:
-                x.set_alias_to(incoming)
-            for new, old in zip(after, caches, strict=True):
-                new.keys.set_alias_to(old.keys, must=True)
-                new.values.set_alias_to(old.values, must=True)
-            return [x, *(tensor for cache in after for tensor in (cache.keys, cache.values))]
+            return [x, *(tensor for cache in caches for tensor in (cache.keys, cache.values))]
 
         return compile_py_func(program)
 
     def reorder_module(self) -> HloModuleProto:
         """The program that gives every slot the cache of the slot named for it. Parameters: s32[slots], the caches."""
 
-        def reorder(_: HloScribe) -> list[Tensor]:
-            source = dtype_named("s32")[self.slots].Parameter(parameter_number=0, name="source")
+        def reorder(scribe: HloScribe) -> list[Tensor]:
+            parameters = hlo.Parameters()
+            source = parameters.add(dtype_named("s32")[self.slots], "source")
             rows, positions, d = self.cache_sizes()
             outputs = []
-            for number in range(1, 1 + 2 * self.config.n_layer):
-                cache = dtype_named(self.dtype)[rows, positions, d].Parameter(parameter_number=number)
+            for _ in range(2 * self.config.n_layer):
+                cache = parameters.add(dtype_named(self.dtype)[rows, positions, d], "cache")
                 by_slot = hlo.take(hlo.reshape(cache, self.slots, -1, positions, d), source)
                 outputs.append(hlo.reshape(by_slot, rows, positions, d))
                 outputs[-1].set_alias_to(cache, must=True)

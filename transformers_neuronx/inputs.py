@@ -28,7 +28,8 @@ class Rows:
     @property
     def end(self) -> np.ndarray[Any, Any]:
         """The position after each row's last token."""
-        return self.start + np.array([len(row) for row in self.tokens])
+        end: np.ndarray[Any, Any] = self.start + np.array([len(row) for row in self.tokens])
+        return end
 
 
 def integers(name: str, value: Integers, ndim: int) -> np.ndarray[Any, Any]:
@@ -60,14 +61,10 @@ def read_rows(
     if ids.size == 0:
         raise InputError(f"the prompt is empty: input_ids wants at least one row and one token, got {list(ids.shape)}")
     columns = _columns(cache_ids, batch, n)
+    if attention_mask is not None and start_ids is not None:
+        raise InputError("attention_mask and start_ids both say where padding is: pass one of them")
     real = np.ones((batch, n), bool) if attention_mask is None else _real(attention_mask, batch, n)
-    padding = real.argmax(1)
-    if start_ids is not None:
-        if attention_mask is not None:
-            raise InputError("attention_mask and start_ids both say where padding is: pass one of them")
-        padding = integers("start_ids", start_ids, 1)
-        if padding.shape != (batch,) or (padding < 0).any():
-            raise InputError(f"start_ids wants a number of columns for each of {batch} rows, got {padding.tolist()}")
+    padding = real.argmax(1) if start_ids is None else _padding(start_ids, batch)
     positions = columns - padding[:, None]
     real &= positions >= 0
     empty = np.flatnonzero(~real.any(1))
@@ -96,6 +93,13 @@ def _columns(cache_ids: Integers | None, batch: int, n: int) -> np.ndarray[Any, 
             f"got {columns.tolist()}"
         )
     return np.broadcast_to(columns, (batch, n))
+
+
+def _padding(start_ids: Integers, batch: int) -> np.ndarray[Any, Any]:
+    padding = integers("start_ids", start_ids, 1)
+    if padding.shape != (batch,) or (padding < 0).any():
+        raise InputError(f"start_ids wants a number of columns for each of {batch} rows, got {padding.tolist()}")
+    return padding
 
 
 def _real(attention_mask: Integers, batch: int, n: int) -> np.ndarray[Any, Any]:

@@ -156,37 +156,46 @@ class ForSampling:
         draws the same tokens.
         """
         choose = Chooser(top_k, top_p, temperature, seed)
-        ids = torch.from_numpy(integers("input_ids", input_ids, 2))
-        rows = self._read(input_ids, start_ids=start_ids, attention_mask=attention_mask)
-        if sequence_length <= ids.shape[1]:
-            raise InputError(f"sequence_length={sequence_length} wants to be more than the prompt's {ids.shape[1]}")
-        last = int(rows.end.max()) + sequence_length - ids.shape[1]
-        if last > self.buckets.longest:
-            raise InputError(
-                f"n_positions={self.buckets.longest} is the longest sequence this model takes; "
-                f"sequence_length={sequence_length} needs {last}"
-            )
         eos = self.eos_token_ids if eos_token_override is None else _token_ids(eos_token_override)
+        rows = self._read(input_ids, start_ids=start_ids, attention_mask=attention_mask)
+        ids = torch.from_numpy(integers("input_ids", input_ids, 2))
+        count = sequence_length - ids.shape[1]
+        self._check_room(sequence_length, count, int(rows.end.max()))
         with _ended(streamer):
             if streamer is not None:
                 streamer.put(ids)
-            logits = torch.from_numpy(self._encode(rows, broadcast=True))
-            repeats = len(logits) // len(ids)
-            output, position = [ids.repeat(repeats, 1)], np.tile(rows.end, repeats)
-            done = torch.zeros(len(logits), dtype=torch.bool)
-            for column in range(ids.shape[1], sequence_length):
-                tokens = choose(logits)
-                if eos:
-                    tokens = torch.where(done, eos[0], tokens)
-                    done |= torch.isin(tokens, torch.tensor(eos))
+            output = [ids.repeat(self._repeats(rows), 1)]
+            for tokens in self._generate(rows, count, choose, eos):
                 output.append(tokens[:, None])
                 if streamer is not None:
                     streamer.put(tokens)
-                if done.all() or column + 1 == sequence_length:
-                    break
-                logits = torch.from_numpy(self._feed(Rows(list(tokens.numpy()[:, None]), position)))
-                position = position + 1
         return torch.cat(output, 1)
+
+    def _check_room(self, sequence_length: int, count: int, end: int) -> None:
+        if count < 1:
+            wanted = f"more than the {sequence_length - count} columns of the prompt"
+            raise InputError(f"sequence_length wants to be {wanted}, got {sequence_length}")
+        if end + count > self.buckets.longest:
+            raise InputError(
+                f"n_positions={self.buckets.longest} is the longest sequence this model takes; "
+                f"sequence_length={sequence_length} needs {end + count}"
+            )
+
+    def _generate(self, rows: Rows, count: int, choose: Chooser, eos: list[int]) -> Iterator[torch.Tensor]:
+        """Up to `count` times the next token of every row, s64[batch]; a row past its end repeats it."""
+        logits = torch.from_numpy(self._encode(rows, broadcast=True))
+        position = np.tile(rows.end, self._repeats(rows))
+        done = torch.zeros(len(logits), dtype=torch.bool)
+        for left in reversed(range(count)):
+            tokens = choose(logits)
+            if eos:
+                tokens = torch.where(done, eos[0], tokens)
+                done |= torch.isin(tokens, torch.tensor(eos))
+            yield tokens
+            if done.all() or not left:
+                return
+            logits = torch.from_numpy(self._feed(Rows(list(tokens.numpy()[:, None]), position)))
+            position = position + 1
 
     def _read(self, input_ids: Integers, **where: Integers | None) -> Rows:
         rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=self.buckets.longest, **where)
@@ -194,10 +203,14 @@ class ForSampling:
             raise InputError(f"batch_size={self.batch_size} is what this model takes, got {len(rows.tokens)} rows")
         return rows
 
+    def _repeats(self, rows: Rows) -> int:
+        """How many sequences each prompt serves."""
+        return self.batch_size // self.prompt_batch_size if len(rows.tokens) == self.prompt_batch_size else 1
+
     def _encode(self, rows: Rows, broadcast: bool) -> np.ndarray[Any, Any]:
         """Logits after the rows; a prompt that serves several sequences is copied to their slots."""
-        repeats = self.batch_size // self.prompt_batch_size
-        if not broadcast or repeats == 1 or len(rows.tokens) != self.prompt_batch_size:
+        repeats = self._repeats(rows)
+        if not broadcast or repeats == 1:
             return self._feed(rows)
         logits = self._feed(rows, self.prompt_batch_size)
         self.decoder.reorder(np.tile(np.arange(self.prompt_batch_size), repeats))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.hlo import Parameters
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.pyhlo import Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import to_torch, torch_to_numpy
@@ -141,18 +142,15 @@ class Parameter:
         return self.row.split is not None and self.row.split.axis == 1
 
 
-def declare(table: Sequence[Weight], number: int, dtype: str, degree: int, scope: str = "") -> Any:
-    """Write the table's parameters into the open graph, from parameter `number` on; `w.attn.q.weight` finds one."""
+def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "") -> Any:
+    """The table's rows as parameters of the open graph: `w.attn.q.weight` of what this returns is a `Parameter`."""
     root = SimpleNamespace()
-    for offset, row in enumerate(table):
-        shape = dtype_named(row.dtype or dtype)[row.share(degree)]
-        tensor = shape.Parameter(parameter_number=number + offset, name=scope + row.name)
+    for row in table:
+        tensor = parameters.add(dtype_named(row.dtype or dtype)[row.share(degree)], scope + row.name)
         *path, leaf = row.name.split(".")
         node = root
         for part in path:
-            if not hasattr(node, part):
-                setattr(node, part, SimpleNamespace())
-            node = getattr(node, part)
+            node = node.__dict__.setdefault(part, SimpleNamespace())
         setattr(node, leaf, Parameter(tensor, row, degree))
     return root
 

@@ -1,53 +1,32 @@
 """What of a GPT-2 configuration its graph and weights need."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from transformers_neuronx.config import HFAttributes
+from transformers_neuronx.config import ModelConfig, hf
 from transformers_neuronx.layers import ACTIVATIONS
 
 
 @dataclass(frozen=True)
-class GPT2Config:
-    vocab_size: int
-    n_positions: int
-    hidden_size: int
-    n_layer: int
-    n_head: int
-    n_kv_head: int
-    inner_size: int
-    activation: str
-    eps: float
-    tied: bool
+class GPT2Config(ModelConfig):
+    vocab_size: int = hf("vocab_size")
+    n_positions: int = hf("n_positions")
+    hidden_size: int = hf("n_embd")
+    n_layer: int = hf("n_layer")
+    n_head: int = hf("n_head")
+    n_kv_head: int = hf("n_head")
+    inner_size: int = hf("n_inner", lambda attributes: 4 * attributes["n_embd"])
+    activation: str = hf("activation_function", "gelu_new", among=ACTIVATIONS)
+    eps: float = hf("layer_norm_epsilon", 1e-5)
+    tied: bool = hf("tie_word_embeddings", True)
 
-    @staticmethod
-    def from_hf(hf: Any) -> GPT2Config:
-        read = HFAttributes(hf)
-        hidden_size = read.take("n_embd")
-        for name, only in (
-            ("scale_attn_weights", True),
-            ("scale_attn_by_inverse_layer_idx", False),
-            ("add_cross_attention", False),
-        ):
-            read.choose(name, [only], only)
-        read.take("reorder_and_upcast_attn", False)  # where to round; scores are in f32 here in any case
-        read.take("n_ctx", None)  # an old name of n_positions
-        config = GPT2Config(
-            vocab_size=read.take("vocab_size"),
-            n_positions=read.take("n_positions"),
-            hidden_size=hidden_size,
-            n_layer=read.take("n_layer"),
-            n_head=read.take("n_head"),
-            n_kv_head=read.take("n_head"),
-            inner_size=read.take("n_inner", None) or 4 * hidden_size,
-            activation=read.choose("activation_function", ACTIVATIONS, "gelu_new"),
-            eps=read.take("layer_norm_epsilon", 1e-5),
-            tied=read.take("tie_word_embeddings", True),
-        )
-        read.finish()
-        return config
+    FIXED: ClassVar = {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    }
+    # Where to round, and an old name of n_positions; scores are in f32 here in any case.
+    WITHOUT_EFFECT: ClassVar = frozenset({"reorder_and_upcast_attn", "n_ctx"})
 
     @property
     def head_dim(self) -> int:

@@ -18,6 +18,7 @@ from transformers_neuronx.hlo.contraction import (
     top_k as top_k,
 )
 from transformers_neuronx.hlo.control import (
+    Parameters as Parameters,
     all_gather as all_gather,
     all_reduce as all_reduce,
     composite as composite,

@@ -15,8 +15,20 @@ COMPOSITE_NAME = "composite.name"
 COMPOSITE_ATTRIBUTES = "composite.attributes"
 
 
+class Parameters:
+    """Hands out the parameters of the computation that is being written, one after the other."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, shape: Shape, name: str) -> Tensor:
+        self.count += 1
+        return shape.Parameter(parameter_number=self.count - 1, name=name)
+
+
 def _parameters(shapes: Sequence[Shape]) -> list[Tensor]:
-    return [shape.Parameter(parameter_number=number) for number, shape in enumerate(shapes)]
+    parameters = Parameters()
+    return [parameters.add(shape, f"operand.{number}") for number, shape in enumerate(shapes)]
 
 
 def _array_shapes(op: str, tensors: Sequence[Tensor]) -> list[Shape]:

@@ -58,26 +58,24 @@ def _attend_body(
     kv_heads = k.sizes[2]
     k, v = (hlo.reshape(hlo.transpose(new, 0, 2, 1, 3), b * kv_heads, n, d) for new in (k, v))
     rows = slots if slots is not None else hlo.iota("s32", [b])
-    updated = [_write(cached, new, rows, start, length) for cached, new in ((keys, k), (values, v))]
-    visible = updated
+    updated = visible = [_write(cached, new, rows, start, length) for cached, new in ((keys, k), (values, v))]
     if width < keys.sizes[1]:
         # Cut first and written again: XLA would copy the whole of a cache that it has to cut after writing.
-        cut = (hlo.slice(cached, 1, 0, width) for cached in (keys, values))
-        visible = [_write(cached, new, rows, start, length) for cached, new in zip(cut, (k, v), strict=True)]
+        cut = [(hlo.slice(cached, 1, 0, width), new) for cached, new in ((keys, k), (values, v))]
+        visible = [_write(cached, new, rows, start, length) for cached, new in cut]
     if slots is not None:
         visible = [_of_slots(cached, slots, kv_heads) for cached in visible]
     positions = hlo.reshape(start, b, 1) + hlo.iota("s32", [b, n], 1)
     group = heads // kv_heads
-    q = hlo.transpose(hlo.reshape(q, b, n, kv_heads, group, d), 0, 2, 3, 1, 4)
-    q = hlo.reshape(q, b * kv_heads, group * n, d)
+    q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, group * n, d)
     scores = hlo.dot(q, visible[0], contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     seen = hlo.iota("s32", [b, n, width], 2) <= hlo.reshape(positions, b, n, 1)
-    scores = hlo.reshape(scores, b, kv_heads * group, n, width)
+    scores = hlo.reshape(scores, b, heads, n, width)
     scores = hlo.select(hlo.reshape(seen, b, 1, n, width), scores, -math.inf)
     weights = hlo.convert(hlo.reshape(_softmax(scores), b * kv_heads, group * n, width), v.dtype)
     context = hlo.dot(weights, visible[1], contract=([2], [1]), batch=([0], [0]))
-    context = hlo.transpose(hlo.reshape(context, b, kv_heads, group, n, d), 0, 3, 1, 2, 4)
-    return hlo.reshape(context, b, n, heads, d), updated[0], updated[1]
+    context = hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3)
+    return context, updated[0], updated[1]
 
 
 _attend = hlo.composite("attention", _attend_body)

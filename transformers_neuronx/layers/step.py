@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,8 +52,14 @@ class Cache:
     values: Tensor
 
 
-def step_parameter(b: int, n: int, width: int, own_slots: bool) -> Step:
-    """Parameter 0 of a program, s32[b, 3 + n]: slot, start, length and ids of each row, so that one transfer does."""
-    packed = dtype_named("s32")[b, 3 + n].Parameter(parameter_number=0, name="step")
+def declare_step(parameters: hlo.Parameters, b: int, n: int, width: int, own_slots: bool) -> Step:
+    """The step as one parameter, s32[b, 3 + n]: slot, start, length and ids of each row, so that one transfer does."""
+    packed = parameters.add(dtype_named("s32")[b, 3 + n], "step")
     slots, start, length = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), b) for i in range(3))
     return Step(hlo.slice(packed, 1, 3, 3 + n), start, length, slots if own_slots else None, width)
+
+
+def declare_cache(parameters: hlo.Parameters, dtype: str, sizes: Sequence[int], name: str) -> Cache:
+    """Keys and values as two parameters."""
+    shape = dtype_named(dtype)[sizes]
+    return Cache(parameters.add(shape, f"{name}keys"), parameters.add(shape, f"{name}values"))
