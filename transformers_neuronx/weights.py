@@ -6,6 +6,7 @@ over in it, the parameters of every program, and each device's share. This file 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,12 @@ def as_is(tensor: torch.Tensor) -> torch.Tensor:
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
     """[in, out] of a `Conv1D` as the [out, in] of a `Linear`; its bias as it is."""
     return tensor.movedim(-1, 0)
+
+
+@functools.cache
+def part(index: int, parts: int, layout: Layout = as_is) -> Layout:
+    """Piece `index` of `parts` equal ones along the outputs of a fused layer, once it is laid out."""
+    return lambda tensor: layout(tensor).chunk(parts)[index]
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,9 @@
 """GPT-2's weight table. Its checkpoints hold queries, keys and values in one `Conv1D`, [in, 3 out]."""
 
-from __future__ import annotations
-
-from functools import partial
-
-import torch
-
 from transformers_neuronx.gpt2.config import GPT2Config
-from transformers_neuronx.weights import Split, Weight, columns, linear, norm, rows, transposed
+from transformers_neuronx.weights import Split, Weight, columns, linear, norm, part, rows, transposed
 
 PREFIX = "transformer."
-# Causal masks that older checkpoints carry along.
-IGNORED = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)
-
-
-def third(part: int, tensor: torch.Tensor) -> torch.Tensor:
-    """Queries (0), keys (1) or values (2) out of the fused tensor, [out, in]."""
-    return tensor.chunk(3, dim=-1)[part].movedim(-1, 0)
-
-
-QKV = [partial(third, part) for part in range(3)]
 
 
 def table(config: GPT2Config) -> list[Weight]:
@@ -30,9 +14,9 @@ def table(config: GPT2Config) -> list[Weight]:
         Weight("embed", PREFIX + "wte.weight", (config.vocab_size, h), split=Split(axis=0)),
         Weight("positions", PREFIX + "wpe.weight", (config.n_positions, h)),
         *norm("attn_norm", block + "ln_1", h),
-        *linear("attn.q", block + "attn.c_attn", h, h, heads, layout=QKV[0]),
-        *linear("attn.k", block + "attn.c_attn", h, h, heads, layout=QKV[1]),
-        *linear("attn.v", block + "attn.c_attn", h, h, heads, layout=QKV[2]),
+        *linear("attn.q", block + "attn.c_attn", h, h, heads, layout=part(0, 3, transposed)),
+        *linear("attn.k", block + "attn.c_attn", h, h, heads, layout=part(1, 3, transposed)),
+        *linear("attn.v", block + "attn.c_attn", h, h, heads, layout=part(2, 3, transposed)),
         *linear("attn.out", block + "attn.c_proj", h, h, rows(config.head_dim), layout=transposed),
         *norm("mlp_norm", block + "ln_2", h),
         *linear("mlp.up", block + "mlp.c_fc", inner, h, columns(), layout=transposed),
@@ -42,5 +26,6 @@ def table(config: GPT2Config) -> list[Weight]:
     ]
 
 
-def ignored(config: GPT2Config) -> tuple[str, ...]:
-    return (*IGNORED, r"lm_head\.weight") if config.tied else IGNORED
+def ignored(config: GPT2Config) -> list[str]:
+    causal_masks = r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # that older checkpoints carry along
+    return [causal_masks, r"lm_head\.weight"] if config.tied else [causal_masks]

@@ -57,7 +57,7 @@ def _attend_body(
     b, n, heads, d = q.sizes
     kv_heads = k.sizes[2]
     k, v = (hlo.reshape(hlo.transpose(new, 0, 2, 1, 3), b * kv_heads, n, d) for new in (k, v))
-    rows = slots if slots is not None else hlo.iota("s32", [b])
+    rows = hlo.iota("s32", [b]) if slots is None else slots
     updated = visible = [_write(cached, new, rows, start, length) for cached, new in ((keys, k), (values, v))]
     if width < keys.sizes[1]:
         # Cut first and written again: XLA would copy the whole of a cache that it has to cut after writing.
@@ -65,11 +65,10 @@ def _attend_body(
         visible = [_write(cached, new, rows, start, length) for cached, new in cut]
     if slots is not None:
         visible = [_of_slots(cached, slots, kv_heads) for cached in visible]
-    positions = hlo.reshape(start, b, 1) + hlo.iota("s32", [b, n], 1)
     group = heads // kv_heads
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, group * n, d)
     scores = hlo.dot(q, visible[0], contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
-    seen = hlo.iota("s32", [b, n, width], 2) <= hlo.reshape(positions, b, n, 1)
+    seen = hlo.iota("s32", [b, n, width], 2) <= hlo.reshape(start, b, 1, 1) + hlo.iota("s32", [b, n, 1], 1)
     scores = hlo.reshape(scores, b, heads, n, width)
     scores = hlo.select(hlo.reshape(seen, b, 1, n, width), scores, -math.inf)
     weights = hlo.convert(hlo.reshape(_softmax(scores), b * kv_heads, group * n, width), v.dtype)

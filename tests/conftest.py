@@ -1,0 +1,39 @@
+"""What the tests of several folders share."""
+
+import numpy as np
+import pytest
+
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.pyhlo import dtype_named
+from transformers_neuronx.pyhlo.dtypes import from_numpy
+from transformers_neuronx.runtimes import get_runtime
+
+
+@pytest.fixture(scope="session")
+def write():
+    """`write(function, *arrays)`: the module of `function(*tensors)`, with a parameter like each of the arrays."""
+
+    def written(function, *arrays):
+        def graph(_):
+            shapes = [dtype_named(from_numpy(array.dtype).name)[array.shape] for array in arrays]
+            return function(*(shape.Parameter(parameter_number=i) for i, shape in enumerate(shapes)))
+
+        return compile_py_func(graph)
+
+    return written
+
+
+@pytest.fixture(scope="session")
+def run(write):
+    """`run(function, *arrays, degree=1)`: what the module of `function` computes on the CPU, as a list of arrays.
+
+    An array goes to every device; a list of arrays gives each device its own. Outputs are those of the first device.
+    """
+
+    def ran(function, *arrays, degree=1):
+        shards = [array if isinstance(array, list) else [np.asarray(array)] for array in arrays]
+        runtime = get_runtime("cpu", degree)
+        executable = runtime.compile(write(function, *(pieces[0] for pieces in shards)))
+        return [output.numpy() for output in executable(*map(runtime.put, shards))]
+
+    return ran

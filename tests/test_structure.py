@@ -1,0 +1,88 @@
+"""The shape of the code: who imports whom, how long files and functions are, what is committed."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "transformers_neuronx"
+FAMILIES = ["gpt2"]
+# Each imports only what stands before it; families stand beside each other.
+ORDER = [
+    "errors", "version", "env", "config", "pyhlo", "hlo", "compiler", "module", "weights", "layers", "runtimes",
+    "decoder", "inputs", "sampling", "FAMILY", "generation_utils", "__init__",
+]  # fmt: skip
+FILE_LINES, FUNCTION_LINES = 400, 40
+FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 40, "model.py": 40}
+
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if not path.name.endswith("_pb2.py"))
+
+
+def room(module):
+    """The top-level name under the package, and its place in the order."""
+    name = module.split(".")[1] if "." in module else "__init__"
+    place = "FAMILY" if name in FAMILIES else name
+    assert place in ORDER, f"{name} has no place in the order: add it to ORDER or FAMILIES"
+    return name, ORDER.index(place)
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == PACKAGE.name)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down_only(path):
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    name, place = room(module)
+    for other in imported(path):
+        if not other.startswith(PACKAGE.name + "."):
+            continue
+        other_name, other_place = room(other)
+        assert other_name == name or other_place < place, f"{module} imports {other}, which stands above it"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_and_functions_keep_their_budget(path):
+    text = path.read_text()
+    limit = FAMILY_LINES[path.name] if path.parent.name in FAMILIES and path.name in FAMILY_LINES else FILE_LINES
+    assert text.count("\n") <= limit
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = node.end_lineno - node.lineno + 1
+            assert lines <= FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize(
+    ("engine", "homes"),
+    [
+        ("jaxlib", {"runtimes/xla.py"}),
+        ("os.environ", {"env.py"}),
+        ("torch_neuronx", set()),
+    ],
+)
+def test_engines_and_environment_have_one_home(engine, homes):
+    def uses(path):
+        names = {
+            node.value.id + "." + node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        }
+        return engine in names or any(name.split(".")[0] == engine for name in imported(path) if name)
+
+    users = {str(path.relative_to(PACKAGE)) for path in SOURCES if uses(path)}
+    assert users <= homes
+
+
+def test_what_is_committed_is_small():
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    sizes = {name: (ROOT / name).stat().st_size for name in listing.split("\0") if name and (ROOT / name).exists()}
+    assert sizes, "git lists no files"
+    assert max(sizes.values()) <= 4_000_000
+    assert sum(sizes.values()) <= 30_000_000
