@@ -52,21 +52,23 @@ def read_rows(
 ) -> Rows:
     """The rows of a call.
 
-    input_ids [batch, n]; cache_ids [n] or [batch, n], the column of each token in the whole sequence, counted with
-    padding; start_ids [batch], columns of padding on the left; attention_mask [batch, n], zeros for padding on
-    either side. Raises InputError for anything the model cannot serve.
+    input_ids [batch, n] are the tokens of the last n columns. Where those stand is said by attention_mask
+    [batch, columns], over all columns so far, with zeros for padding wherever it is; or by cache_ids [n] or
+    [batch, n], the columns, and start_ids [batch], how many of them are padding on the left. Raises InputError for
+    anything the model cannot serve.
     """
     ids = integers("input_ids", input_ids, 2)
     batch, n = ids.shape
     if ids.size == 0:
         raise InputError(f"the prompt is empty: input_ids wants at least one row and one token, got {list(ids.shape)}")
-    columns = _columns(cache_ids, batch, n)
-    if attention_mask is not None and start_ids is not None:
-        raise InputError("attention_mask and start_ids both say where padding is: pass one of them")
-    real = np.ones((batch, n), bool) if attention_mask is None else _real(attention_mask, batch, n)
-    padding = real.argmax(1) if start_ids is None else _padding(start_ids, batch)
-    positions = columns - padding[:, None]
-    real &= positions >= 0
+    if attention_mask is None:
+        positions = _columns(cache_ids, batch, n) - _padding(start_ids, batch)
+        real = positions >= 0
+    elif start_ids is None and cache_ids is None:
+        mask = _mask(attention_mask, batch, n)
+        positions, real = mask.cumsum(1)[:, -n:] - 1, mask[:, -n:]
+    else:
+        raise InputError("attention_mask says where tokens stand, and so do start_ids and cache_ids: pass either")
     empty = np.flatnonzero(~real.any(1))
     if empty.size and cache_ids is None:
         raise InputError(f"the prompt is empty: row {empty[0]} is padding only")
@@ -74,8 +76,7 @@ def read_rows(
     if outside.any():
         row, column = np.argwhere(outside)[0]
         raise InputError(f"input_ids wants ids from 0 to {vocab_size - 1}, got {ids[row, column]} in row {row}")
-    first = real.argmax(1)
-    start = np.maximum(positions[np.arange(batch), first], 0)
+    start = np.maximum(positions[np.arange(batch), real.argmax(1)], 0)
     rows = Rows([ids[row, real[row]] for row in range(batch)], start)
     if rows.end.max() > longest:
         raise InputError(f"n_positions={longest} is the longest sequence this model takes, got {rows.end.max()} tokens")
@@ -95,20 +96,18 @@ def _columns(cache_ids: Integers | None, batch: int, n: int) -> np.ndarray[Any, 
     return np.broadcast_to(columns, (batch, n))
 
 
-def _padding(start_ids: Integers, batch: int) -> np.ndarray[Any, Any]:
+def _padding(start_ids: Integers | None, batch: int) -> np.ndarray[Any, Any]:
+    if start_ids is None:
+        return np.zeros((batch, 1), np.int64)
     padding = integers("start_ids", start_ids, 1)
     if padding.shape != (batch,) or (padding < 0).any():
         raise InputError(f"start_ids wants a number of columns for each of {batch} rows, got {padding.tolist()}")
-    return padding
+    return padding[:, None]
 
 
-def _real(attention_mask: Integers, batch: int, n: int) -> np.ndarray[Any, Any]:
+def _mask(attention_mask: Integers, batch: int, n: int) -> np.ndarray[Any, Any]:
     mask = integers("attention_mask", attention_mask, 2)
-    if mask.shape != (batch, n):
-        raise InputError(f"attention_mask wants the shape of input_ids, [{batch}, {n}], got {list(mask.shape)}")
+    if mask.shape[0] != batch or mask.shape[1] < n:
+        raise InputError(f"attention_mask wants [{batch}, {n} or more], over all columns, got {list(mask.shape)}")
     real: np.ndarray[Any, Any] = mask != 0
-    edges = np.abs(np.diff(real, axis=1, prepend=False, append=False)).sum(1)
-    if (edges > 2).any():
-        row = int(np.flatnonzero(edges > 2)[0])
-        raise InputError(f"attention_mask wants padding on the left or the right of each row; row {row} has holes")
     return real

@@ -116,6 +116,15 @@ class ForSampling:
         """Forget all sequences. Calls do not need it: a prompt starts a sequence anew."""
         self.decoder.reset()
 
+    def reorder_cache(self, rows: Integers) -> None:
+        """Row `i` goes on with the sequence of row `rows[i]`, as beams do. rows [up to batch_size]"""
+        source = np.arange(self.batch_size)
+        chosen = integers("reorder_cache", rows, 1)
+        if len(chosen) > self.batch_size or chosen.min() < 0 or chosen.max() >= self.batch_size:
+            raise InputError(f"reorder_cache wants rows below batch_size={self.batch_size}, got {chosen.tolist()}")
+        source[: len(chosen)] = chosen
+        self.decoder.reorder(source)
+
     def forward(
         self,
         input_ids: Integers,
@@ -125,12 +134,13 @@ class ForSampling:
     ) -> torch.Tensor:
         """Logits after the last token of each row, f32[batch, vocab].
 
-        input_ids [batch, n] start new sequences, or, with cache_ids, go on with those of the last call. cache_ids
-        [n] or [batch, n] are the columns of the tokens, counted from the start of the padded prompt. start_ids
-        [batch] are columns of padding on the left; attention_mask [batch, n] has zeros for padding on either side.
+        input_ids [batch, n] start new sequences, or go on with those of the last call: then cache_ids, [n] or
+        [batch, n], are the columns of the tokens, counted from the start of the padded prompt, and start_ids [batch]
+        how many of them are padding on the left. In place of both, attention_mask [batch, columns so far] has zeros
+        for padding, on whatever side it is.
         """
         rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
-        return torch.from_numpy(self._encode(rows, broadcast=cache_ids is None))
+        return torch.from_numpy(self._encode(rows, broadcast=not rows.start.any()))
 
     __call__ = forward
 

@@ -1,0 +1,216 @@
+"""sample() and generate() on the trained checkpoint, token for token against Transformers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from transformers_neuronx.errors import InputError
+from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.gpt2.model import GPT2ForSampling, GPT2ForSamplingWithContextBroadcasting
+from transformers_neuronx.sampling import Chooser
+
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return AutoModelForCausalLM.from_pretrained(TINY_KJV)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY_KJV, pad_token="<|endoftext|>")
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = GPT2ForSampling.from_pretrained(TINY_KJV, n_positions=256, batch_size=8)
+    model.to_neuron()
+    return model
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids="tp{}".format)
+def broadcasting(request):
+    model = GPT2ForSamplingWithContextBroadcasting.from_pretrained(
+        TINY_KJV, n_positions=128, prompt_batch_size=2, batch_size=6, tp_degree=request.param
+    )
+    model.to_neuron()
+    return model
+
+
+@pytest.fixture(scope="module")
+def adapter(model, reference):
+    return HuggingFaceGenerationModelAdapter(reference.config, model)
+
+
+def greedy(reference, ids, length):
+    return reference.generate(ids, max_length=length, do_sample=False, eos_token_id=None, pad_token_id=0)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_two_hundred_greedy_tokens_are_those_of_transformers(model, reference, tokenizer, text):
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    length = ids.shape[1] + 200
+    got = model.sample(ids, length, top_k=1, eos_token_override=-1)
+    assert torch.equal(got, greedy(reference, ids, length))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_of_a_padded_batch_go_on_as_each_does_alone(model, reference, tokenizer, side):
+    batch = tokenizer(TEXTS, return_tensors="pt", padding=True, padding_side=side)
+    width = batch.input_ids.shape[1]
+    where = dict(attention_mask=batch.attention_mask)
+    if side == "left":
+        where = dict(start_ids=(batch.attention_mask == 0).sum(1))
+    got = model.sample(batch.input_ids, width + 50, top_k=1, eos_token_override=-1, **where)
+    assert torch.equal(got[:, :width], batch.input_ids)
+    for row, text in enumerate(TEXTS):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        alone = greedy(reference, ids, ids.shape[1] + 50)
+        assert torch.equal(got[row, width:], alone[0, ids.shape[1] :])
+
+
+def test_a_row_past_its_end_repeats_it_and_all_ended_stops(model, tokenizer):
+    batch = tokenizer(TEXTS, return_tensors="pt", padding=True, padding_side="left")
+    width = batch.input_ids.shape[1]
+    where = dict(top_k=1, attention_mask=batch.attention_mask)
+    free = model.sample(batch.input_ids, width + 150, eos_token_override=-1, **where)[:, width:]
+    # A token that every row comes to, and not all at once.
+    end = next(
+        token
+        for token in range(1023)
+        if (free == token).any(1).all() and len(set((free == token).int().argmax(1).tolist())) > 1
+    )
+    firsts = (free == end).int().argmax(1)
+    got = model.sample(batch.input_ids, width + 150, eos_token_override=end, **where)[:, width:]
+    assert got.shape[1] == firsts.max() + 1
+    for row, first in enumerate(firsts):
+        assert torch.equal(got[row, : first + 1], free[row, : first + 1])
+        assert (got[row, first:] == end).all()
+
+
+def test_the_same_seed_draws_the_same_tokens(model, tokenizer):
+    ids = tokenizer(TEXTS[0], return_tensors="pt").input_ids.repeat(4, 1)
+    one, two, other = (model.sample(ids, 60, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one[0], one[1])
+
+
+def test_draws_follow_the_truncated_distribution():
+    logits = torch.tensor([3.0, 2.0, 1.5, 0.0, -torch.inf]).repeat(40000, 1)
+    drawn = Chooser(top_k=3, top_p=0.8, temperature=2.0, seed=0)(logits)
+    likely = torch.softmax(torch.tensor([3.0, 2.0, 1.5]) / 2.0, -1)
+    assert likely[0] < 0.8 < likely[:2].sum() + 0.1
+    kept = likely.clone()
+    kept[likely.cumsum(-1) - likely >= 0.8] = 0
+    counts = torch.bincount(drawn, minlength=5) / len(drawn)
+    assert np.allclose(counts[:3], kept / kept.sum(), atol=0.01)
+    assert counts[3:].sum() == 0
+
+
+class Recorder:
+    def __init__(self, fail_at=None):
+        self.tokens, self.ended, self.fail_at = [], False, fail_at
+
+    def put(self, value):
+        if len(self.tokens) == self.fail_at:
+            raise RuntimeError("the reader has gone")
+        self.tokens.append(value.clone())
+
+    def end(self):
+        self.ended = True
+
+
+def test_a_streamer_gets_the_prompt_and_then_every_token_once(model, tokenizer):
+    ids = tokenizer(TEXTS[1], return_tensors="pt").input_ids
+    recorder = Recorder()
+    got = model.sample(ids, 30, top_k=1, streamer=recorder)
+    assert recorder.ended
+    assert torch.equal(recorder.tokens[0], ids)
+    assert torch.equal(torch.cat([ids[0], *recorder.tokens[1:]]), got[0])
+
+
+def test_an_exception_in_a_streamer_leaves_the_model_ready(model, tokenizer):
+    ids = tokenizer(TEXTS[1], return_tensors="pt").input_ids
+    before = model.sample(ids, 30, top_k=1)
+    recorder = Recorder(fail_at=5)
+    with pytest.raises(RuntimeError, match="the reader has gone"):
+        model.sample(ids, 30, top_k=1, streamer=recorder)
+    assert recorder.ended
+    assert torch.equal(model.sample(ids, 30, top_k=1), before)
+
+
+class TestPromptsThatServeSeveralSequences:
+    def test_each_sequence_goes_on_with_its_prompt(self, broadcasting, reference, tokenizer):
+        batch = tokenizer(TEXTS[:2], return_tensors="pt", padding=True, padding_side="left")
+        got = broadcasting.sample(
+            batch.input_ids, 60, top_k=1, eos_token_override=-1, attention_mask=batch.attention_mask
+        )
+        assert got.shape == (6, 60)
+        for row in range(6):
+            ids = tokenizer(TEXTS[row % 2], return_tensors="pt").input_ids
+            alone = greedy(reference, ids, ids.shape[1] + 60 - batch.input_ids.shape[1])
+            assert torch.equal(got[row, batch.input_ids.shape[1] :], alone[0, ids.shape[1] :])
+
+    def test_sequences_of_one_prompt_part_when_drawn(self, broadcasting, tokenizer):
+        batch = tokenizer(TEXTS[:2], return_tensors="pt", padding=True, padding_side="left")
+        got = broadcasting.sample(batch.input_ids, 60, attention_mask=batch.attention_mask, seed=0)
+        assert len({tuple(row) for row in got.tolist()}) == 6
+
+    def test_a_whole_batch_of_prompts_is_no_broadcast(self, broadcasting, reference, tokenizer):
+        ids = tokenizer(TEXTS[0], return_tensors="pt").input_ids.repeat(6, 1)
+        want = greedy(reference, ids[:1], 40)
+        assert torch.equal(broadcasting.sample(ids, 40, top_k=1, eos_token_override=-1), want.repeat(6, 1))
+
+
+class TestGenerate:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(do_sample=False),
+            dict(num_beams=4, num_return_sequences=2),
+            dict(num_beams=2, length_penalty=0.5, early_stopping=True, no_repeat_ngram_size=3),
+            dict(repetition_penalty=1.3),
+        ],
+        ids=str,
+    )
+    def test_tokens_are_those_of_transformers(self, adapter, reference, tokenizer, options):
+        batch = tokenizer(TEXTS[:2], return_tensors="pt", padding=True, padding_side="left")
+        options = dict(max_length=60, pad_token_id=0) | options
+        assert torch.equal(adapter.generate(**batch, **options), reference.generate(**batch, **options))
+
+    def test_a_seed_draws_what_transformers_draws(self, adapter, reference, tokenizer):
+        batch = tokenizer(TEXTS[0], return_tensors="pt")
+        options = dict(max_length=60, do_sample=True, temperature=0.7, pad_token_id=0)
+        torch.manual_seed(0)
+        ours = adapter.generate(**batch, **options)
+        torch.manual_seed(0)
+        assert torch.equal(ours, reference.generate(**batch, **options))
+
+    def test_more_beams_than_the_batch_is_refused(self, adapter, tokenizer):
+        batch = tokenizer(TEXTS[0], return_tensors="pt")
+        with pytest.raises(InputError, match="batch_size=8 is what this model takes, got 9 rows"):
+            adapter.generate(**batch, num_beams=9, max_length=60)
+
+
+def test_caches_stay_on_the_device_in_the_same_memory(model, tokenizer):
+    ids = tokenizer(TEXTS[0], return_tensors="pt").input_ids
+
+    def addresses():
+        return [cache.arrays[0].unsafe_buffer_pointer() for cache in model.decoder.caches]
+
+    before = addresses()
+    model.sample(ids, 40, top_k=1)
+    assert addresses() == before
+    cache_bytes = sum(4 * int(np.prod(cache.shape)) for cache in model.decoder.caches)
+    for (shape, _), executable in model.decoder._executables.items():
+        memory = executable.memory()
+        logits, tuple_table = 4 * shape.rows * 1023, 8 * (1 + len(model.decoder.caches))
+        assert memory.aliased == cache_bytes
+        assert memory.outputs - memory.aliased == logits + tuple_table
+        assert executable.text().count("must-alias") == len(model.decoder.caches)
