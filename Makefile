@@ -1,0 +1,38 @@
+# make demo   text from the bundled checkpoint
+# make test   lint, types and the tests, in at most 15 minutes on two cores
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-all lint proto clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed-for-tests lint
+	$(BIN)/python -m pytest tests -m "not slow"
+
+test-all: $(VENV)/.installed-for-tests lint
+	$(BIN)/python -m pytest tests
+
+lint: $(VENV)/.installed-for-tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Regenerate the Python of the wire format.
+proto: $(VENV)/.installed-for-tests
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. transformers_neuronx/pyhlo/hlo.proto
+
+$(VENV)/.installed: setup.py constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-for-tests: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,45 @@
+"""The README's Python and the examples run as a stranger would run them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command):
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def test_the_readme_runs_as_one_program(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    assert len(blocks) == 3
+    program = tmp_path / "readme.py"
+    program.write_text("\n".join(blocks))
+    result = run(program)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("And God said unto Moses,") == 2
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for document in ("README.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text()):
+            assert target.startswith("https://") or (ROOT / target).exists(), f"{document} links to {target}"
+
+
+@pytest.mark.parametrize("options", [[], ["--tp-degree", "2", "--amp", "bf16", "--tokens", "20", "--top-k", "1"]])
+def test_the_demo(options):
+    result = run("examples/demo.py", *options)
+    assert result.returncode == 0, result.stderr
+    assert "XLA:CPU" in result.stdout
+    assert "And it came to pass in those days, that" in result.stdout
+    assert re.search(r"\d+ tokens, \d+ a second, the first after \d+ ms", result.stdout)
+
+
+def test_the_demo_says_what_is_wrong_with_a_bad_model():
+    result = run("examples/demo.py", "--model", "./no-such-model")
+    assert result.returncode != 0
+    assert "no-such-model" in result.stderr
