@@ -114,7 +114,7 @@ class Decoder:
         self.layer_table = [row for row in table if row.layered]
         self.weights: dict[Key, DeviceTensor] = {}
         self.caches: list[DeviceTensor] = []
-        self._executables: dict[tuple[Shape, Piece], Executable] = {}
+        self._programs: dict[Shape, list[tuple[Piece, Executable]]] = {}
         self._reorder: Executable | None = None
 
     # Loading and compiling.
@@ -142,18 +142,15 @@ class Decoder:
     def compile(self, shapes: Iterable[Shape], progress: Progress = lambda done: None) -> None:
         """Compile the programs that are not there yet, several at a time. Reports each shape."""
 
-        def compile_one(shape: Shape) -> None:
-            for piece in self._pieces(shape):
-                if (shape, piece) not in self._executables:
-                    self._executables[shape, piece] = self.runtime.compile(self.module(shape, piece))
+        def build(shape: Shape) -> None:
+            parts = pieces(self.config.n_layer, self.unroll if shape.active == 1 else self.context_unroll)
+            built = {piece: self.runtime.compile(self.module(shape, piece)) for piece in dict.fromkeys(parts)}
+            self._programs[shape] = [(piece, built[piece]) for piece in parts]
             progress(f"{shape.active} of {shape.width}")
 
+        missing = [shape for shape in dict.fromkeys(shapes) if shape not in self._programs]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(compile_one, shapes):
-                pass
-
-    def _pieces(self, shape: Shape) -> list[Piece]:
-        return pieces(self.config.n_layer, self.unroll if shape.active == 1 else self.context_unroll)
+            list(pool.map(build, missing))
 
     # The programs.
 
@@ -234,7 +231,8 @@ class Decoder:
         """
         rows, active = ids.shape
         shape = Shape(rows, active, self.buckets.width(max(active, int((start + length).max()))))
-        self.compile([shape])
+        if shape not in self._programs:
+            self.compile([shape])
         packed = np.concatenate([np.stack([np.arange(rows), start, length], 1), ids], 1).astype(np.int32)
         try:
             return self._run_pieces(shape, packed).numpy()
@@ -247,12 +245,11 @@ class Decoder:
         step = self.runtime.put([packed])
         x: list[DeviceTensor] = []
         first = 0
-        for piece in self._pieces(shape):
+        for piece, executable in self._programs[shape]:
             caches = slice(2 * first, 2 * (first + piece.layers))
             shared = [self.weights[None, row.name] for row in self.shared_table] if piece.embed or piece.head else []
             layers = range(first, first + piece.layers)
             weights = [self.weights[layer, row.name] for layer in layers for row in self.layer_table]
-            executable = self._executables[shape, piece]
             out, *self.caches[caches] = executable(step, *x, *self.caches[caches], *shared, *weights)
             x = [out]
             first += piece.layers

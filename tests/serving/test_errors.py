@@ -65,8 +65,8 @@ def test_a_program_that_fails_leaves_the_model_usable(model, monkeypatch):
     def fail(*tensors):
         raise KeyboardInterrupt
 
-    for key in list(model.decoder._executables):
-        monkeypatch.setitem(model.decoder._executables, key, fail)
+    for shape, [(piece, _)] in list(model.decoder._programs.items()):
+        monkeypatch.setitem(model.decoder._programs, shape, [(piece, fail)])
     with pytest.raises(KeyboardInterrupt):
         model(PROMPT)
     monkeypatch.undo()

@@ -208,7 +208,7 @@ def test_caches_stay_on_the_device_in_the_same_memory(model, tokenizer):
     model.sample(ids, 40, top_k=1)
     assert addresses() == before
     cache_bytes = sum(4 * int(np.prod(cache.shape)) for cache in model.decoder.caches)
-    for (shape, _), executable in model.decoder._executables.items():
+    for shape, [(_, executable)] in model.decoder._programs.items():
         memory = executable.memory()
         logits, tuple_table = 4 * shape.rows * 1023, 8 * (1 + len(model.decoder.caches))
         assert memory.aliased == cache_bytes
