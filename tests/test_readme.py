@@ -43,3 +43,14 @@ def test_the_demo_says_what_is_wrong_with_a_bad_model():
     result = run("examples/demo.py", "--model", "./no-such-model")
     assert result.returncode != 0
     assert "no-such-model" in result.stderr
+
+
+def test_the_script_that_trained_the_checkpoint(tmp_path):
+    verses = [f"Ge{chapter}:{verse} And it was so.\n" for chapter in range(1, 90) for verse in range(1, 70)]
+    (tmp_path / "text").write_text("".join(verses))
+    options = ["--out", str(tmp_path / "model"), "--text", str(tmp_path / "text"), "--epochs", "0.05"]
+    result = run("examples/train_tiny_kjv.py", *options)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"held-out loss [\d.]+, perplexity [\d.]+", result.stdout)
+    shipped = {path.name for path in (ROOT / "examples" / "tiny-kjv").iterdir()} - {"README.md"}
+    assert {path.name for path in (tmp_path / "model").iterdir()} == shipped
