@@ -77,6 +77,35 @@ class Buckets:
         return next((size for size in self.context if size >= tokens), self.context[-1] if self.context else 1)
 
 
+@dataclass(frozen=True)
+class CompileOptions:
+    """What programs are compiled for: sequences and prompts at once, element type, devices, layers per program."""
+
+    buckets: Buckets
+    batch_size: int = 1
+    prompt_batch_size: int = 1
+    amp: str = "f32"
+    tp_degree: int = 1
+    unroll: int | None = None
+    context_unroll: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.amp not in AMP:
+            raise ConfigError(f"amp wants one of {', '.join(AMP)}, got {self.amp!r}")
+        for name in ("batch_size", "prompt_batch_size", "tp_degree", "unroll", "context_unroll"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} wants a positive number, got {value}")
+        if self.batch_size % self.prompt_batch_size:
+            raise ConfigError(
+                f"batch_size={self.batch_size} wants to be a multiple of prompt_batch_size={self.prompt_batch_size}"
+            )
+
+    @property
+    def repeats(self) -> int:
+        """How many sequences each prompt serves."""
+        return self.batch_size // self.prompt_batch_size
+
+
 # Attributes of a Hugging Face configuration that change nothing in the maths of a decoder at inference.
 INERT = frozenset(
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
-from transformers_neuronx.config import Buckets
+from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.layers.step import declare_cache, declare_step
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
@@ -83,32 +83,15 @@ def pieces(n_layer: int, unroll: int | None) -> list[Piece]:
 
 
 class Decoder:
-    """A family's graph and one checkpoint's weights on a runtime.
+    """A family's graph and one checkpoint's weights on a runtime."""
 
-    `dtype` is the element type of activations, weights and caches; `slots` the number of sequences cached at once;
-    `unroll` and `context_unroll` the layers per program of token generation and of prompts, None for all.
-    """
-
-    def __init__(
-        self,
-        family: Family,
-        config: DecoderConfig,
-        runtime: Runtime,
-        buckets: Buckets,
-        *,
-        dtype: str,
-        slots: int,
-        unroll: int | None = None,
-        context_unroll: int | None = None,
-    ) -> None:
+    def __init__(self, family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions) -> None:
         self.family = family
         self.config = config
         self.runtime = runtime
-        self.buckets = buckets
-        self.dtype = dtype
-        self.slots = slots
-        self.unroll = unroll
-        self.context_unroll = context_unroll
+        self.options = options
+        self.dtype = options.amp
+        self.slots = options.batch_size
         table: list[Weight] = family.weights.table(config)
         self.shared_table = [row for row in table if not row.layered]
         self.layer_table = [row for row in table if row.layered]
@@ -134,16 +117,18 @@ class Decoder:
                 progress(key[1])
         self.reset()
 
-    def planned(self, prompt_rows: int) -> list[Shape]:
+    def planned(self) -> list[Shape]:
         """The programs that ordinary use needs: a prompt in every context bucket, a token in every position bucket."""
-        context = [Shape(prompt_rows, n, self.buckets.width(n)) for n in self.buckets.context]
-        return [*context, *(Shape(self.slots, 1, width) for width in self.buckets.positions)]
+        buckets = self.options.buckets
+        context = [Shape(self.options.prompt_batch_size, n, buckets.width(n)) for n in buckets.context]
+        return [*context, *(Shape(self.slots, 1, width) for width in buckets.positions)]
 
     def compile(self, shapes: Iterable[Shape], progress: Progress = lambda done: None) -> None:
         """Compile the programs that are not there yet, several at a time. Reports each shape."""
 
         def build(shape: Shape) -> None:
-            parts = pieces(self.config.n_layer, self.unroll if shape.active == 1 else self.context_unroll)
+            unroll = self.options.unroll if shape.active == 1 else self.options.context_unroll
+            parts = pieces(self.config.n_layer, unroll)
             built = {piece: self.runtime.compile(self.module(shape, piece)) for piece in dict.fromkeys(parts)}
             self._programs[shape] = [(piece, built[piece]) for piece in parts]
             progress(f"{shape.active} of {shape.width}")
@@ -152,13 +137,19 @@ class Decoder:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(build, missing))
 
+    def compile_reorder(self) -> Executable:
+        """The program of `reorder`, compiled when first asked for."""
+        if self._reorder is None:
+            self._reorder = self.runtime.compile(self.reorder_module())
+        return self._reorder
+
     # The programs.
 
     def cache_sizes(self) -> tuple[int, int, int]:
         """One device's cache of keys, or of values, of one layer."""
         degree = self.runtime.device_count
         kv_heads = Split(axis=0).padded(self.config.n_kv_head, degree) // degree
-        return self.slots * kv_heads, self.buckets.longest, self.config.head_dim
+        return self.slots * kv_heads, self.options.buckets.longest, self.config.head_dim
 
     def module(self, shape: Shape, piece: Piece) -> HloModuleProto:
         """The program of `piece` for `shape`.
@@ -230,7 +221,7 @@ class Decoder:
         ids s32[b, n] with n a context bucket or 1; a row of length 0 stays as it is.
         """
         rows, active = ids.shape
-        shape = Shape(rows, active, self.buckets.width(max(active, int((start + length).max()))))
+        shape = Shape(rows, active, self.options.buckets.width(max(active, int((start + length).max()))))
         if shape not in self._programs:
             self.compile([shape])
         packed = np.concatenate([np.stack([np.arange(rows), start, length], 1), ids], 1).astype(np.int32)
@@ -257,10 +248,9 @@ class Decoder:
 
     def reorder(self, source: np.ndarray[Any, Any]) -> None:
         """Slot `i` goes on with the sequence of slot `source[i]`. source s32[slots]"""
-        if self._reorder is None:
-            self._reorder = self.runtime.compile(self.reorder_module())
+        program = self.compile_reorder()
         try:
-            self.caches = self._reorder(self.runtime.put([source.astype(np.int32)]), *self.caches)
+            self.caches = program(self.runtime.put([source.astype(np.int32)]), *self.caches)
         except BaseException:
             self.reset()
             raise

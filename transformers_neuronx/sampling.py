@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from transformers_neuronx.config import AMP, Buckets, NeuronConfig
+from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig
 from transformers_neuronx.decoder import Decoder, Family
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.inputs import Integers, Rows, integers, read_rows
@@ -37,7 +37,9 @@ class ForSampling:
     `batch_size` sequences are generated at once, from prompts of which `prompt_batch_size` are encoded at once; when
     it is the smaller, each prompt serves several sequences. `amp` is the type of activations, weights and cache:
     f32, bf16 or f16. `tp_degree` devices share each layer. `context_length_estimate` is the number of prompt tokens
-    that one program encodes, or several; 0 is one by one. `unroll` and `context_unroll` are the layers per program.
+    that one program encodes, or several; 0 is one by one; `init_n_active_tokens` is an older name of it. `unroll` and
+    `context_unroll` are the layers per program. With `reorder_cache`, beams have their program compiled beforehand,
+    not when first needed. `tag` names the model in what is shown of it.
     """
 
     family: ClassVar[Family]
@@ -54,29 +56,31 @@ class ForSampling:
         unroll: int | None = None,
         context_length_estimate: int | Sequence[int] | str | None = None,
         context_unroll: int | None = None,
+        init_n_active_tokens: int | None = None,
         neuron_config: NeuronConfig | None = None,
+        reorder_cache: bool = False,
+        tag: str | None = None,
     ) -> None:
         attributes = dict(config) if isinstance(config, Mapping) else config.to_dict()
         self.config = self.family.read_config(attributes)
         self.eos_token_ids = _token_ids(attributes.get("eos_token_id"))
         self.neuron_config = neuron_config or NeuronConfig()
+        self.tag = tag or type(self).__name__
+        self.reorders = reorder_cache
         trained = self.config.n_positions
-        self.buckets = Buckets.of(trained or 2048 if n_positions is None else n_positions, context_length_estimate)
-        if trained is not None and self.buckets.longest > trained:
-            raise ConfigError(f"n_positions={self.buckets.longest} is more than the {trained} the model was made with")
-        if amp not in AMP:
-            raise ConfigError(f"amp wants one of {', '.join(AMP)}, got {amp!r}")
-        self.batch_size = batch_size
-        self.prompt_batch_size = batch_size if prompt_batch_size is None else prompt_batch_size
-        sizes = dict(batch_size=batch_size, prompt_batch_size=self.prompt_batch_size, tp_degree=tp_degree)
-        sizes |= {k: v for k, v in dict(unroll=unroll, context_unroll=context_unroll).items() if v is not None}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(f"{name} wants a positive number, got {value}")
-        if batch_size % self.prompt_batch_size:
-            raise ConfigError(f"batch_size={batch_size} wants to be a multiple of {prompt_batch_size=}")
-        self._decoder_options = dict(dtype=amp, slots=batch_size, unroll=unroll, context_unroll=context_unroll)
-        self._tp_degree = tp_degree
+        context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
+        buckets = Buckets.of(trained or 2048 if n_positions is None else n_positions, context)
+        if trained is not None and buckets.longest > trained:
+            raise ConfigError(f"n_positions={buckets.longest} is more than the {trained} the model was made with")
+        self.options = CompileOptions(
+            buckets=buckets,
+            batch_size=batch_size,
+            prompt_batch_size=batch_size if prompt_batch_size is None else prompt_batch_size,
+            amp=amp,
+            tp_degree=tp_degree,
+            unroll=unroll,
+            context_unroll=context_unroll,
+        )
         self._checkpoint: Checkpoint | None = None
         self._decoder: Decoder | None = None
 
@@ -95,21 +99,23 @@ class ForSampling:
     def decoder(self) -> Decoder:
         """The engine below. Raises ConfigError before `to_neuron`."""
         if self._decoder is None:
-            raise ConfigError(f"{type(self).__name__} is not on a device yet: call to_neuron() first")
+            raise ConfigError(f"{self.tag} is not on a device yet: call to_neuron() first")
         return self._decoder
 
     def to_neuron(self) -> None:
         """Load the weights and compile the programs, showing progress on a terminal."""
         if self._checkpoint is None:
-            raise ConfigError(f"{type(self).__name__} has no weights: make it with from_pretrained")
-        runtime = get_runtime(self.neuron_config.runtime, self._tp_degree)
-        decoder = Decoder(self.family, self.config, runtime, self.buckets, **self._decoder_options)  # type: ignore[arg-type]
+            raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained")
+        runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree)
+        decoder = Decoder(self.family, self.config, runtime, self.options)
         count = len(decoder.shared_table) + len(decoder.layer_table) * self.config.n_layer
-        with tqdm(total=count, desc="loading weights", disable=None, leave=False) as bar:
+        with tqdm(total=count, desc=f"{self.tag}: loading weights", disable=None, leave=False) as bar:
             decoder.load(self._checkpoint, lambda name: bar.update())
-        shapes = decoder.planned(self.prompt_batch_size)
-        with tqdm(total=len(shapes), desc="compiling programs", disable=None, leave=False) as bar:
+        shapes = decoder.planned()
+        with tqdm(total=len(shapes), desc=f"{self.tag}: compiling programs", disable=None, leave=False) as bar:
             decoder.compile(shapes, lambda shape: bar.update())
+        if self.reorders or self.options.repeats > 1:
+            decoder.compile_reorder()
         self._decoder = decoder
 
     def reset(self) -> None:
@@ -118,10 +124,12 @@ class ForSampling:
 
     def reorder_cache(self, rows: Integers) -> None:
         """Row `i` goes on with the sequence of row `rows[i]`, as beams do. rows [up to batch_size]"""
-        source = np.arange(self.batch_size)
+        source = np.arange(self.options.batch_size)
         chosen = integers("reorder_cache", rows, 1)
-        if len(chosen) > self.batch_size or chosen.min() < 0 or chosen.max() >= self.batch_size:
-            raise InputError(f"reorder_cache wants rows below batch_size={self.batch_size}, got {chosen.tolist()}")
+        if len(chosen) > self.options.batch_size or chosen.min() < 0 or chosen.max() >= self.options.batch_size:
+            raise InputError(
+                f"reorder_cache wants rows below batch_size={self.options.batch_size}, got {chosen.tolist()}"
+            )
         source[: len(chosen)] = chosen
         self.decoder.reorder(source)
 
@@ -185,9 +193,9 @@ class ForSampling:
         if count < 1:
             wanted = f"more than the {sequence_length - count} columns of the prompt"
             raise InputError(f"sequence_length wants to be {wanted}, got {sequence_length}")
-        if end + count > self.buckets.longest:
+        if end + count > self.options.buckets.longest:
             raise InputError(
-                f"n_positions={self.buckets.longest} is the longest sequence this model takes; "
+                f"n_positions={self.options.buckets.longest} is the longest sequence this model takes; "
                 f"sequence_length={sequence_length} needs {end + count}"
             )
 
@@ -208,27 +216,29 @@ class ForSampling:
             position = position + 1
 
     def _read(self, input_ids: Integers, **where: Integers | None) -> Rows:
-        rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=self.buckets.longest, **where)
-        if len(rows.tokens) > self.batch_size:
-            raise InputError(f"batch_size={self.batch_size} is what this model takes, got {len(rows.tokens)} rows")
+        rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=self.options.buckets.longest, **where)
+        if len(rows.tokens) > self.options.batch_size:
+            raise InputError(
+                f"batch_size={self.options.batch_size} is what this model takes, got {len(rows.tokens)} rows"
+            )
         return rows
 
     def _repeats(self, rows: Rows) -> int:
         """How many sequences each prompt serves."""
-        return self.batch_size // self.prompt_batch_size if len(rows.tokens) == self.prompt_batch_size else 1
+        return self.options.repeats if len(rows.tokens) == self.options.prompt_batch_size else 1
 
     def _encode(self, rows: Rows, broadcast: bool) -> np.ndarray[Any, Any]:
         """Logits after the rows; a prompt that serves several sequences is copied to their slots."""
         repeats = self._repeats(rows)
         if not broadcast or repeats == 1:
             return self._feed(rows)
-        logits = self._feed(rows, self.prompt_batch_size)
-        self.decoder.reorder(np.tile(np.arange(self.prompt_batch_size), repeats))
+        logits = self._feed(rows, self.options.prompt_batch_size)
+        self.decoder.reorder(np.tile(np.arange(self.options.prompt_batch_size), repeats))
         return np.tile(logits, (repeats, 1))
 
     def _feed(self, rows: Rows, slots: int | None = None) -> np.ndarray[Any, Any]:
         """Logits after the last token of each row, f32[batch, vocab]; long rows go in several windows."""
-        slots = slots or self.batch_size
+        slots = slots or self.options.batch_size
         lengths = np.zeros(slots, np.int64)
         lengths[: len(rows.tokens)] = [len(row) for row in rows.tokens]
         start = np.zeros(slots, np.int64)
@@ -237,7 +247,7 @@ class ForSampling:
         fed = np.zeros(slots, np.int64)
         while (fed < lengths).any():
             left = lengths - fed
-            active = 1 if left.max() == 1 else self.buckets.active(int(left.max()))
+            active = 1 if left.max() == 1 else self.options.buckets.active(int(left.max()))
             now = np.minimum(left, active)
             ids = np.zeros((slots, active), np.int64)
             for row, tokens in enumerate(rows.tokens):
