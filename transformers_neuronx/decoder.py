@@ -99,6 +99,7 @@ class Decoder:
         self.caches: list[DeviceTensor] = []
         self._programs: dict[Shape, list[tuple[Piece, Executable]]] = {}
         self._reorder: Executable | None = None
+        self._tainted = False
 
     # Loading and compiling.
 
@@ -210,6 +211,7 @@ class Decoder:
 
     def reset(self) -> None:
         """Forget all sequences: caches of zeros."""
+        self._tainted = False
         zeros = np.zeros(self.cache_sizes(), element_type(self.dtype).numpy)
         self.caches = [self.runtime.put([zeros]) for _ in range(2 * self.config.n_layer)]
 
@@ -225,8 +227,13 @@ class Decoder:
         if shape not in self._programs:
             self.compile([shape])
         packed = np.concatenate([np.stack([np.arange(rows), start, length], 1), ids], 1).astype(np.int32)
+        if self._tainted and not start.any():
+            self.reset()
         try:
-            return self._run_pieces(shape, packed).numpy()
+            logits = self._run_pieces(shape, packed).numpy()
+            # A NaN left in a cache would reach whoever uses the slot next: attention weighs it with zero.
+            self._tainted |= not np.isfinite(logits).all()
+            return logits
         except BaseException:
             # The caches were given away to a program that did not return them.
             self.reset()

@@ -5,7 +5,6 @@ import inspect
 import pickle
 import threading
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,15 +12,14 @@ from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.pyhlo import HloScribe, active_scribe, dtype_named, hlo_pb2
-from transformers_neuronx.pyhlo.dtypes import ELEMENT_TYPES
 from transformers_neuronx.pyhlo.opcodes import OPCODES
 
 F32, S32, PRED = dtype_named("f32"), dtype_named("s32"), dtype_named("pred")
 
 
-def line():
-    """The line that calls this."""
-    return inspect.currentframe().f_back.f_lineno
+def line_of(function):
+    """The line where `function` starts."""
+    return inspect.getsourcelines(function)[1]
 
 
 def parameter(number=0, *sizes, dtype=F32):
@@ -226,66 +224,6 @@ def test_an_alias_to_something_that_is_no_parameter_is_refused():
         compile_py_func(function)
 
 
-# Literals.
-
-LITERALS = {
-    "pred": ("preds", [True, True, False]),
-    "s4": ("s4s", bytes([1, 0xFE, 7])),
-    "s8": ("s8s", bytes([1, 0xFE, 7])),
-    "s16": ("s16s", np.array([1, -2, 7], "<i2").tobytes()),
-    "s32": ("s32s", [1, -2, 7]),
-    "s64": ("s64s", [1, -2, 7]),
-    "u4": ("u4s", bytes([1, 14, 7])),
-    "u8": ("u8s", bytes([1, 0xFE, 7])),
-    "u16": ("u16s", np.array([1, 65534, 7], "<u2").tobytes()),
-    "u32": ("u32s", [1, 2**32 - 2, 7]),
-    "u64": ("u64s", [1, 2**64 - 2, 7]),
-    "f8e4m3fn": ("f8e4m3fns", bytes([0x38, 0xC0, 0x4E])),
-    "f8e5m2": ("f8e5m2s", bytes([0x3C, 0xC0, 0x47])),
-    "bf16": ("bf16s", np.array([0x3F80, 0xC000, 0x40E0], "<u2").tobytes()),
-    "f16": ("f16s", np.array([0x3C00, 0xC000, 0x4700], "<u2").tobytes()),
-    "f32": ("f32s", [1.0, -2.0, 7.0]),
-    "f64": ("f64s", [1.0, -2.0, 7.0]),
-    "c64": ("c64s", [1.0, 0.0, -2.0, 0.0, 7.0, 0.0]),
-    "c128": ("c128s", [1.0, 0.0, -2.0, 0.0, 7.0, 0.0]),
-}
-NIBBLES = pytest.mark.xfail(strict=True, reason="XLA wants a byte per element, the scribe packs two into one")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=NIBBLES if n in ("s4", "u4") else ()) for n in ELEMENT_TYPES])
-def test_a_literal_has_the_layout_of_its_element_type(name):
-    field, stored = LITERALS[name]
-    value = np.array([1, -2, 0 if name == "pred" else 7]).astype(ELEMENT_TYPES[name].numpy)
-    literal = last(lambda scribe: dtype_named(name)[3].Constant(constant_value=value)).literal
-    written = getattr(literal, field)
-    assert (written if isinstance(written, bytes) else list(written)) == stored
-    assert [f.name for f, _ in literal.ListFields()] == ["shape", field]
-    assert literal.shape.element_type == ELEMENT_TYPES[name].number
-
-
-def test_a_literal_is_row_major_whatever_the_array_is():
-    value = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
-    assert list(last(lambda scribe: F32[2, 3].Constant(constant_value=value)).literal.f32s) == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_literal_may_be_a_value_a_dict_or_a_message():
-    message = last(lambda scribe: F32[2].Constant(constant_value=[1, 2])).literal
-    for given in ([1.0, 2.0], dict(f32s=[1, 2]), message):
-        assert last(lambda scribe, given=given: F32[2].Constant(literal=given)).literal == message
-
-
-def test_a_value_of_other_sizes_than_declared_is_refused():
-    with pytest.raises(GraphError, match=r"Constant wants a value of the sizes it declares, f32\[2\], got \[3\]"):
-        compile_py_func(lambda scribe: F32[2].Constant(constant_value=[1, 2, 3]))
-
-
-def test_the_tables_of_element_types_agree_with_the_wire_format():
-    assert {row.name.upper(): row.number for row in ELEMENT_TYPES.values()}.items() <= dict(
-        hlo_pb2.PrimitiveType.items()
-    ).items()
-    assert ELEMENT_TYPES["s4"].numpy == ml_dtypes.int4
-
-
 # What is refused.
 
 REFUSED = {
@@ -393,35 +331,23 @@ def test_threads_write_graphs_of_their_own():
 
 
 def test_metadata_names_the_line_of_the_graph():
-    lines = []
-
     def function(scribe):
-        x, here = parameter_here(scribe), line()
-        y = hlo.mean(x + 1.0, 0, keep=True) / 2.0
-        lines.extend([here, here + 1])
-        return y
+        x = scribe.f32[4].Parameter(parameter_number=0)
+        return hlo.mean(x + 1.0, 0, keep=True) / 2.0
 
-    def parameter_here(scribe):
-        lines.append(line() + 1)
-        return scribe.f32[4].Parameter(parameter_number=0)
-
-    parameter_line, _, arithmetic_line = (instructions(function), lines)[1]
     written = instructions(function)
-    assert {i.metadata.source_file for i in written} == {__file__}
-    assert written[0].metadata.source_line == parameter_line
     assert len(written) > 8
-    assert {i.metadata.source_line for i in written[1:]} == {arithmetic_line}
+    assert {i.metadata.source_file for i in written} == {__file__}
+    assert written[0].metadata.source_line == line_of(function) + 1
+    assert {i.metadata.source_line for i in written[1:]} == {line_of(function) + 2}
 
 
 def test_a_composite_body_has_lines_of_its_own():
-    body_lines = []
-
     def body(x):
-        body_lines.append(line() + 1)
         return x * x
 
     module = compile_py_func(lambda scribe: hlo.composite("square", body)(parameter(0, 2)))
-    assert module.computations[0].instructions[-1].metadata.source_line == body_lines[0]
+    assert module.computations[0].instructions[-1].metadata.source_line == line_of(body) + 1
 
 
 def test_layers_are_graph_code_too():
@@ -430,7 +356,7 @@ def test_layers_are_graph_code_too():
 
     source = instructions(lambda scribe: activation.silu(parameter(0, 2)))[-1].metadata
     assert source.source_file == activation.__file__
-    assert source.source_line == inspect.getsourcelines(activation.silu)[1] + 1
+    assert source.source_line == line_of(activation.silu) + 1
 
 
 def test_scopes_are_prefixes_of_the_names_in_metadata():

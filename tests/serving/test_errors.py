@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -70,6 +71,15 @@ def test_a_program_that_fails_leaves_the_model_usable(model, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         model(PROMPT)
     monkeypatch.undo()
+    assert torch.equal(model(PROMPT), before)
+
+
+def test_a_nan_in_the_cache_does_not_reach_the_next_sequence(model):
+    before = model(PROMPT)
+    decoder = model.decoder
+    poison = np.full(decoder.cache_sizes(), np.nan, np.float32)
+    decoder.caches = [decoder.runtime.put([poison]) for _ in decoder.caches]
+    assert model(PROMPT, cache_ids=[3, 4, 5]).isnan().all()
     assert torch.equal(model(PROMPT), before)
 
 

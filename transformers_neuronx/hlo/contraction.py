@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers_neuronx.errors import GraphError
-from transformers_neuronx.hlo.elementwise import as_dtype, constant, equal, select
+from transformers_neuronx.hlo.elementwise import as_dtype, constant, equal, logical_or, not_equal, select
 from transformers_neuronx.hlo.shaping import axis_of, iota
 from transformers_neuronx.pyhlo import DType, HloScribe, Tensor, dtype_named
-from transformers_neuronx.pyhlo.dtypes import FLOATS, element_type
+from transformers_neuronx.pyhlo.dtypes import FLOATS, limits
 
 
 def dot(
@@ -33,6 +33,9 @@ def dot(
         sizes_a, sizes_b = [a.sizes[i] for i in axes_a], [b.sizes[i] for i in axes_b]
         if sizes_a != sizes_b:
             raise GraphError(f"dot wants equal {meaning} sizes, got {sizes_a} of {a!r} and {sizes_b} of {b!r}")
+    for x, axes in ((a, [*contract_a, *batch_a]), (b, [*contract_b, *batch_b])):
+        if len(set(axes)) < len(axes):
+            raise GraphError(f"dot wants each axis of {x!r} once, got {axes}")
     free_a = [size for axis, size in enumerate(a.sizes) if axis not in (*contract_a, *batch_a)]
     free_b = [size for axis, size in enumerate(b.sizes) if axis not in (*contract_b, *batch_b)]
     sizes = [*(a.sizes[i] for i in batch_a), *free_a, *free_b]
@@ -77,48 +80,47 @@ def sum(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
 
 
 def max(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    return reduce(x, "Maximum", _lowest(x.dtype), axes, keep)
+    return reduce(x, "Maximum", limits(x.dtype.name)[0], axes, keep)
 
 
 def min(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    return reduce(x, "Minimum", _highest(x.dtype), axes, keep)
+    return reduce(x, "Minimum", limits(x.dtype.name)[1], axes, keep)
 
 
 def mean(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
+    if x.dtype.name not in FLOATS:
+        raise GraphError(f"mean wants floating-point elements, got {x!r}")
     chosen = [axes] if isinstance(axes, int) else axes
     return sum(x, axes, keep) * (1.0 / math.prod(x.sizes[axis] for axis in chosen))
 
 
 def any(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    return reduce(x, "Or", False, axes, keep)
+    return reduce(_predicates("any", x), "Or", False, axes, keep)
 
 
 def all(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    return reduce(x, "And", True, axes, keep)
+    return reduce(_predicates("all", x), "And", True, axes, keep)
 
 
-def _lowest(dtype: DType) -> float:
-    if dtype.name in FLOATS:
-        return -math.inf
-    return 0 if dtype.name[0] == "u" else float(-(1 << element_type(dtype.name).bits - 1))
-
-
-def _highest(dtype: DType) -> float:
-    if dtype.name in FLOATS:
-        return math.inf
-    bits = element_type(dtype.name).bits - (dtype.name[0] != "u")
-    return float((1 << bits) - 1)
+def _predicates(op: str, x: Tensor) -> Tensor:
+    if x.dtype.name != "pred":
+        raise GraphError(f"{op} wants predicates, got {x!r}")
+    return x
 
 
 def argmax(x: Tensor, axis: int) -> Tensor:
-    """The s32 index of the largest element along `axis`; the first one, where several are equal."""
+    """The s32 index of the largest element along `axis`; of several the first; that of a NaN, where there is one."""
     axis = axis_of("argmax", x, axis)
-    positions = select(equal(x, max(x, axis, keep=True)), iota("s32", x.sizes, axis), x.sizes[axis])
+    largest = logical_or(equal(x, max(x, axis, keep=True)), not_equal(x, x))
+    positions = select(largest, iota("s32", x.sizes, axis), x.sizes[axis])
     return min(positions, axis)
 
 
 def sort(x: Tensor, axis: int = -1, descending: bool = False, payload: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`x` in order along `axis`, and `payload` (by default the s32 positions) carried along. Ties keep their order."""
+    """`x` in order along `axis`, and `payload` (by default the s32 positions) carried along.
+
+    Equal elements keep their order. NaN counts as the largest, and -0 as below 0.
+    """
     axis = axis_of("sort", x, axis)
     payload = iota("s32", x.sizes, axis) if payload is None else payload
     if payload.sizes != x.sizes:
@@ -127,7 +129,9 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False, payload: Tensor | 
     def in_order(_: HloScribe) -> Tensor:
         a, b = x.dtype.Parameter(parameter_number=0), x.dtype.Parameter(parameter_number=1)
         payload.dtype.Parameter(parameter_number=2), payload.dtype.Parameter(parameter_number=3)
-        return dtype_named("pred").Compare(a, b, comparison_direction="GT" if descending else "LT")
+        direction = "GT" if descending else "LT"
+        kind = "TOTALORDER" if x.dtype.name in FLOATS else ""
+        return dtype_named("pred").Compare(a, b, comparison_direction=direction, comparison_type=kind)
 
     both = x.scribe.tuple(x.shape, payload.shape).Sort(x, payload, dimensions=[axis], is_stable=True, to_apply=in_order)
     return element(both, 0), element(both, 1)
@@ -135,6 +139,8 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False, payload: Tensor | 
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The `k` largest along the last axis, largest first, and their s32 positions."""
+    if not x.sizes:
+        raise GraphError(f"top_k wants an axis to choose along, got {x!r}")
     if not 0 < k <= x.sizes[-1]:
         raise GraphError(f"top_k wants between 1 and {x.sizes[-1]} of the last axis of {x!r}, got {k}")
     sizes = (*x.sizes[:-1], k)

@@ -46,10 +46,15 @@ def composite(name: str, body: Callable[..., Tensor | tuple[Tensor, ...]]) -> Ca
     """
 
     def call(*operands: Tensor, **attributes: Any) -> Any:
-        scribe = operands[0].scribe
+        if not operands:
+            raise GraphError(f"{name} wants one tensor or more, got none")
         shapes = _array_shapes(name, operands)
-        text = json.dumps(attributes, sort_keys=True)
-        key = ("composite", name, tuple(map(repr, shapes)), text)
+        try:
+            text = json.dumps(attributes, sort_keys=True)
+        except TypeError as error:
+            raise GraphError(f"{name} wants attributes that JSON can say, got {attributes}") from error
+        scribe = operands[0].scribe
+        key = ("composite", name, body, tuple(map(repr, shapes)), text)
         computation, out = scribe.computation(lambda _: body(*_parameters(shapes), **attributes), name, key)
         result = out.Call(
             *operands,
@@ -99,6 +104,8 @@ def conditional(
     predicate: Tensor, on_true: Callable[..., Tensor], on_false: Callable[..., Tensor], *operands: Tensor
 ) -> Tensor:
     """`on_true(*operands)` or `on_false(*operands)`, only one of which runs; both return the same shape."""
+    if predicate.dtype.name != "pred" or predicate.sizes:
+        raise GraphError(f"conditional wants a pred scalar to choose by, got {predicate!r}")
     shapes = _array_shapes("conditional", operands)
     scribe = predicate.scribe
     whole = scribe.tuple(*shapes)

@@ -9,9 +9,10 @@ import numpy as np
 
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.pyhlo import DType, Tensor, dtype_named
-from transformers_neuronx.pyhlo.dtypes import FLOATS, INTEGERS
+from transformers_neuronx.pyhlo.dtypes import FLOATS, INTEGERS, limits
 
 Operand = Tensor | float | int | bool
+SIGNED = frozenset(name for name in INTEGERS if name.startswith("s"))
 
 
 def as_dtype(dtype: DType | str) -> DType:
@@ -57,10 +58,18 @@ def _together(op: str, *operands: Operand) -> list[Tensor]:
         sizes = np.broadcast_shapes(*(tensor.sizes for tensor in tensors))
     except ValueError:
         raise GraphError(f"{op} wants shapes that broadcast, got {' and '.join(map(repr, tensors))}") from None
+    for number in operands:
+        if not isinstance(number, Tensor) and not _fits(number, dtype):
+            raise GraphError(f"{op} wants a number that {dtype.name} holds beside {tensors[0]!r}, got {number!r}")
     return [
         broadcast_to(operand, sizes) if isinstance(operand, Tensor) else full(operand, dtype, sizes)
         for operand in operands
     ]
+
+
+def _fits(number: float, dtype: DType) -> bool:
+    low, high = limits(dtype.name)
+    return dtype.name in FLOATS or (number == int(number) and low <= number <= high)
 
 
 def _require(op: str, x: Tensor, allowed: frozenset[str], meaning: str) -> None:
@@ -73,7 +82,8 @@ def _float(op: str, x: Tensor) -> Tensor:
     return getattr(x.shape, op)(x)  # type: ignore[no-any-return]
 
 
-def _same(op: str, x: Tensor) -> Tensor:
+def _signed(op: str, x: Tensor) -> Tensor:
+    _require(op.lower(), x, FLOATS | SIGNED, "signed numbers")
     return getattr(x.shape, op)(x)  # type: ignore[no-any-return]
 
 
@@ -99,7 +109,7 @@ def _compare(direction: str, a: Operand, b: Operand) -> Tensor:
 
 
 def abs(x: Tensor) -> Tensor:
-    return _same("Abs", x)
+    return _signed("Abs", x)
 
 
 def ceil(x: Tensor) -> Tensor:
@@ -142,7 +152,7 @@ def log1p(x: Tensor) -> Tensor:
 def logical_not(x: Tensor) -> Tensor:
     """Not of predicates; the complement of integers."""
     _require("not", x, INTEGERS | {"pred"}, "integers or predicates")
-    return _same("Not", x)
+    return x.shape.Not(x)
 
 
 def logistic(x: Tensor) -> Tensor:
@@ -151,7 +161,7 @@ def logistic(x: Tensor) -> Tensor:
 
 
 def negate(x: Tensor) -> Tensor:
-    return _same("Negate", x)
+    return _signed("Negate", x)
 
 
 def round(x: Tensor) -> Tensor:
@@ -164,7 +174,7 @@ def rsqrt(x: Tensor) -> Tensor:
 
 
 def sign(x: Tensor) -> Tensor:
-    return _same("Sign", x)
+    return _signed("Sign", x)
 
 
 def sin(x: Tensor) -> Tensor:
@@ -229,8 +239,8 @@ def shift_left(a: Operand, b: Operand) -> Tensor:
 
 def shift_right(a: Operand, b: Operand) -> Tensor:
     """Filled with the sign bit for signed integers, with zeros for unsigned ones."""
-    signed = isinstance(a, Tensor) and a.dtype.name.startswith("s")
-    return _bitwise("ShiftRightArithmetic" if signed else "ShiftRightLogical", a, b)
+    a, b = _together("shift_right", a, b)
+    return _bitwise("ShiftRightArithmetic" if a.dtype.name in SIGNED else "ShiftRightLogical", a, b)
 
 
 def subtract(a: Operand, b: Operand) -> Tensor:
@@ -291,6 +301,6 @@ def convert(x: Tensor, dtype: DType | str) -> Tensor:
 def bitcast_convert(x: Tensor, dtype: DType | str) -> Tensor:
     """The same bits in another element type of equal width."""
     dtype = as_dtype(dtype)
-    if dtype.element.bits != x.dtype.element.bits:
+    if dtype.element.bits != x.dtype.element.bits or "pred" in (dtype.name, x.dtype.name):
         raise GraphError(f"bitcast_convert wants an element type as wide as that of {x!r}, got {dtype!r}")
     return dtype[x.sizes].BitcastConvert(x)

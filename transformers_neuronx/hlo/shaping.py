@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from transformers_neuronx.errors import GraphError
-from transformers_neuronx.hlo.elementwise import Operand, as_dtype, clamp, constant
+from transformers_neuronx.hlo.elementwise import Operand, as_dtype, clamp, constant, convert
 from transformers_neuronx.pyhlo import DType, Tensor
-from transformers_neuronx.pyhlo.dtypes import INTEGERS
+from transformers_neuronx.pyhlo.dtypes import FLOATS, INTEGERS
 
 
 def axis_of(op: str, x: Tensor, axis: int) -> int:
@@ -23,6 +23,8 @@ def iota(dtype: DType | str, sizes: Sequence[int], axis: int = 0) -> Tensor:
     """0, 1, 2, … along `axis`, repeated along the others."""
     if not 0 <= axis < len(sizes):
         raise GraphError(f"iota wants an axis of {list(sizes)}, got {axis}")
+    if as_dtype(dtype).name not in INTEGERS | FLOATS:
+        raise GraphError(f"iota wants numbers to count in, got {as_dtype(dtype)}")
     return as_dtype(dtype)[sizes].Iota(dimensions=[axis])
 
 
@@ -47,11 +49,16 @@ def transpose(x: Tensor, *axes: int) -> Tensor:
 
 
 def reverse(x: Tensor, *axes: int) -> Tensor:
-    return x.shape.Reverse(x, dimensions=[axis_of("reverse", x, axis) for axis in axes])
+    chosen = [axis_of("reverse", x, axis) for axis in axes]
+    if len(set(chosen)) < len(chosen):
+        raise GraphError(f"reverse wants each axis of {x!r} once, got {list(axes)}")
+    return x.shape.Reverse(x, dimensions=chosen)
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Join along `axis`; all other sizes and the element type agree."""
+    if not tensors:
+        raise GraphError("concatenate wants one tensor or more, got none")
     first = tensors[0]
     axis = axis_of("concatenate", first, axis)
     sizes = list(first.sizes)
@@ -83,7 +90,7 @@ def slice(x: Tensor, axis: int, start: int, limit: int, stride: int = 1) -> Tens
 def split(x: Tensor, parts: int, axis: int = -1) -> list[Tensor]:
     """`x` cut into `parts` equal pieces along `axis`."""
     axis = axis_of("split", x, axis)
-    if x.sizes[axis] % parts:
+    if parts < 1 or x.sizes[axis] % parts:
         raise GraphError(f"split wants axis {axis} of {x!r} to divide by {parts}")
     width = x.sizes[axis] // parts
     return [slice(x, axis, i * width, (i + 1) * width) for i in range(parts)]
@@ -105,7 +112,8 @@ def pad(x: Tensor, axis: int, low: int, high: int, value: float = 0) -> Tensor:
 
 def dynamic_slice(x: Tensor, starts: Sequence[Operand], sizes: Sequence[int]) -> Tensor:
     """A block of `sizes` at `starts`, which are known only at run time; a block that would stick out is moved in."""
-    if len(starts) != len(x.sizes) or any(want > have for want, have in zip(sizes, x.sizes, strict=True)):
+    fits = len(sizes) == len(x.sizes) and all(want <= have for want, have in zip(sizes, x.sizes, strict=True))
+    if len(starts) != len(x.sizes) or not fits:
         raise GraphError(f"dynamic_slice wants a start per axis and a block inside {x!r}, got {list(sizes)}")
     return x.dtype[sizes].DynamicSlice(x, *_starts("dynamic_slice", starts), dynamic_slice_sizes=sizes)
 
@@ -120,9 +128,11 @@ def dynamic_update_slice(x: Tensor, block: Tensor, starts: Sequence[Operand]) ->
 
 
 def _starts(op: str, starts: Sequence[Operand]) -> list[Tensor]:
-    tensors = [start if isinstance(start, Tensor) else constant(start, "s32") for start in starts]
-    if any(tensor.sizes or tensor.dtype.name not in INTEGERS for tensor in tensors):
-        raise GraphError(f"{op} wants integer scalars to start at, got {tensors}")
+    given = [start.dtype for start in starts if isinstance(start, Tensor)]
+    dtype = given[0] if given else as_dtype("s32")
+    tensors = [start if isinstance(start, Tensor) else constant(start, dtype) for start in starts]
+    if any(tensor.sizes or tensor.dtype is not dtype for tensor in tensors) or dtype.name not in INTEGERS:
+        raise GraphError(f"{op} wants integer scalars of one type to start at, got {tensors}")
     return tensors
 
 
@@ -148,10 +158,10 @@ def take(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
 
 def take_rows(x: Tensor, indices: Tensor) -> Tensor:
     """`out[i] = x[i, indices[i]]`: one element of axis 1 per row. x [b, n, ...], indices [b] -> [b, ...]."""
-    if len(indices.sizes) != 1 or indices.sizes != x.sizes[:1] or indices.dtype.name not in INTEGERS:
+    if len(x.sizes) < 2 or indices.sizes != x.sizes[:1] or indices.dtype.name not in INTEGERS:
         raise GraphError(f"take_rows wants an integer index per row of {x!r}, got {indices!r}")
     rows, width, *rest = x.sizes
-    flat = iota(indices.dtype, [rows]) * width + clamp(0, indices, width - 1)
+    flat = iota("s32", [rows]) * width + clamp(0, convert(indices, "s32"), width - 1)
     return take(reshape(x, rows * width, *rest), flat)
 
 
@@ -164,6 +174,8 @@ def scatter_rows(x: Tensor, indices: Tensor, updates: Tensor, axes: tuple[int, i
     want = (*indices.sizes[:-1], *rest)
     if indices.sizes[-1:] != (2,) or updates.sizes != want or updates.dtype is not x.dtype:
         raise GraphError(f"scatter_rows wants updates {x.dtype.name}{list(want)} for {x!r}, got {updates!r}")
+    if indices.dtype.name not in INTEGERS:
+        raise GraphError(f"scatter_rows wants integer indices, got {indices!r}")
     lead = len(indices.sizes) - 1
     return x.shape.Scatter(
         x,

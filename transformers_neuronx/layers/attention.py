@@ -58,11 +58,8 @@ def _attend_body(
     kv_heads = k.sizes[2]
     k, v = (hlo.reshape(hlo.transpose(new, 0, 2, 1, 3), b * kv_heads, n, d) for new in (k, v))
     rows = hlo.iota("s32", [b]) if slots is None else slots
-    updated = visible = [_write(cached, new, rows, start, length) for cached, new in ((keys, k), (values, v))]
-    if width < keys.sizes[1]:
-        # Cut first and written again: XLA would copy the whole of a cache that it has to cut after writing.
-        cut = [(hlo.slice(cached, 1, 0, width), new) for cached, new in ((keys, k), (values, v))]
-        visible = [_write(cached, new, rows, start, length) for cached, new in cut]
+    visible = [_write(hlo.slice(x, 1, 0, width), new, rows, start, length) for x, new in ((keys, k), (values, v))]
+    updated = [_copy_blocks(*pair, rows, start, kv_heads, n) for pair in zip(visible, (keys, values), strict=True)]
     if slots is not None:
         visible = [_of_slots(cached, slots, kv_heads) for cached in visible]
     group = heads // kv_heads
@@ -88,20 +85,41 @@ def _write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Ten
     """
     rows, n, d = start.sizes[0], *new.sizes[1:]
     heads = new.sizes[0] // rows
-    # A block that would stick out of the cache is moved back by `shift`, and the new tokens in it forward.
-    first = hlo.minimum(start, cache.sizes[1] - n)
-    shift = start - first
     offset = hlo.iota("s32", [1, n, 1], 1)
-    for row in range(rows):
-        slot, at, moved, count = (hlo.reshape(hlo.slice(x, 0, row, row + 1)) for x in (slots, first, shift, length))
-        where: list[hlo.Operand] = [slot * heads, at, 0]
-        old = hlo.dynamic_slice(cache, where, [heads, n, d])
+    for row, where in enumerate(_blocks(cache, slots, start, heads, n)):
+        # A block that would stick out of the cache stands further back, and the new tokens in it further on.
+        moved, count = _scalar(start, row) - where[1], _scalar(length, row)
         block = hlo.slice(new, 0, row * heads, (row + 1) * heads)
         if n > 1:
             block = hlo.dynamic_slice(hlo.pad(block, 1, n, 0), [0, n - moved, 0], [heads, n, d])
         real = hlo.logical_and(offset >= moved, offset < moved + count)
+        old = hlo.dynamic_slice(cache, where, [heads, n, d])
         cache = hlo.dynamic_update_slice(cache, hlo.select(real, block, old), where)
     return cache
+
+
+def _copy_blocks(source: Tensor, cache: Tensor, slots: Tensor, start: Tensor, heads: int, n: int) -> Tensor:
+    """`cache` with the blocks that `_write` wrote to `source`, a copy of its first positions.
+
+    So that everything that is read of the cache is read before the cache is written to: XLA copies it otherwise.
+    """
+    if source.sizes == cache.sizes:
+        return source
+    for where in _blocks(source, slots, start, heads, n):
+        block = hlo.dynamic_slice(source, where, [heads, n, cache.sizes[2]])
+        cache = hlo.dynamic_update_slice(cache, block, where)
+    return cache
+
+
+def _blocks(cache: Tensor, slots: Tensor, start: Tensor, heads: int, n: int) -> list[list[Tensor]]:
+    """Where the n positions of each row from `start` on stand in `cache`, moved back where they would stick out."""
+    first = hlo.minimum(start, cache.sizes[1] - n)
+    zero = hlo.constant(0, "s32")
+    return [[_scalar(slots, row) * heads, _scalar(first, row), zero] for row in range(start.sizes[0])]
+
+
+def _scalar(x: Tensor, row: int) -> Tensor:
+    return hlo.reshape(hlo.slice(x, 0, row, row + 1))
 
 
 def _of_slots(cache: Tensor, slots: Tensor, heads: int) -> Tensor:

@@ -68,6 +68,20 @@ def element_type(name: str) -> ElementType:
     return ELEMENT_TYPES[name]
 
 
+def limits(name: str) -> tuple[float, float]:
+    """The smallest and the largest value that the type called `name` holds, infinities included where it has them."""
+    row = element_type(name)
+    if name == "pred":
+        return False, True
+    if name in INTEGERS:
+        integers: Any = ml_dtypes.iinfo(row.numpy)  # type: ignore[no-untyped-call]
+        return int(integers.min), int(integers.max)
+    if np.isinf(np.array(np.inf).astype(row.numpy).astype(np.float64)):
+        return -np.inf, np.inf
+    finite: Any = ml_dtypes.finfo(row.numpy)  # type: ignore[no-untyped-call]
+    return float(finite.min), float(finite.max)
+
+
 def from_numpy(dtype: Any) -> ElementType:
     """The row that holds NumPy's `dtype`."""
     if (row := _BY_NUMPY.get(np.dtype(dtype))) is None:

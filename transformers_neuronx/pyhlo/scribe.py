@@ -128,10 +128,17 @@ def _write(shape: Shape | TupleShape, op: str, *operands: Tensor, **fields: Any)
 class Tensor:
     """One instruction's value. Arithmetic operators are bound by `hlo`, which owns their shape rules."""
 
-    def __init__(self, scribe: HloScribe, shape: Shape | TupleShape, proto: hlo_pb2.HloInstructionProto) -> None:
+    def __init__(
+        self,
+        scribe: HloScribe,
+        shape: Shape | TupleShape,
+        proto: hlo_pb2.HloInstructionProto,
+        computation: list[hlo_pb2.HloInstructionProto],
+    ) -> None:
         self.scribe = scribe
         self.shape = shape
         self.proto = proto
+        self.computation = computation
 
     @property
     def dtype(self) -> DType:
@@ -219,6 +226,8 @@ class HloScribe:
         module.entry_computation_id = computation.id
         module.host_program_shape.CopyFrom(computation.program_shape)
         for tensor, parameter, must in self.aliases:
+            if parameter.proto.opcode != "parameter":
+                raise GraphError(f"set_alias_to wants a parameter of the module, got {parameter!r}")
             module.input_output_alias.entries.add(
                 output_shape_index=_output_index(root, tensor),
                 parameter_number=parameter.proto.parameter_number,
@@ -249,6 +258,8 @@ class HloScribe:
         for operand in operands:
             if not isinstance(operand, Tensor) or operand.scribe is not self:
                 raise GraphError(f"{op} wants tensors of the graph that is being written, got {operand!r}")
+            if operand.computation is not self._open[-1]:
+                raise GraphError(f"{op} wants tensors of the computation that is being written, got {operand!r}")
         called = self._called_computations(op, fields)
         name = fields.pop("name", None)
         if op == "Constant":
@@ -273,7 +284,7 @@ class HloScribe:
         proto.metadata.op_name = "/".join([*self._scopes, name or opcode])
         proto.metadata.source_file, proto.metadata.source_line = _caller()
         self._open[-1].append(proto)
-        return Tensor(self, shape, proto)
+        return Tensor(self, shape, proto, self._open[-1])
 
     def _called_computations(self, op: str, fields: dict[str, Any]) -> list[int]:
         functions = {"While": ("body", "condition"), "Conditional": ("branch_computations",)}.get(op, ("to_apply",))
@@ -352,13 +363,8 @@ def _literal(shape: Shape | TupleShape, fields: dict[str, Any]) -> hlo_pb2.Liter
     elif element.name in ("c64", "c128"):
         getattr(proto, field).extend(flat.view(np.float32 if element.name == "c64" else np.float64).tolist())
     else:
-        setattr(proto, field, _packed_nibbles(flat) if element.bits == 4 else flat.tobytes())
+        setattr(proto, field, flat.tobytes())
     return proto
-
-
-def _packed_nibbles(flat: np.ndarray[Any, Any]) -> bytes:
-    nibbles = np.append(flat, np.zeros(flat.size % 2, flat.dtype)).astype(np.int8).view(np.uint8) & 0xF
-    return (nibbles[0::2] | nibbles[1::2] << 4).astype(np.uint8).tobytes()
 
 
 def _caller() -> tuple[str, int]:

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from transformers_neuronx import env, hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, PrimitiveType, ShapeProto
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
 
 # The versions this file was tested with; the first one below and the first one above are not.
@@ -59,14 +61,20 @@ def _hlo() -> Any:
     return importlib.import_module("jaxlib._hlo")
 
 
-class _Aval:
-    """Shape and element type, in the form jaxlib asks for."""
+class Aval(NamedTuple):
+    """Shape and element type, in the form jaxlib asks for. What it returns has one only where it finds JAX."""
 
-    weak_type = False
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    weak_type: bool = False
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.shape = shape
-        self.dtype = dtype
+    @staticmethod
+    def of(shape: ShapeProto) -> Aval:
+        name = PrimitiveType.Name(shape.element_type).lower()
+        return Aval(tuple(shape.dimensions), element_type(name).numpy)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
 
 
 @functools.cache
@@ -85,13 +93,15 @@ def _on_device(device: Any) -> Any:
 class XlaTensor:
     """One array per device, all of one shape."""
 
-    def __init__(self, arrays: list[Any], devices: Any) -> None:
+    def __init__(self, arrays: list[Any], devices: Any, aval: Aval) -> None:
         self.arrays = arrays
         self.devices = devices
+        self.aval = aval
+        self.donated = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.arrays[0].aval.shape)
+        return self.aval.shape
 
     @functools.cached_property
     def argument(self) -> Any:
@@ -100,7 +110,7 @@ class XlaTensor:
             return self.arrays[0]
         jaxlib = _jaxlib()
         everywhere = jaxlib.GSPMDSharding(self.devices, _hlo().OpSharding())
-        return jaxlib.ArrayImpl(self.arrays[0].aval, everywhere, self.arrays, True, True)
+        return jaxlib.ArrayImpl(self.aval, everywhere, self.arrays, True, True)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         array, _ = self.arrays[0]._single_device_array_to_np_array_did_copy()
@@ -108,13 +118,41 @@ class XlaTensor:
 
 
 class XlaExecutable:
-    def __init__(self, loaded: Any, devices: Any) -> None:
+    """A loaded program. It checks its arguments: XLA compares nothing of them but the number of bytes."""
+
+    def __init__(self, loaded: Any, devices: Any, module: HloModuleProto) -> None:
         self.loaded = loaded
         self.devices = devices
+        self.name = module.name
+        signature = module.host_program_shape
+        self.parameters = [Aval.of(shape) for shape in signature.parameters]
+        self.parameter_names = list(signature.parameter_names)
+        several = signature.result.element_type == TUPLE
+        self.results = [Aval.of(shape) for shape in (signature.result.tuple_shapes if several else [signature.result])]
+        self.donated = [entry.parameter_number for entry in module.input_output_alias.entries]
 
     def __call__(self, *tensors: Any) -> list[DeviceTensor]:
-        results = self.loaded.execute_sharded([tensor.argument for tensor in tensors])
-        return [XlaTensor(arrays, self.devices) for arrays in results.disassemble_into_single_device_arrays()]
+        self._check(tensors)
+        arguments = [tensor.argument for tensor in tensors]
+        for number in self.donated:
+            tensors[number].donated = True
+        results = self.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
+        return [XlaTensor(arrays, self.devices, aval) for arrays, aval in zip(results, self.results, strict=True)]
+
+    def _check(self, tensors: Sequence[Any]) -> None:
+        if [tensor.aval for tensor in tensors] != self.parameters:
+            got = [tensor.aval for tensor in tensors]
+            if len(got) != len(self.parameters):
+                raise EngineError(f"{self.name} wants {len(self.parameters)} arguments, got {len(got)}")
+            wrong = next(i for i, (have, want) in enumerate(zip(got, self.parameters, strict=True)) if have != want)
+            raise EngineError(
+                f"{self.name} wants {self.parameters[wrong]} as parameter {wrong}, "
+                f"{self.parameter_names[wrong]}, got {got[wrong]}"
+            )
+        for number, tensor in enumerate(tensors):
+            if tensor.donated:
+                name = self.parameter_names[number]
+                raise EngineError(f"{self.name} got a deleted tensor as {name}: an earlier program took its memory")
 
     def memory(self) -> MemoryStats:
         stats = self.loaded.get_compiled_memory_stats()
@@ -158,28 +196,29 @@ class XlaRuntime:
             loaded = self._client.compile_and_load(stablehlo, self._devices, options)
         except jaxlib.JaxRuntimeError as error:
             raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
-        return XlaExecutable(loaded, self._devices)
+        return XlaExecutable(loaded, self._devices, module)
 
     def put(self, shards: Sequence[np.ndarray[Any, Any]]) -> DeviceTensor:
         shards = list(shards) * self.device_count if len(shards) == 1 else shards
         if len(shards) != self.device_count:
             raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
-        arrays = [self._put_one(shard, device) for shard, device in zip(shards, self._device_tuple, strict=True)]
-        return XlaTensor(arrays, self._devices)
+        aval = Aval(shards[0].shape, shards[0].dtype)
+        arrays = [_put(shard, aval, device) for shard, device in zip(shards, self._device_tuple, strict=True)]
+        return XlaTensor(arrays, self._devices, aval)
 
-    @staticmethod
-    def _put_one(array: np.ndarray[Any, Any], device: Any) -> Any:
-        jaxlib = _jaxlib()
-        return jaxlib.batched_device_put(
-            _Aval(array.shape, array.dtype),
-            _on_device(device),
-            [np.ascontiguousarray(array).reshape(array.shape)],
-            [device],
-            committed=True,
-            # The caller may write to its array again; zero copy would let a program see that.
-            host_buffer_semantics=jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL,
-            enable_x64=True,
-        )
+
+def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any) -> Any:
+    jaxlib = _jaxlib()
+    return jaxlib.batched_device_put(
+        aval,
+        _on_device(device),
+        [np.ascontiguousarray(array).reshape(aval.shape)],
+        [device],
+        committed=True,
+        # The caller may write to its array again; zero copy would let a program see that.
+        host_buffer_semantics=jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL,
+        enable_x64=True,
+    )
 
 
 @functools.cache

@@ -1,0 +1,140 @@
+"""The attention composite against NumPy: what it returns for real tokens, and the cache it leaves behind."""
+
+import numpy as np
+import pytest
+
+from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.runtimes import get_runtime
+
+HEADS, KV_HEADS, D = 6, 2, 4
+POSITIONS = 12
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def attend():
+    pytest.importorskip("torch", reason="layers name weights, which are loaded with torch")
+    from transformers_neuronx.layers.attention import _attend
+
+    return _attend
+
+
+def inputs(starts, lengths, n, slots=None, dtype="f32", cache_slots=None):
+    """q, k, v, keys, values, start, length and perhaps slots, as `_attend` takes them; a cache full of numbers."""
+    random = np.random.default_rng(len(starts) + n)
+    b = len(starts)
+    cache = [(cache_slots or b) * KV_HEADS, POSITIONS, D]
+    sizes = [[b, n, HEADS, D], [b, n, KV_HEADS, D], [b, n, KV_HEADS, D], cache, cache]
+    numbers = [random.standard_normal(size).astype(element_type(dtype).numpy) for size in sizes]
+    return [*numbers, *(np.array(x, np.int32) for x in (starts, lengths, slots) if x is not None)]
+
+
+def reference(q, k, v, keys, values, start, length, slots=None, scale=0.5):
+    """Context [b, n, heads, d] with NaN for tokens that are not real, and the caches, token by token."""
+    slots = np.arange(len(q)) if slots is None else slots
+    keys, values = (x.copy().reshape(-1, KV_HEADS, *x.shape[1:]) for x in (keys, values))
+    context = np.full(q.shape, NAN)
+    for row, slot in enumerate(slots):
+        for token in range(length[row]):
+            at = start[row] + token
+            keys[slot, :, at], values[slot, :, at] = k[row, token], v[row, token]
+            for head in range(HEADS):
+                seen = [x[slot, head * KV_HEADS // HEADS, : at + 1].astype(np.float64) for x in (keys, values)]
+                scores = seen[0] @ q[row, token, head].astype(np.float64) * scale
+                weights = np.exp(scores - scores.max())
+                context[row, token, head] = weights / weights.sum() @ seen[1]
+    return context, *(x.reshape(-1, POSITIONS, D) for x in (keys, values))
+
+
+def enough(starts, lengths, n, **_):
+    """The smallest width that a bucket may have."""
+    return max(n, *(start + length for start, length in zip(starts, lengths, strict=True)))
+
+
+def check(run, attend, arrays, width, tolerance=1e-5):
+    context, keys, values = run(lambda *tensors: attend(*tensors, width=width, scale=0.5), *arrays)
+    wanted, want_keys, want_values = reference(*arrays)
+    assert context.dtype == arrays[0].dtype
+    real = ~np.isnan(wanted)
+    np.testing.assert_allclose(context.astype(np.float64)[real], wanted[real], tolerance, tolerance)
+    for got, want in ((keys, want_keys), (values, want_values)):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
+
+
+CASES = dict(
+    one_token=dict(starts=[7], lengths=[1], n=1),
+    a_prompt=dict(starts=[0], lengths=[5], n=5),
+    a_padded_prompt=dict(starts=[0], lengths=[3], n=8),
+    the_first_and_the_last_position=dict(starts=[0, 11], lengths=[1, 1], n=1),
+    unequal_starts_one_token=dict(starts=[2, 0, 7], lengths=[1, 1, 1], n=1),
+    unequal_starts_and_lengths=dict(starts=[0, 3, 1], lengths=[4, 1, 2], n=4),
+    a_whole_cache=dict(starts=[0, 0], lengths=[12, 5], n=12),
+    rows_of_no_token=dict(starts=[4, 2], lengths=[0, 0], n=3),
+    a_row_of_no_token_beside_others=dict(starts=[5, 0, 3], lengths=[2, 0, 1], n=2),
+    no_token_one_wide=dict(starts=[5, 6], lengths=[0, 1], n=1),
+    blocks_that_stick_out=dict(starts=[10, 11, 4], lengths=[2, 1, 4], n=4),
+    a_row_that_is_full=dict(starts=[12, 3], lengths=[0, 1], n=1),
+    a_row_that_is_full_of_a_window=dict(starts=[12, 3], lengths=[0, 4], n=4),
+    slots_backwards=dict(starts=[2, 0, 5], lengths=[1, 1, 1], n=1, slots=[2, 1, 0]),
+    some_of_the_slots=dict(starts=[3, 1], lengths=[2, 3], n=3, slots=[4, 1], cache_slots=5),
+    some_of_the_slots_sticking_out=dict(starts=[9, 10], lengths=[3, 0], n=4, slots=[0, 3], cache_slots=4),
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_over_the_whole_cache(run, attend, case):
+    check(run, attend, inputs(**CASES[case]), POSITIONS)
+
+
+@pytest.mark.parametrize("case", ["unequal_starts_one_token", "blocks_that_stick_out", "some_of_the_slots"])
+def test_attention_in_bf16(run, attend, case):
+    for width in {POSITIONS, enough(**CASES[case])}:
+        check(run, attend, inputs(**CASES[case], dtype="bf16"), width, 2e-2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_over_as_little_of_the_cache_as_will_do(run, attend, case):
+    check(run, attend, inputs(**CASES[case]), enough(**CASES[case]))
+
+
+def test_scores_are_summed_in_f32_whatever_the_caches_are(run, attend):
+    q, k, v, keys, values, *rows = inputs(starts=[1], lengths=[1], n=1, dtype="bf16")
+    q[...], k[...], keys[...] = [16, 1, 0, 0], [16, 1, 0, 0], [16, 0, 0, 0]  # bf16 has 256, but not 257
+    values[...], v[...] = 0, 1
+    context, *_ = run(lambda *x: attend(*x, width=POSITIONS, scale=1.0), q, k, v, keys, values, *rows)
+    np.testing.assert_allclose(context.astype(np.float32), 1 / (1 + np.exp(-1)), rtol=2**-8)
+
+
+@pytest.mark.parametrize("which", [3, 4], ids=["keys", "values"])
+@pytest.mark.parametrize("width", [6, POSITIONS])
+def test_nan_beyond_a_rows_positions_stays_out(run, attend, which, width):
+    arrays = inputs(starts=[2, 0], lengths=[1, 1], n=1)
+    arrays[which][0:KV_HEADS, 4] = NAN
+    context, *_ = run(lambda *tensors: attend(*tensors, width=width, scale=0.5), *arrays)
+    np.testing.assert_allclose(context, reference(*arrays)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_nan_of_another_row_stays_there(run, attend):
+    arrays = inputs(starts=[2, 5], lengths=[1, 1], n=1)
+    arrays[3][KV_HEADS:], arrays[4][KV_HEADS:] = NAN, NAN
+    context, *_ = run(lambda *tensors: attend(*tensors, width=POSITIONS, scale=0.5), *arrays)
+    np.testing.assert_allclose(context[0], reference(*arrays)[0][0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 16])
+@pytest.mark.parametrize("width", [256, 1024])
+def test_the_cache_is_written_in_place(attend, write, n, width):
+    b, heads, d, positions = 2, 2, 64, 1024
+    new, cache = np.zeros((b, n, heads, d), np.float32), np.zeros((b * heads, positions, d), np.float32)
+    rows = np.zeros(b, np.int32)
+
+    def graph(*tensors):
+        context, keys, values = attend(*tensors, width=width, scale=1.0)
+        keys.set_alias_to(tensors[3], must=True)
+        values.set_alias_to(tensors[4], must=True)
+        return context, keys, values
+
+    memory = get_runtime("cpu", 1).compile(write(graph, new, new, new, cache, cache, rows, rows)).memory()
+    assert memory.aliased == 2 * cache.nbytes
+    assert memory.temporaries < 2 * cache.nbytes * width // positions + 2**20
