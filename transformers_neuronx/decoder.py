@@ -23,7 +23,7 @@ from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
-from transformers_neuronx.weights import Key, Split, Weight, declare, resolve, shards
+from transformers_neuronx.weights import Heads, Key, Weight, declare, resolve, shards
 
 Progress = Callable[[str], object]
 
@@ -40,9 +40,7 @@ class DecoderConfig(Protocol):
     @property
     def n_layer(self) -> int: ...
     @property
-    def n_kv_head(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
+    def attention_heads(self) -> Heads: ...
 
 
 @dataclass(frozen=True)
@@ -148,9 +146,8 @@ class Decoder:
 
     def cache_sizes(self) -> tuple[int, int, int]:
         """One device's cache of keys, or of values, of one layer."""
-        degree = self.runtime.device_count
-        kv_heads = Split(axis=0).padded(self.config.n_kv_head, degree) // degree
-        return self.slots * kv_heads, self.options.buckets.longest, self.config.head_dim
+        kv_heads = self.config.attention_heads.kv_share(self.runtime.device_count)
+        return self.slots * kv_heads, self.options.buckets.longest, self.config.attention_heads.head_dim
 
     def module(self, shape: Shape, piece: Piece) -> HloModuleProto:
         """The program of `piece` for `shape`.

@@ -43,15 +43,23 @@ def part(index: int, parts: int, layout: Layout = as_is) -> Layout:
 
 @dataclass(frozen=True)
 class Split:
-    """Cut `axis` into one piece per device, in whole units of `unit` elements; zeros fill up the last pieces."""
+    """Cut `axis` into one piece per device, in whole blocks of `unit` elements; zeros fill up the last pieces."""
 
     axis: int
     unit: int = 1
 
+    def block(self, degree: int) -> int:
+        """Elements that stay together."""
+        return self.unit
+
+    def copies(self, degree: int) -> int:
+        """How many times each unit is there."""
+        return 1
+
     def padded(self, size: int, degree: int) -> int:
         """The size along `axis` once it divides by `degree`."""
-        step = self.unit * degree
-        return -(-size // step) * step
+        step = self.block(degree) * degree
+        return -(-size * self.copies(degree) // step) * step
 
     def share(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
         """The shape of one device's piece."""
@@ -60,11 +68,58 @@ class Split:
         return tuple(sizes)
 
     def cut(self, tensor: torch.Tensor, degree: int) -> list[torch.Tensor]:
-        missing = self.padded(tensor.shape[self.axis], degree) - tensor.shape[self.axis]
+        """One piece per device."""
+        axis, size = self.axis, tensor.shape[self.axis]
+        if (copies := self.copies(degree)) > 1:
+            units = torch.unflatten(tensor, axis, (-1, self.unit))
+            tensor = units.repeat_interleave(copies, axis).flatten(axis, axis + 1)
+        missing = self.padded(size, degree) - tensor.shape[axis]
         if missing:
-            widths = [0, 0] * (tensor.ndim - 1 - self.axis) + [0, missing]
-            tensor = torch.nn.functional.pad(tensor, widths)
-        return list(tensor.chunk(degree, self.axis))
+            tensor = torch.nn.functional.pad(tensor, [0, 0] * (tensor.ndim - 1 - axis) + [0, missing])
+        return list(tensor.chunk(degree, axis))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of an attention layer, of which `kv_heads` have keys, each for as many of `heads` that query.
+
+    Every device gets whole groups: heads that query beside the keys they look at. Where there are fewer groups than
+    devices, keys are copied and their groups divided; where the numbers do not divide, heads of zeros are added.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Heads that query with the same keys."""
+        return self.heads // self.kv_heads
+
+    def copies(self, degree: int) -> int:
+        """How often each head of keys is there: the smallest number that divides the group and goes round."""
+        divisors = [n for n in range(1, self.group + 1) if self.group % n == 0]
+        return next((n for n in divisors if self.kv_heads * n >= degree), self.group)
+
+    def split(self, axis: int, *, keys: bool = False, unit: int | None = None) -> Split:
+        """How an axis of heads is cut; of each head there are `unit` elements, by default `head_dim`."""
+        return HeadSplit(axis, unit or self.head_dim, self, keys)
+
+    def kv_share(self, degree: int) -> int:
+        """Heads of keys on one of `degree` devices."""
+        return self.split(0, keys=True, unit=1).share((self.kv_heads,), degree)[0]
+
+
+@dataclass(frozen=True)
+class HeadSplit(Split):
+    heads: Heads = Heads(1, 1, 1)
+    keys: bool = False
+
+    def block(self, degree: int) -> int:
+        return self.unit if self.keys else self.unit * (self.heads.group // self.heads.copies(degree))
+
+    def copies(self, degree: int) -> int:
+        return self.heads.copies(degree) if self.keys else 1
 
 
 @dataclass(frozen=True)
@@ -95,14 +150,23 @@ class Weight:
         return self.split.share(self.shape, degree) if self.split else self.shape
 
 
-def columns(unit: int = 1) -> Split:
-    """Split a linear layer's [out, in] by its outputs: each device computes some of them."""
-    return Split(axis=0, unit=unit)
+# Split a linear layer's [out, in] by its outputs: each device computes some of them; or by its inputs: the devices'
+# results are summed.
+COLUMNS, ROWS = Split(axis=0), Split(axis=1)
 
 
-def rows(unit: int = 1) -> Split:
-    """Split a linear layer's [out, in] by its inputs: the devices' results are summed."""
-    return Split(axis=1, unit=unit)
+def attention(
+    name: str, heads: Heads, hidden: int, sources: Sequence[tuple[str, Layout]], *, bias: bool, out_bias: bool
+) -> list[Weight]:
+    """The rows of an attention layer: `sources` and layouts of queries, keys, values and output."""
+    table = []
+    for part_name, (source, layout) in zip("qkv", sources[:3], strict=True):
+        count = heads.heads if part_name == "q" else heads.kv_heads
+        split = heads.split(0, keys=part_name != "q")
+        table += linear(f"{name}.{part_name}", source, count * heads.head_dim, hidden, split, layout=layout, bias=bias)
+    source, layout = sources[3]
+    inner = heads.heads * heads.head_dim
+    return table + linear(f"{name}.out", source, hidden, inner, heads.split(1), layout=layout, bias=out_bias)
 
 
 def linear(

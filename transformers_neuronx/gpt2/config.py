@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from transformers_neuronx.config import ModelConfig, hf
 from transformers_neuronx.layers import ACTIVATIONS
+from transformers_neuronx.weights import Heads
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,6 @@ class GPT2Config(ModelConfig):
     hidden_size: int = hf("n_embd")
     n_layer: int = hf("n_layer")
     n_head: int = hf("n_head")
-    n_kv_head: int = hf("n_head")
     inner_size: int = hf("n_inner", lambda attributes: 4 * attributes["n_embd"])
     activation: str = hf("activation_function", "gelu_new", among=ACTIVATIONS)
     eps: float = hf("layer_norm_epsilon", 1e-5)
@@ -29,5 +29,5 @@ class GPT2Config(ModelConfig):
     WITHOUT_EFFECT: ClassVar = frozenset({"reorder_and_upcast_attn", "n_ctx"})
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.n_head
+    def attention_heads(self) -> Heads:
+        return Heads(self.n_head, self.n_head, self.hidden_size // self.n_head)

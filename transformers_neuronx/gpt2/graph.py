@@ -14,7 +14,7 @@ def embed(config: GPT2Config, w: Any, step: Step) -> Tensor:
 
 
 def layer(config: GPT2Config, w: Any, x: Tensor, cache: Cache, step: Step) -> tuple[Tensor, Cache]:
-    h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.head_dim)
+    h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.attention_heads.head_dim)
     x = x + h
     h = mlp(layer_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
     return x + h, cache

@@ -69,7 +69,7 @@ def _together(op: str, *operands: Operand) -> list[Tensor]:
 
 def _fits(number: float, dtype: DType) -> bool:
     low, high = limits(dtype.name)
-    return dtype.name in FLOATS or (number == int(number) and low <= number <= high)
+    return dtype.name in FLOATS or (low <= number <= high and number == int(number))
 
 
 def _require(op: str, x: Tensor, allowed: frozenset[str], meaning: str) -> None:

@@ -152,7 +152,7 @@ class XlaExecutable:
         for number, tensor in enumerate(tensors):
             if tensor.donated:
                 name = self.parameter_names[number]
-                raise EngineError(f"{self.name} got a deleted tensor as {name}: an earlier program took its memory")
+                raise EngineError(f"{self.name} got a tensor as {name} that was donated to an earlier program")
 
     def memory(self) -> MemoryStats:
         stats = self.loaded.get_compiled_memory_stats()
