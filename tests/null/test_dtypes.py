@@ -83,10 +83,9 @@ LITERALS = {
     "c64": ("c64s", [1.0, 0.0, -2.0, 0.0, 7.0, 0.0]),
     "c128": ("c128s", [1.0, 0.0, -2.0, 0.0, 7.0, 0.0]),
 }
-NIBBLES = pytest.mark.xfail(strict=True, reason="XLA wants a byte per element, the scribe packs two into one")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=NIBBLES if n in ("s4", "u4") else ()) for n in ELEMENT_TYPES])
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
 def test_a_literal_has_the_layout_of_its_element_type(name):
     field, stored = LITERALS[name]
     value = np.array([1, -2, 0 if name == "pred" else 7]).astype(ELEMENT_TYPES[name].numpy)

@@ -87,7 +87,6 @@ def test_a_composite_may_be_made_of_composites_and_return_several(run, write):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.xfail(strict=True, reason="bodies are told apart by name, shapes and attributes only")
 def test_two_bodies_of_one_name_are_two_bodies(run):
     def graph(x):
         return hlo.composite("step", lambda x: x + 1.0)(x), hlo.composite("step", lambda x: x * 10.0)(x)

@@ -131,21 +131,21 @@ def test_more_devices_than_there_are_is_an_error_about_tp_degree(monkeypatch):
 # Memory.
 
 
-def incremented(must, sizes=(1024,)):
-    def graph(scribe):
-        x = F32[sizes].Parameter(parameter_number=0)
+def incrementing(must):
+    def incremented(scribe):
+        x = F32[1024].Parameter(parameter_number=0, name="x")
         y = x + 1.0
         y.set_alias_to(x, must=must)
         return y
 
-    return compile_py_func(graph)
+    return compile_py_func(incremented)
 
 
 @pytest.mark.parametrize("must", [True, False])
 @pytest.mark.parametrize("degree", [1, 2])
 def test_an_aliased_parameter_is_changed_in_place_and_gone(degree, must):
     runtime = get_runtime("cpu", degree)
-    executable = runtime.compile(incremented(must))
+    executable = runtime.compile(incrementing(must))
     old = runtime.put([np.full(1024, rank, np.float32) for rank in range(degree)])
     addresses = [array.unsafe_buffer_pointer() for array in old.arrays]
     (new,) = executable(old)
@@ -156,31 +156,27 @@ def test_an_aliased_parameter_is_changed_in_place_and_gone(degree, must):
         old.numpy()
 
 
-def test_a_parameter_that_is_gone_cannot_be_passed_again(cpu):
-    executable, old = cpu.compile(incremented(True)), cpu.put([np.zeros(1024, np.float32)])
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_parameter_that_is_gone_cannot_be_passed_again(degree):
+    runtime = get_runtime("cpu", degree)
+    executable, old = runtime.compile(incrementing(True)), runtime.put([np.zeros(1024, np.float32)])
     executable(old)
-    with pytest.raises(RuntimeError, match="deleted or donated"):
+    # It must not come to XLA: on several devices, jaxlib 0.10.2 ends the process.
+    with pytest.raises(EngineError, match=r"incremented got a tensor as x\.1 that was donated to an earlier program"):
         executable(old)
 
 
-@pytest.mark.xfail(VERSION == "0.10.2", strict=True, reason="this jaxlib ends the process with a segmentation fault")
-def test_a_parameter_that_is_gone_on_several_devices_is_an_error_too():
-    code = """
-    import numpy as np
-    from test_xla import incremented
-    from transformers_neuronx.runtimes import get_runtime
+@pytest.mark.xfail(strict=True, reason="left to XLA; on several devices, jaxlib 0.10.2 ends the process over it")
+def test_a_parameter_that_is_given_away_cannot_be_another_one_too(cpu):
+    def graph(scribe):
+        x, y = (F32[8].Parameter(parameter_number=number) for number in (0, 1))
+        z = x + y
+        z.set_alias_to(x)
+        return z
 
-    runtime = get_runtime("cpu", 2)
-    executable, old = runtime.compile(incremented(True)), runtime.put([np.zeros(1024, np.float32)])
-    executable(old)[0].numpy()
-    try:
-        executable(old)
-    except RuntimeError as error:
-        assert "deleted" in str(error)
-    else:
-        raise SystemExit("nothing was raised")
-    """
-    python(code)
+    executable, tensor = cpu.compile(compile_py_func(graph)), cpu.put([np.zeros(8, np.float32)])
+    with pytest.raises(EngineError):
+        executable(tensor, tensor)
 
 
 def test_an_unaliased_parameter_stays(cpu, write):
@@ -285,33 +281,30 @@ def test_an_execution_that_fails_is_an_error_and_not_a_number(cpu, write):
 
 
 WRONG = dict(
-    too_few=([(2, "f")], "1 arguments but compiled program expected 2"),
-    too_many=([(2, "f")] * 3, "3 arguments but compiled program expected 2"),
-    another_size=([(2, "f"), (3, "f")], "incompatible size"),
+    too_few=([(2, "f")], "sum wants 2 arguments, got 1"),
+    too_many=([(2, "f")] * 3, "sum wants 2 arguments, got 3"),
+    another_size=([(2, "f"), (3, "f")], r"sum wants float32\[2\] as parameter 1, y\.2, got float32\[3\]"),
+    another_type=([(2, "i"), (2, "f")], r"sum wants float32\[2\] as parameter 0, x\.1, got int32\[2\]"),
 )
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_arguments_that_the_program_does_not_take_are_refused(cpu, write, case):
-    executable = cpu.compile(write(lambda x, y: x + y, np.zeros(2, "f"), np.zeros(2, "f")))
+def test_arguments_that_the_program_does_not_take_are_refused_by_name(cpu, case):
+    def sum(scribe):
+        x, y = (F32[2].Parameter(parameter_number=number, name=name) for number, name in enumerate("xy"))
+        return x + y
+
     given, message = WRONG[case]
-    with pytest.raises(RuntimeError, match=message):
-        executable(*(cpu.put([np.zeros(size, dtype)]) for size, dtype in given))
-
-
-@pytest.mark.xfail(strict=True, reason="of an argument XLA checks nothing but the number of bytes")
-def test_an_argument_of_another_type_is_refused(cpu, write):
-    executable = cpu.compile(write(lambda x: x + 1.0, np.zeros(2, "f")))
-    with pytest.raises(EngineError):
-        executable(cpu.put([np.zeros(2, np.int32)]))
+    with pytest.raises(EngineError, match=message):
+        cpu.compile(compile_py_func(sum))(*(cpu.put([np.zeros(size, dtype)]) for size, dtype in given))
 
 
 # Beside JAX, whichever of the two comes first.
 
 
 def python(code):
-    """Run `code` in a fresh process, where this file can be imported; fail with what it said."""
-    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]\n" + textwrap.dedent(code)
+    """Run `code` in a fresh process; fail with what it said."""
+    code = "import sys\n" + textwrap.dedent(code)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"
 
@@ -344,7 +337,6 @@ def test_jax_and_this_package_do_not_notice_each_other(order):
     python(SETUP + "".join(order))
 
 
-@pytest.mark.xfail(strict=True, reason="jaxlib gives what it returns a shape only where it finds JAX")
 @pytest.mark.parametrize("degree", [1, 2])
 def test_what_a_program_returns_goes_into_the_next_one_also_without_jax(degree):
     code = f"""
