@@ -166,7 +166,6 @@ def test_a_parameter_that_is_gone_cannot_be_passed_again(degree):
         executable(old)
 
 
-@pytest.mark.xfail(strict=True, reason="left to XLA; on several devices, jaxlib 0.10.2 ends the process over it")
 def test_a_parameter_that_is_given_away_cannot_be_another_one_too(cpu):
     def graph(scribe):
         x, y = (F32[8].Parameter(parameter_number=number) for number in (0, 1))
@@ -175,8 +174,28 @@ def test_a_parameter_that_is_given_away_cannot_be_another_one_too(cpu):
         return z
 
     executable, tensor = cpu.compile(compile_py_func(graph)), cpu.put([np.zeros(8, np.float32)])
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match="graph got one tensor twice, of which it takes the memory once"):
         executable(tensor, tensor)
+    assert executable(tensor, cpu.put([np.ones(8, np.float32)]))[0].numpy().tolist() == [1] * 8
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([np.zeros(2), np.zeros(3)], r"put wants shards of one shape and type, got float64\[2\], float64\[3\]"),
+        ([np.zeros(2), np.zeros(2, "f")], r"put wants shards of one shape and type, got float64\[2\], float32\[2\]"),
+        ([np.zeros(2)] * 3, "put wants one array or 2, one per device, got 3"),
+    ],
+)
+def test_shards_that_do_not_go_together_are_refused(shards, message):
+    with pytest.raises(EngineError, match=message):
+        get_runtime("cpu", 2).put(shards)
+
+
+@pytest.mark.parametrize("degree", [0, -1])
+def test_a_runtime_has_a_device(degree):
+    with pytest.raises(EngineError, match=f"at least one device, got {degree}"):
+        get_runtime("cpu", degree)
 
 
 def test_an_unaliased_parameter_stays(cpu, write):

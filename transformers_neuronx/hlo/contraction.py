@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers_neuronx.errors import GraphError
-from transformers_neuronx.hlo.elementwise import as_dtype, constant, equal, logical_or, not_equal, select
+from transformers_neuronx.hlo.elementwise import (
+    as_dtype,
+    constant,
+    equal,
+    greater,
+    less,
+    logical_and,
+    logical_or,
+    not_equal,
+    select,
+)
 from transformers_neuronx.hlo.shaping import axis_of, iota
 from transformers_neuronx.pyhlo import DType, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import FLOATS, limits
@@ -90,8 +100,9 @@ def min(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
 def mean(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
     if x.dtype.name not in FLOATS:
         raise GraphError(f"mean wants floating-point elements, got {x!r}")
-    chosen = [axes] if isinstance(axes, int) else axes
-    return sum(x, axes, keep) * (1.0 / math.prod(x.sizes[axis] for axis in chosen))
+    chosen = {axis_of("mean", x, axis) for axis in ([axes] if isinstance(axes, int) else axes)}
+    count = math.prod(x.sizes[axis] for axis in chosen)
+    return sum(x, axes, keep) * (1.0 / count if count else math.nan)
 
 
 def any(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
@@ -119,7 +130,7 @@ def argmax(x: Tensor, axis: int) -> Tensor:
 def sort(x: Tensor, axis: int = -1, descending: bool = False, payload: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`x` in order along `axis`, and `payload` (by default the s32 positions) carried along.
 
-    Equal elements keep their order. NaN counts as the largest, and -0 as below 0.
+    Equal elements keep their order. NaN counts as the largest.
     """
     axis = axis_of("sort", x, axis)
     payload = iota("s32", x.sizes, axis) if payload is None else payload
@@ -129,9 +140,9 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False, payload: Tensor | 
     def in_order(_: HloScribe) -> Tensor:
         a, b = x.dtype.Parameter(parameter_number=0), x.dtype.Parameter(parameter_number=1)
         payload.dtype.Parameter(parameter_number=2), payload.dtype.Parameter(parameter_number=3)
-        direction = "GT" if descending else "LT"
-        kind = "TOTALORDER" if x.dtype.name in FLOATS else ""
-        return dtype_named("pred").Compare(a, b, comparison_direction=direction, comparison_type=kind)
+        if descending:
+            return logical_or(greater(a, b), logical_and(not_equal(a, a), equal(b, b)))
+        return logical_or(less(a, b), logical_and(equal(a, a), not_equal(b, b)))
 
     both = x.scribe.tuple(x.shape, payload.shape).Sort(x, payload, dimensions=[axis], is_stable=True, to_apply=in_order)
     return element(both, 0), element(both, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.pyhlo import DType, Tensor, dtype_named
-from transformers_neuronx.pyhlo.dtypes import FLOATS, INTEGERS, limits
+from transformers_neuronx.pyhlo.dtypes import COMPLEX, FLOATS, INTEGERS, limits
 
 Operand = Tensor | float | int | bool
 SIGNED = frozenset(name for name in INTEGERS if name.startswith("s"))
@@ -68,8 +69,14 @@ def _together(op: str, *operands: Operand) -> list[Tensor]:
 
 
 def _fits(number: float, dtype: DType) -> bool:
+    if dtype.name in FLOATS | COMPLEX:
+        return True
     low, high = limits(dtype.name)
-    return dtype.name in FLOATS or (low <= number <= high and number == int(number))
+    return low <= number <= high and number == int(number)
+
+
+def _snake(op: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op).lower()
 
 
 def _require(op: str, x: Tensor, allowed: frozenset[str], meaning: str) -> None:
@@ -78,23 +85,23 @@ def _require(op: str, x: Tensor, allowed: frozenset[str], meaning: str) -> None:
 
 
 def _float(op: str, x: Tensor) -> Tensor:
-    _require(op.lower(), x, FLOATS, "floating-point elements")
+    _require(_snake(op), x, FLOATS, "floating-point elements")
     return getattr(x.shape, op)(x)  # type: ignore[no-any-return]
 
 
 def _signed(op: str, x: Tensor) -> Tensor:
-    _require(op.lower(), x, FLOATS | SIGNED, "signed numbers")
+    _require(_snake(op), x, FLOATS | SIGNED, "signed numbers")
     return getattr(x.shape, op)(x)  # type: ignore[no-any-return]
 
 
 def _binary(op: str, a: Operand, b: Operand) -> Tensor:
-    a, b = _together(op.lower(), a, b)
+    a, b = _together(_snake(op), a, b)
     return getattr(a.shape, op)(a, b)  # type: ignore[no-any-return]
 
 
 def _bitwise(op: str, a: Operand, b: Operand) -> Tensor:
-    a, b = _together(op.lower(), a, b)
-    _require(op.lower(), a, INTEGERS | {"pred"}, "integers or predicates")
+    a, b = _together(_snake(op), a, b)
+    _require(_snake(op), a, INTEGERS | {"pred"}, "integers or predicates")
     return getattr(a.shape, op)(a, b)  # type: ignore[no-any-return]
 
 
@@ -161,7 +168,8 @@ def logistic(x: Tensor) -> Tensor:
 
 
 def negate(x: Tensor) -> Tensor:
-    return _signed("Negate", x)
+    _require("negate", x, FLOATS | SIGNED | COMPLEX, "signed numbers")
+    return x.shape.Negate(x)
 
 
 def round(x: Tensor) -> Tensor:

@@ -161,7 +161,9 @@ def take_rows(x: Tensor, indices: Tensor) -> Tensor:
     if len(x.sizes) < 2 or indices.sizes != x.sizes[:1] or indices.dtype.name not in INTEGERS:
         raise GraphError(f"take_rows wants an integer index per row of {x!r}, got {indices!r}")
     rows, width, *rest = x.sizes
-    flat = iota("s32", [rows]) * width + clamp(0, convert(indices, "s32"), width - 1)
+    if indices.dtype.element.bits < 32:
+        indices = convert(indices, "s32")
+    flat = iota("s32", [rows]) * width + convert(clamp(0, indices, width - 1), "s32")
     return take(reshape(x, rows * width, *rest), flat)
 
 

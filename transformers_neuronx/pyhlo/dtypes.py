@@ -58,6 +58,7 @@ ELEMENT_TYPES: dict[str, ElementType] = dict(
 _BY_NUMPY = {row.numpy: row for row in ELEMENT_TYPES.values()}
 _BY_TORCH = {row.torch: row for row in ELEMENT_TYPES.values()}
 FLOATS = frozenset({"f8e4m3fn", "f8e5m2", "bf16", "f16", "f32", "f64"})
+COMPLEX = frozenset({"c64", "c128"})
 INTEGERS = frozenset(name for name in ELEMENT_TYPES if name[0] in "su")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -24,7 +24,7 @@ from transformers_neuronx.pyhlo.dtypes import ELEMENT_TYPES, ElementType, elemen
 from transformers_neuronx.pyhlo.opcodes import OPCODES
 
 _ACTIVE: ContextVar[HloScribe] = ContextVar("the scribe that is being written to")
-_BUILDER_CODE = (str(Path(__file__).parent), str(Path(__file__).parent.parent / "hlo"))
+_BUILDER_CODE = tuple(str(Path(__file__).parents[1] / name) for name in ("pyhlo", "hlo", "compiler.py"))
 # How the wire format stores the elements of a literal; what is not named here goes as raw bytes.
 _LISTED = {"pred", "s32", "s64", "u32", "u64", "f32", "f64"}
 
@@ -51,7 +51,7 @@ class DType:
         self.name = element.name
 
     def __getitem__(self, sizes: int | Sequence[int]) -> Shape:
-        return Shape(self, (sizes,) if isinstance(sizes, int | np.integer) else tuple(sizes))
+        return Shape(self, tuple(sizes) if isinstance(sizes, Iterable) else (sizes,))
 
     def __getattr__(self, op: str) -> Callable[..., Tensor]:
         return getattr(self[()], op)  # type: ignore[no-any-return]
@@ -222,7 +222,8 @@ class HloScribe:
         finally:
             _ACTIVE.reset(token)
         module = self.module_proto
-        module.name = module.entry_computation_name = name
+        module.name = name
+        module.entry_computation_name = computation.name
         module.entry_computation_id = computation.id
         module.host_program_shape.CopyFrom(computation.program_shape)
         for tensor, parameter, must in self.aliases:
@@ -350,6 +351,8 @@ def _literal(shape: Shape | TupleShape, fields: dict[str, Any]) -> hlo_pb2.Liter
         return hlo_pb2.LiteralProto(**{"shape": shape.proto(), **literal})
     if isinstance(shape, TupleShape):
         raise GraphError(f"Constant wants one array, got the tuple {shape!r}: make a Tuple of constants")
+    if literal is None and "constant_value" not in fields:
+        raise GraphError(f"{shape!r}.Constant wants a constant_value or a literal, got neither")
     value = fields.pop("constant_value") if literal is None else literal
     element = shape.dtype.element
     array = np.asarray(value).astype(element.numpy)

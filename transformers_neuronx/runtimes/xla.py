@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from transformers_neuronx import env, hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
-from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
 from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, PrimitiveType, ShapeProto
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
 
@@ -69,9 +70,12 @@ class Aval(NamedTuple):
     weak_type: bool = False
 
     @staticmethod
-    def of(shape: ShapeProto) -> Aval:
+    def leaves(shape: ShapeProto) -> list[Aval]:
+        """Those of an array, or of all the arrays in a tuple."""
+        if shape.element_type == TUPLE:
+            return [aval for element in shape.tuple_shapes for aval in Aval.leaves(element)]
         name = PrimitiveType.Name(shape.element_type).lower()
-        return Aval(tuple(shape.dimensions), element_type(name).numpy)
+        return [Aval(tuple(shape.dimensions), element_type(name).numpy)]
 
     def __repr__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -88,6 +92,15 @@ def _on_device(device: Any) -> Any:
             return _hlo().HloSharding.replicate()
 
     return OnDevice(device)
+
+
+@contextmanager
+def _engine_errors(what: str) -> Iterator[None]:
+    """What jaxlib raises, as ours."""
+    try:
+        yield
+    except _jaxlib().JaxRuntimeError as error:
+        raise EngineError(f"{what} failed on the device: {error}") from error
 
 
 class XlaTensor:
@@ -113,7 +126,8 @@ class XlaTensor:
         return jaxlib.ArrayImpl(self.aval, everywhere, self.arrays, True, True)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        array, _ = self.arrays[0]._single_device_array_to_np_array_did_copy()
+        with _engine_errors("the program"):
+            array, _ = self.arrays[0]._single_device_array_to_np_array_did_copy()
         return np.asarray(array)
 
 
@@ -125,18 +139,16 @@ class XlaExecutable:
         self.devices = devices
         self.name = module.name
         signature = module.host_program_shape
-        self.parameters = [Aval.of(shape) for shape in signature.parameters]
+        self.parameters = [Aval.leaves(shape)[0] for shape in signature.parameters]
         self.parameter_names = list(signature.parameter_names)
-        several = signature.result.element_type == TUPLE
-        self.results = [Aval.of(shape) for shape in (signature.result.tuple_shapes if several else [signature.result])]
-        self.donated = [entry.parameter_number for entry in module.input_output_alias.entries]
+        self.results = Aval.leaves(signature.result)
+        self.donated = dict.fromkeys(entry.parameter_number for entry in module.input_output_alias.entries)
 
     def __call__(self, *tensors: Any) -> list[DeviceTensor]:
         self._check(tensors)
-        arguments = [tensor.argument for tensor in tensors]
-        for number in self.donated:
-            tensors[number].donated = True
-        results = self.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
+        with _engine_errors(self.name):
+            arguments = [tensor.argument for tensor in tensors]
+            results = self.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
         return [XlaTensor(arrays, self.devices, aval) for arrays, aval in zip(results, self.results, strict=True)]
 
     def _check(self, tensors: Sequence[Any]) -> None:
@@ -153,6 +165,13 @@ class XlaExecutable:
             if tensor.donated:
                 name = self.parameter_names[number]
                 raise EngineError(f"{self.name} got a tensor as {name} that was donated to an earlier program")
+        for number in self.donated:
+            tensors[number].donated = True
+        given = [tensor for number, tensor in enumerate(tensors) if number not in self.donated]
+        if any(tensor.donated for tensor in given) or len({id(tensors[n]) for n in self.donated}) < len(self.donated):
+            for number in self.donated:
+                tensors[number].donated = False
+            raise EngineError(f"{self.name} got one tensor twice, of which it takes the memory once")
 
     def memory(self) -> MemoryStats:
         stats = self.loaded.get_compiled_memory_stats()
@@ -203,6 +222,10 @@ class XlaRuntime:
         if len(shards) != self.device_count:
             raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
         aval = Aval(shards[0].shape, shards[0].dtype)
+        if any((shard.shape, shard.dtype) != aval[:2] for shard in shards):
+            got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
+            raise EngineError(f"put wants shards of one shape and type, got {got}")
+        from_numpy(aval.dtype)
         arrays = [_put(shard, aval, device) for shard, device in zip(shards, self._device_tuple, strict=True)]
         return XlaTensor(arrays, self._devices, aval)
 
@@ -257,6 +280,8 @@ def xla_runtime(platform: str, degree: int) -> XlaRuntime:
     On the CPU the devices are virtual: there are as many as asked for. Raises EngineError when there are fewer
     devices than that, when jaxlib is missing or of an untried version, or when it computes something wrong.
     """
+    if degree < 1:
+        raise EngineError(f"a runtime wants at least one device, got {degree}")
     client = _cpu_client(degree) if platform == "cpu" else _cuda_client()
     if client.device_count() < degree:
         raise EngineError(
