@@ -26,6 +26,7 @@ from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
 from transformers_neuronx.weights import Heads, Key, Weight, declare, resolve, shards
 
 Progress = Callable[[str], object]
+Array = np.ndarray[Any, Any]
 
 
 class DecoderConfig(Protocol):
@@ -212,18 +213,17 @@ class Decoder:
         zeros = np.zeros(self.cache_sizes(), element_type(self.dtype).numpy)
         self.caches = [self.runtime.put([zeros]) for _ in range(2 * self.config.n_layer)]
 
-    def run(
-        self, ids: np.ndarray[Any, Any], start: np.ndarray[Any, Any], length: np.ndarray[Any, Any]
-    ) -> np.ndarray[Any, Any]:
+    def run(self, ids: Array, start: Array, length: Array, end: Array) -> Array:
         """Feed `length[i]` of `ids[i]` to slot `i` from position `start[i]` on; logits of the last one. f32[b, vocab]
 
-        ids s32[b, n] with n a context bucket or 1; a row of length 0 stays as it is.
+        ids s32[b, n] with n a context bucket or 1; a row of length 0 stays as it is. `end[i]` is where the row's
+        tokens at hand end, when they are fed in several calls.
         """
         rows, active = ids.shape
         shape = Shape(rows, active, self.options.buckets.width(max(active, int((start + length).max()))))
         if shape not in self._programs:
             self.compile([shape])
-        packed = np.concatenate([np.stack([np.arange(rows), start, length], 1), ids], 1).astype(np.int32)
+        packed = np.concatenate([np.stack([np.arange(rows), start, length, end], 1), ids], 1).astype(np.int32)
         if self._tainted and not start.any():
             self.reset()
         try:
@@ -236,7 +236,7 @@ class Decoder:
             self.reset()
             raise
 
-    def _run_pieces(self, shape: Shape, packed: np.ndarray[Any, Any]) -> DeviceTensor:
+    def _run_pieces(self, shape: Shape, packed: Array) -> DeviceTensor:
         step = self.runtime.put([packed])
         x: list[DeviceTensor] = []
         first = 0
@@ -250,7 +250,7 @@ class Decoder:
             first += piece.layers
         return x[0]
 
-    def reorder(self, source: np.ndarray[Any, Any]) -> None:
+    def reorder(self, source: Array) -> None:
         """Slot `i` goes on with the sequence of slot `source[i]`. source s32[slots]"""
         program = self.compile_reorder()
         try:

@@ -252,7 +252,7 @@ class ForSampling:
             ids = np.zeros((slots, active), np.int64)
             for row, tokens in enumerate(rows.tokens):
                 ids[row, : now[row]] = tokens[fed[row] : fed[row] + now[row]]
-            out = self.decoder.run(ids, start + fed, now)
+            out = self.decoder.run(ids, start + fed, now, start + lengths)
             fed += now
             ended = (now > 0) & (fed == lengths)
             logits[ended] = out[ended]

@@ -128,7 +128,8 @@ class Weight:
 
     `name` is the graph's, "attn.q.weight"; `source` the checkpoint's, with `{}` for the number of the layer;
     `shape` is the whole weight as the graph sees it, which `layout` makes of the checkpoint's tensor. `dtype` is a
-    fixed element type; without one the weight has that of the activations.
+    fixed element type; without one the weight has that of the activations. A row with a `value` is not read but
+    worked out; its `source` only says whether every layer has it.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Weight:
     layout: Layout = as_is
     split: Split | None = None
     dtype: str | None = None
+    value: Callable[[], torch.Tensor] | None = None
 
     @property
     def layered(self) -> bool:
@@ -247,6 +249,9 @@ def resolve(
     found: dict[Key, Weight] = {}
     missing, misshapen = [], []
     for key, row in expand(table, layers):
+        if row.value is not None:
+            found[key] = row
+            continue
         source = row.source if row.source in checkpoint else row.source.removeprefix(prefix)
         if source not in checkpoint:
             missing.append(row.source)
@@ -259,7 +264,7 @@ def resolve(
             laid_out = None
         if laid_out != row.shape:
             misshapen.append(f"{source} {list(shape)} (for {row.name} {list(row.shape)})")
-    used = {row.source for row in found.values()}
+    used = {row.source for row in found.values() if row.value is None}
     extra = [n for n in checkpoint if n not in used and not any(re.fullmatch(pattern, n) for pattern in ignored)]
     complaints = [
         f"{what} {collapsed(names)}"
@@ -290,8 +295,9 @@ def shards(
     """
     groups: dict[tuple[Any, ...], list[Key]] = {}
     for key, row in resolved.items():
-        groups.setdefault((row.source, row.layout, row.split, row.dtype or dtype), []).append(key)
+        identity = (row.value or row.source, row.layout, row.split, row.dtype or dtype)
+        groups.setdefault(identity, []).append(key)
     for (source, layout, split, element), keys in groups.items():
-        whole = layout(checkpoint.read(source)).to(to_torch(element))
+        whole = layout(source() if callable(source) else checkpoint.read(source)).to(to_torch(element))
         pieces = split.cut(whole, degree) if split else [whole]
         yield keys, [torch_to_numpy(piece) for piece in pieces]

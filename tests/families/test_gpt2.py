@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from parity import assert_close, padded, prompts
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -13,34 +13,10 @@ TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 DEGREES = [1, 2, 5]  # 2 does not divide the vocabularies, 1023 and 50257; 5 does not divide 4 or 12 heads
 
 
-def assert_close(got, want, tolerance=1e-5):
-    """Within `tolerance` of the largest logit."""
-    difference = (got - want).abs().max() / want.abs().max()
-    assert torch.isfinite(got).all()
-    assert difference <= tolerance, f"the logits part by {difference:.2e} of the largest"
-
-
 def expected(reference, rows):
     """The reference's last logits of each row on its own, without padding."""
     with torch.inference_mode():
         return torch.stack([reference(torch.tensor([row])).logits[0, -1] for row in rows])
-
-
-def prompts(vocab_size, lengths, seed=0):
-    generator = np.random.default_rng(seed)
-    return [generator.integers(0, vocab_size, length).tolist() for length in lengths]
-
-
-def padded(rows, side, pad=0):
-    """Ids and attention mask of rows of unequal lengths."""
-    width = max(map(len, rows))
-    blanks = [[pad] * (width - len(row)) for row in rows]
-    ids = [blank + row if side == "left" else row + blank for row, blank in zip(rows, blanks, strict=True)]
-    mask = [
-        [0] * len(blank) + [1] * len(row) if side == "left" else [1] * len(row) + [0] * len(blank)
-        for row, blank in zip(rows, blanks, strict=True)
-    ]
-    return torch.tensor(ids), torch.tensor(mask)
 
 
 @pytest.fixture(scope="module")

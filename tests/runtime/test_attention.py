@@ -16,7 +16,10 @@ def attend():
     pytest.importorskip("torch", reason="layers name weights, which are loaded with torch")
     from transformers_neuronx.layers.attention import _attend
 
-    return _attend
+    def attend(*tensors, **attributes):
+        return _attend(*tensors, own_slots=len(tensors) > 7, **attributes)
+
+    return attend
 
 
 def inputs(starts, lengths, n, slots=None, dtype="f32", cache_slots=None):

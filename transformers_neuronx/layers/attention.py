@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.linear import linear
+from transformers_neuronx.layers.norm import rms_norm
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.pyhlo import Tensor
 
@@ -19,18 +20,35 @@ def attention(
     step: Step,
     head_dim: int,
     rotate: Callable[[Tensor], Tensor] | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    norm_eps: float | None = None,
 ) -> tuple[Tensor, Cache]:
     """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache with the active tokens in it.
 
-    `w` has linear layers `q`, `k`, `v` and `out`; `rotate` is applied to queries and keys, [b, n, heads, d].
+    `w` has linear layers `q`, `k`, `v` and `out`; norms `q_norm` and `k_norm` over a head's features, if `norm_eps`
+    is given; and `alibi` f32[heads], if scores fall with distance. `rotate` is applied to queries and keys,
+    [b, n, heads, d]. Scores are multiplied by `scale`, by default 1 / sqrt(d), kept within `softcap`, and reach back
+    `window` positions, the token's own included.
     """
     b, n, _ = x.sizes
     q, k, v = (hlo.reshape(linear(x, part), b, n, -1, head_dim) for part in (w.q, w.k, w.v))
+    if norm_eps is not None:
+        q, k = rms_norm(q, w.q_norm, norm_eps), rms_norm(k, w.k_norm, norm_eps)
     if rotate is not None:
         q, k = rotate(q), rotate(k)
-    slots = () if step.slots is None else (step.slots,)
+    alibi = [w.alibi.tensor] if hasattr(w, "alibi") else []
+    slots = [] if step.slots is None else [step.slots]
     context, keys, values = _attend(
-        q, k, v, cache.keys, cache.values, step.start, step.length, *slots, width=step.width, scale=head_dim**-0.5
+        *(q, k, v, cache.keys, cache.values, step.start, step.length, *slots, *alibi),
+        width=step.width,
+        scale=head_dim**-0.5 if scale is None else scale,
+        own_slots=bool(slots),
+        alibi=bool(alibi),
+        window=window,
+        softcap=softcap,
     )
     return linear(hlo.reshape(context, b, n, -1), w.out), Cache(keys, values)
 
@@ -43,38 +61,55 @@ def _attend_body(
     values: Tensor,
     start: Tensor,
     length: Tensor,
-    slots: Tensor | None = None,
-    *,
+    *more: Tensor,
     width: int,
     scale: float,
+    own_slots: bool = False,
+    alibi: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
-    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; keys, values [slots * kv_heads, positions, d]; start, length,
-    slots s32[b] as in `Step`; no position beyond `width` is looked at. Each head of keys serves heads / kv_heads
-    of queries. -> context [b, n, heads, d], keys, values
+    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; keys, values [slots * kv_heads, positions, d]; start, length
+    s32[b] as in `Step`; then, if they are there, slots s32[b] and slopes f32[heads]. No position beyond `width` is
+    looked at. Each head of keys serves heads / kv_heads of queries. -> context [b, n, heads, d], keys, values
     """
     b, n, heads, d = q.sizes
     kv_heads = k.sizes[2]
+    rows = more[0] if own_slots else hlo.iota("s32", [b])
     k, v = (hlo.reshape(hlo.transpose(new, 0, 2, 1, 3), b * kv_heads, n, d) for new in (k, v))
-    rows = hlo.iota("s32", [b]) if slots is None else slots
     visible = [_write(hlo.slice(x, 1, 0, width), new, rows, start, length) for x, new in ((keys, k), (values, v))]
     updated = [_copy_blocks(*pair, rows, start, kv_heads, n) for pair in zip(visible, (keys, values), strict=True)]
-    if slots is not None:
-        visible = [_of_slots(cached, slots, kv_heads) for cached in visible]
-    group = heads // kv_heads
-    q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, group * n, d)
+    if own_slots:
+        visible = [_of_slots(cached, rows, kv_heads) for cached in visible]
+    q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, -1, d)
     scores = hlo.dot(q, visible[0], contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
-    seen = hlo.iota("s32", [b, n, width], 2) <= hlo.reshape(start, b, 1, 1) + hlo.iota("s32", [b, n, 1], 1)
     scores = hlo.reshape(scores, b, heads, n, width)
-    scores = hlo.select(hlo.reshape(seen, b, 1, n, width), scores, -math.inf)
-    weights = hlo.convert(hlo.reshape(_softmax(scores), b * kv_heads, group * n, width), v.dtype)
+    weights = _weights(scores, start, more[-1] if alibi else None, window, softcap)
+    weights = hlo.convert(hlo.reshape(weights, *q.sizes[:2], width), v.dtype)
     context = hlo.dot(weights, visible[1], contract=([2], [1]), batch=([0], [0]))
-    context = hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3)
-    return context, updated[0], updated[1]
+    return hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3), updated[0], updated[1]
 
 
 _attend = hlo.composite("attention", _attend_body)
+
+
+def _weights(scores: Tensor, start: Tensor, slopes: Tensor | None, window: int | None, softcap: float | None) -> Tensor:
+    """Scores as probabilities over the positions that each token sees. f32[b, heads, n, width]"""
+    b, heads, n, width = scores.sizes
+    own = hlo.reshape(start, b, 1, 1, 1) + hlo.iota("s32", [b, 1, n, 1], 2)
+    distance = own - hlo.iota("s32", [b, 1, n, width], 3)
+    if softcap is not None:
+        scores = hlo.tanh(scores * (1 / softcap)) * softcap
+    if slopes is not None:
+        scores = scores - hlo.reshape(slopes, heads, 1, 1) * hlo.convert(distance, "f32")
+    seen = distance >= 0
+    if window is not None:
+        seen = hlo.logical_and(seen, distance < window)
+    scores = hlo.select(seen, scores, -math.inf)
+    e = hlo.exp(scores - hlo.max(scores, -1, keep=True))
+    return e / hlo.sum(e, -1, keep=True)
 
 
 def _write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Tensor) -> Tensor:
@@ -127,9 +162,3 @@ def _of_slots(cache: Tensor, slots: Tensor, heads: int) -> Tensor:
     _, positions, d = cache.sizes
     found = hlo.take(hlo.reshape(cache, -1, heads, positions, d), slots)
     return hlo.reshape(found, -1, positions, d)
-
-
-def _softmax(x: Tensor) -> Tensor:
-    """Along the last axis."""
-    e = hlo.exp(x - hlo.max(x, -1, keep=True))
-    return e / hlo.sum(e, -1, keep=True)

@@ -15,13 +15,15 @@ class Step:
     """`n` active tokens for each of `b` rows, right-padded, each row at a position of its own.
 
     ids s32[b, n]; start s32[b], the position of a row's first active token; length s32[b], how many of them are
-    real; slots s32[b], the cache slot of each row, or None where row i has slot i. `width` is the number of
+    real; end s32[b], the length of a row's sequence once all of it that is at hand has been fed, in this step or in
+    later ones; slots s32[b], the cache slot of each row, or None where row i has slot i. `width` is the number of
     positions that any row may look back to.
     """
 
     ids: Tensor
     start: Tensor
     length: Tensor
+    end: Tensor
     slots: Tensor | None
     width: int
 
@@ -53,10 +55,10 @@ class Cache:
 
 
 def declare_step(parameters: hlo.Parameters, b: int, n: int, width: int, own_slots: bool) -> Step:
-    """The step as one parameter, s32[b, 3 + n]: slot, start, length and ids of each row, so that one transfer does."""
-    packed = parameters.add(dtype_named("s32")[b, 3 + n], "step")
-    slots, start, length = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), b) for i in range(3))
-    return Step(hlo.slice(packed, 1, 3, 3 + n), start, length, slots if own_slots else None, width)
+    """The step as one parameter, so that one transfer does. s32[b, 4 + n]: slot, start, length, end and ids of rows."""
+    packed = parameters.add(dtype_named("s32")[b, 4 + n], "step")
+    slots, start, length, end = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), b) for i in range(4))
+    return Step(hlo.slice(packed, 1, 4, 4 + n), start, length, end, slots if own_slots else None, width)
 
 
 def declare_cache(parameters: hlo.Parameters, dtype: str, sizes: Sequence[int], name: str) -> Cache:

@@ -1,0 +1,58 @@
+"""What the families' tests share: tiny random models of Transformers, and logits held against theirs."""
+
+import copy
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+TOLERANCE = 1e-5  # of the largest logit, in f32
+
+
+def assert_close(got, want, tolerance=TOLERANCE):
+    """Within `tolerance` of the largest logit."""
+    difference = (got - want).abs().max() / want.abs().max()
+    assert torch.isfinite(got).all()
+    assert difference <= tolerance, f"the logits part by {difference:.2e} of the largest"
+
+
+def prompts(vocab_size, lengths, seed=0):
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, vocab_size, length).tolist() for length in lengths]
+
+
+def padded(rows, side, pad=0):
+    """Ids and attention mask of rows of unequal lengths."""
+    width = max(map(len, rows))
+    blanks = [[pad] * (width - len(row)) for row in rows]
+    ids = [blank + row if side == "left" else row + blank for row, blank in zip(rows, blanks, strict=True)]
+    mask = [
+        [0] * len(blank) + [1] * len(row) if side == "left" else [1] * len(row) + [0] * len(blank)
+        for row, blank in zip(rows, blanks, strict=True)
+    ]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def randomized(config):
+    """A model with weights that make the maths matter: default ones give attention nothing to choose from."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.copy_(torch.randn_like(weight) * 0.3)
+            else:
+                weight.copy_(torch.rand_like(weight) + 0.5)
+    return model
+
+
+@torch.inference_mode()
+def continued(reference, prompt, tokens):
+    """The reference's logits after the prompt and after each of the tokens, which it is given one by one."""
+    reference = copy.deepcopy(reference)  # some keep what they worked out for an earlier sequence
+    output = reference(torch.tensor([prompt]), use_cache=True)
+    logits = [output.logits[0, -1]]
+    for token in tokens:
+        output = reference(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
+        logits.append(output.logits[0, -1])
+    return torch.stack(logits).float()

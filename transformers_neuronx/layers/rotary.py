@@ -1,0 +1,172 @@
+"""Rotary position embeddings (Su et al., arXiv:2104.09864), and the ways to stretch them that Transformers names.
+
+Frequencies are worked out once, in f32, when a program is written. Only `dynamic` and `longrope` depend on how long a
+sequence is, and do so row by row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx import hlo
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.layers.step import Step
+from transformers_neuronx.pyhlo import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How queries and keys are turned.
+
+    `dim` is how many of a head's features take part, the first ones; `parameters` are Transformers'
+    `rope_parameters`; `max_positions` the longest sequence of the configuration.
+    """
+
+    dim: int
+    parameters: Mapping[str, Any]
+    max_positions: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_TYPES:
+            raise ConfigError(f"rope_parameters has rope_type={self.kind!r}; supported: {', '.join(ROPE_TYPES)}")
+
+    @property
+    def kind(self) -> str:
+        return str(self.parameters.get("rope_type", self.parameters.get("type", "default")))
+
+    @property
+    def base(self) -> float:
+        return float(self.parameters.get("rope_theta", 10000.0))
+
+    def of(self, name: str, default: float | None = None) -> float:
+        value = self.parameters.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise ConfigError(f"rope_parameters of type {self.kind!r} lack {name!r}")
+        return float(value)
+
+    @property
+    def original_positions(self) -> float:
+        """The sequence length before it was stretched."""
+        return self.of("original_max_position_embeddings", self.max_positions)
+
+    @property
+    def stretch(self) -> float:
+        return self.of("factor", self.max_positions / self.original_positions)
+
+    def exponents(self) -> Array:
+        return np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
+
+    def plain(self) -> Array:
+        """The unstretched frequencies, f32[dim / 2]."""
+        return (1.0 / np.float32(self.base) ** self.exponents()).astype(np.float32)
+
+
+def rope_parameters(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` out of the attributes that stood for it before Transformers 5."""
+    return {"rope_theta": attributes.get("rope_theta", 10000.0)} | (attributes.get("rope_scaling") or {})
+
+
+def _default(r: Rotary, end: Tensor) -> Array | Tensor:
+    return r.plain()
+
+
+def _linear(r: Rotary, end: Tensor) -> Array | Tensor:
+    return r.plain() / np.float32(r.of("factor"))
+
+
+def _llama3(r: Rotary, end: Tensor) -> Array | Tensor:
+    """Long waves are stretched, short ones are not, and those between are blended."""
+    low, high = r.of("low_freq_factor"), r.of("high_freq_factor")
+    turns = r.original_positions * r.plain() / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return np.asarray(r.plain() * (kept + (1 - kept) / r.of("factor")), np.float32)
+
+
+def _yarn(r: Rotary, end: Tensor) -> Array | Tensor:
+    """Peng et al., arXiv:2309.00071."""
+
+    def dimension(turns: float) -> float:
+        return r.dim * math.log(r.original_positions / (turns * 2 * math.pi)) / (2 * math.log(r.base))
+
+    low, high = dimension(r.of("beta_fast", 32)), dimension(r.of("beta_slow", 1))
+    if r.parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, r.dim - 1)
+    span = high - low or 0.001
+    stretched = np.clip((np.arange(r.dim // 2, dtype=np.float32) - low) / span, 0, 1)
+    return np.asarray(r.plain() * (1 - stretched + stretched / r.stretch), np.float32)
+
+
+def _dynamic(r: Rotary, end: Tensor) -> Array | Tensor:
+    """The base grows with the sequence, once it is longer than those of the training."""
+    longest = float(r.max_positions)
+    length = hlo.maximum(hlo.convert(end, "f32"), longest)  # [b]
+    factor = r.of("factor")
+    growth = hlo.power(length * (factor / longest) - (factor - 1), r.dim / (r.dim - 2))
+    exponents = hlo.constant(-r.exponents(), "f32")
+    return hlo.exp(hlo.reshape(hlo.log(growth * r.base), -1, 1) * exponents)  # [b, dim / 2]
+
+
+def _longrope(r: Rotary, end: Tensor) -> Array | Tensor:
+    """Other frequencies for long sequences than for short ones (Ding et al., arXiv:2402.13753)."""
+    short, long = (
+        hlo.constant(r.plain() / np.asarray(r.parameters[name], np.float32), "f32")
+        for name in ("short_factor", "long_factor")
+    )
+    beyond = hlo.reshape(end > int(r.original_positions), -1, 1)
+    return hlo.select(beyond, hlo.reshape(long, 1, -1), hlo.reshape(short, 1, -1))  # [b, dim / 2]
+
+
+ROPE_TYPES: dict[str, Callable[[Rotary, Tensor], Array | Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}
+
+
+def _magnitude(r: Rotary) -> float:
+    """What the stretched embeddings are multiplied by, so that attention stays as sharp."""
+    if r.kind not in ("yarn", "longrope"):
+        return 1.0
+    if r.parameters.get("attention_factor") is not None:
+        return r.of("attention_factor")
+    if r.stretch <= 1:
+        return 1.0
+    if r.kind == "longrope":
+        return math.sqrt(1 + math.log(r.stretch) / math.log(r.original_positions))
+    over, under = r.of("mscale", 0), r.of("mscale_all_dim", 0)
+    over, under = (over, under) if over and under else (1.0, 0.0)
+    return (0.1 * over * math.log(r.stretch) + 1) / (0.1 * under * math.log(r.stretch) + 1)
+
+
+def rotation(r: Rotary, step: Step) -> Callable[[Tensor], Tensor]:
+    """The function that turns queries or keys, [b, n, heads, head_dim], by the positions of a step."""
+    frequencies = ROPE_TYPES[r.kind](r, step.end)
+    if not isinstance(frequencies, Tensor):
+        frequencies = hlo.reshape(hlo.constant(frequencies, "f32"), 1, -1)
+    b, n = step.ids.sizes
+    positions = hlo.reshape(hlo.convert(step.positions, "f32"), b, n, 1, 1)
+    angles = positions * hlo.reshape(frequencies, -1, 1, 1, r.dim // 2)  # [b, n, 1, dim / 2]
+    cos, sin = hlo.cos(angles) * _magnitude(r), hlo.sin(angles) * _magnitude(r)
+
+    def rotate(x: Tensor) -> Tensor:
+        first, second, rest = (
+            hlo.slice(x, -1, low, high) for low, high in ((0, r.dim // 2), (r.dim // 2, r.dim), (r.dim, x.sizes[-1]))
+        )
+        a, c = hlo.convert(first, "f32"), hlo.convert(second, "f32")
+        turned = [hlo.convert(part, x.dtype) for part in (a * cos - c * sin, c * cos + a * sin)]
+        return hlo.concatenate([*turned, rest] if rest.sizes[-1] else turned, -1)
+
+    return rotate

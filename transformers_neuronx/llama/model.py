@@ -1,0 +1,10 @@
+"""LLaMA for sampling."""
+
+from transformers_neuronx.decoder import Family
+from transformers_neuronx.llama import graph, weights
+from transformers_neuronx.llama.config import LlamaConfig
+from transformers_neuronx.sampling import ForSampling
+
+
+class LlamaForSampling(ForSampling):
+    family = Family(LlamaConfig.from_hf, weights, graph)

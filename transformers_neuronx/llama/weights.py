@@ -1,0 +1,31 @@
+"""LLaMA's weight table."""
+
+from transformers_neuronx.llama.config import LlamaConfig
+from transformers_neuronx.weights import COLUMNS, ROWS, Weight, as_is, attention, linear, norm
+
+PREFIX = "model."
+
+
+def table(config: LlamaConfig) -> list[Weight]:
+    h, inner = config.hidden_size, config.inner_size
+    block = PREFIX + "layers.{}."
+    projections = [(f"{block}self_attn.{name}_proj", as_is) for name in "qkvo"]
+    biased = config.attention_bias
+    return [
+        Weight("embed", PREFIX + "embed_tokens.weight", (config.vocab_size, h), split=COLUMNS),
+        *norm("attn_norm", block + "input_layernorm", h, bias=False),
+        *attention("attn", config.attention_heads, h, projections, bias=biased, out_bias=biased),
+        *norm("mlp_norm", block + "post_attention_layernorm", h, bias=False),
+        *linear("mlp.gate", block + "mlp.gate_proj", inner, h, COLUMNS, bias=config.mlp_bias),
+        *linear("mlp.up", block + "mlp.up_proj", inner, h, COLUMNS, bias=config.mlp_bias),
+        *linear("mlp.down", block + "mlp.down_proj", h, inner, ROWS, bias=config.mlp_bias),
+        *norm("final_norm", PREFIX + "norm", h, bias=False),
+        *linear(
+            "head", PREFIX + "embed_tokens" if config.tied else "lm_head", config.vocab_size, h, COLUMNS, bias=False
+        ),
+    ]
+
+
+def ignored(config: LlamaConfig) -> list[str]:
+    frequencies = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # that older checkpoints carry along
+    return [frequencies, r"lm_head\.weight"] if config.tied else [frequencies]
