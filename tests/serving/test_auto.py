@@ -1,0 +1,41 @@
+"""A checkpoint's family is found by its model_type."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformers_neuronx.auto import families, family_of
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.modeling_auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.sampling import ForSampling
+
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+
+
+def test_the_bundled_checkpoint_is_a_gpt2():
+    model = NeuronAutoModelForCausalLM.from_pretrained(TINY_KJV, n_positions=32)
+    assert type(model) is GPT2ForSampling
+    model.to_neuron()
+    assert model(torch.tensor([[1, 2, 3]])).shape == (1, 1023)
+
+
+@pytest.mark.parametrize("name", families())
+def test_every_folder_with_a_model_is_a_family(name):
+    cls = family_of(name)
+    assert issubclass(cls, ForSampling)
+    assert cls.family.weights.PREFIX
+
+
+def test_an_unknown_family_is_named(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="mamba")))
+    with pytest.raises(ConfigError, match=r"model_type 'mamba' is of no family here; there are .*gpt2"):
+        NeuronAutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_configuration_without_a_model_type_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="has no model_type to go by"):
+        NeuronAutoModelForCausalLM.from_pretrained(tmp_path)

@@ -1,0 +1,43 @@
+"""Finds the family that a checkpoint is of, by import: there is no list to edit."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.module import load_config
+from transformers_neuronx.sampling import ForSampling
+
+
+def families() -> list[str]:
+    """The folders beside this file that hold a family."""
+    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/model.py"))
+
+
+def family_of(model_type: str) -> type[ForSampling]:
+    """The sampling class for a configuration's `model_type`: "gpt_neox" is in the folder gptneox."""
+    name = re.sub(r"[^a-z0-9]", "", model_type.lower())
+    if name not in families():
+        raise ConfigError(f"model_type {model_type!r} is of no family here; there are {', '.join(families())}")
+    module = importlib.import_module(f"transformers_neuronx.{name}.model")
+    return next(
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, ForSampling) and value.__module__ == module.__name__
+    )
+
+
+class NeuronAutoModelForCausalLM:
+    """Makes the model of whatever family a checkpoint is of."""
+
+    @staticmethod
+    def from_pretrained(path_or_name: str | os.PathLike[str], **options: Any) -> ForSampling:
+        """As `from_pretrained` of the family's own class, with its options."""
+        model_type = load_config(path_or_name).get("model_type")
+        if not isinstance(model_type, str):
+            raise ConfigError(f"the configuration of {os.fspath(path_or_name)} has no model_type to go by")
+        return family_of(model_type).from_pretrained(path_or_name, **options)

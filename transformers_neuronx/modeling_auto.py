@@ -1,0 +1,3 @@
+"""Where the original had `NeuronAutoModelForCausalLM`."""
+
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM as NeuronAutoModelForCausalLM
