@@ -49,7 +49,8 @@ class Family:
     """A kind of decoder: how its configuration is read, and the modules with its weight table and its graph.
 
     `weights` has `table(config)`, `ignored(config)` and PREFIX; `graph` has `embed`, `layer` and `head`, and, where
-    layers share something that follows from the positions alone, `prepare`.
+    layers share something that follows from the positions alone, `prepare`. Where layers differ, the configuration
+    has `layer_kinds`, and `layer` is told the kind as its last argument.
     """
 
     read_config: Callable[[Any], DecoderConfig]
@@ -66,19 +67,19 @@ class Shape(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of the model that one program runs: `layers` of it, with the embedding or the head where it has them."""
+    """A part of the model that one program runs: layers of these kinds, the embedding before them, the head after."""
 
     embed: bool
-    layers: int
+    layers: tuple[str, ...]
     head: bool
 
 
-def pieces(n_layer: int, unroll: int | None) -> list[Piece]:
+def pieces(layers: tuple[str, ...], unroll: int | None) -> list[Piece]:
     """The whole model as one piece, or as groups of `unroll` layers between an embedding and a head."""
-    if unroll is None or unroll >= n_layer:
-        return [Piece(True, n_layer, True)]
-    groups = [min(unroll, n_layer - first) for first in range(0, n_layer, unroll)]
-    return [Piece(True, 0, False), *(Piece(False, count, False) for count in groups), Piece(False, 0, True)]
+    if unroll is None or unroll >= len(layers):
+        return [Piece(True, layers, True)]
+    groups = [layers[first : first + unroll] for first in range(0, len(layers), unroll)]
+    return [Piece(True, (), False), *(Piece(False, group, False) for group in groups), Piece(False, (), True)]
 
 
 class Decoder:
@@ -91,6 +92,7 @@ class Decoder:
         self.options = options
         self.dtype = options.amp
         self.slots = options.batch_size
+        self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
         table: list[Weight] = family.weights.table(config)
         self.shared_table = [row for row in table if not row.layered]
         self.layer_table = [row for row in table if row.layered]
@@ -128,7 +130,7 @@ class Decoder:
 
         def build(shape: Shape) -> None:
             unroll = self.options.unroll if shape.active == 1 else self.options.context_unroll
-            parts = pieces(self.config.n_layer, unroll)
+            parts = pieces(self.layers, unroll)
             built = {piece: self.runtime.compile(self.module(shape, piece)) for piece in dict.fromkeys(parts)}
             self._programs[shape] = [(piece, built[piece]) for piece in parts]
             progress(f"{shape.active} of {shape.width}")
@@ -167,7 +169,7 @@ class Decoder:
                 x = parameters.add(hidden, "hidden")
             caches = [
                 declare_cache(parameters, self.dtype, self.cache_sizes(), f"layer.{layer}.")
-                for layer in range(piece.layers)
+                for layer in range(len(piece.layers))
             ]
             if piece.embed or piece.head:
                 shared = declare(self.shared_table, parameters, self.dtype, degree)
@@ -178,7 +180,8 @@ class Decoder:
             for layer, cache in enumerate(caches):
                 weights = declare(self.layer_table, parameters, self.dtype, degree, f"layer.{layer}.")
                 with scribe.scope(f"layer.{layer}"):
-                    x, caches[layer] = graph.layer(config, weights, x, cache, step, *prepared)
+                    kind = [piece.layers[layer]] if piece.layers[layer] else []
+                    x, caches[layer] = graph.layer(config, weights, x, cache, step, *prepared, *kind)
                 caches[layer].keys.set_alias_to(cache.keys, must=True)
                 caches[layer].values.set_alias_to(cache.values, must=True)
             if piece.head:
@@ -241,13 +244,13 @@ class Decoder:
         x: list[DeviceTensor] = []
         first = 0
         for piece, executable in self._programs[shape]:
-            caches = slice(2 * first, 2 * (first + piece.layers))
+            caches = slice(2 * first, 2 * (first + len(piece.layers)))
             shared = [self.weights[None, row.name] for row in self.shared_table] if piece.embed or piece.head else []
-            layers = range(first, first + piece.layers)
+            layers = range(first, first + len(piece.layers))
             weights = [self.weights[layer, row.name] for layer in layers for row in self.layer_table]
             out, *self.caches[caches] = executable(step, *x, *self.caches[caches], *shared, *weights)
             x = [out]
-            first += piece.layers
+            first += len(piece.layers)
         return x[0]
 
     def reorder(self, source: Array) -> None:

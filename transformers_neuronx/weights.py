@@ -35,6 +35,11 @@ def transposed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.movedim(-1, 0)
 
 
+def plus_one(tensor: torch.Tensor) -> torch.Tensor:
+    """For norms that multiply by one plus their weight."""
+    return tensor.float() + 1
+
+
 @functools.cache
 def part(index: int, parts: int, layout: Layout = as_is) -> Layout:
     """Piece `index` of `parts` equal ones along the outputs of a fused layer, once it is laid out."""
@@ -190,10 +195,10 @@ def linear(
     return table
 
 
-def norm(name: str, source: str, features: int, *, bias: bool = True) -> list[Weight]:
+def norm(name: str, source: str, features: int, *, bias: bool = True, layout: Layout = as_is) -> list[Weight]:
     """The rows of a normalization, kept in f32 whatever the activations are."""
     return [
-        Weight(f"{name}.{part}", f"{source}.{part}", (features,), dtype="f32")
+        Weight(f"{name}.{part}", f"{source}.{part}", (features,), layout, dtype="f32")
         for part in ("weight", "bias")[: 1 + bias]
     ]
 

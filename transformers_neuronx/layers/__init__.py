@@ -8,7 +8,7 @@ from transformers_neuronx.layers.mlp import gated_mlp as gated_mlp, mlp as mlp
 from transformers_neuronx.layers.norm import layer_norm as layer_norm, rms_norm as rms_norm
 from transformers_neuronx.layers.rotary import (
     Rotary as Rotary,
-    rope_parameters as rope_parameters,
+    RotaryConfig as RotaryConfig,
     rotation as rotation,
 )
 from transformers_neuronx.layers.step import Cache as Cache, Step as Step

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from transformers_neuronx import hlo
+from transformers_neuronx.config import ModelConfig, hf
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.pyhlo import Tensor
+from transformers_neuronx.weights import Heads
 
 Array = np.ndarray[Any, Any]
 
@@ -70,9 +72,41 @@ class Rotary:
         return (1.0 / np.float32(self.base) ** self.exponents()).astype(np.float32)
 
 
-def rope_parameters(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_parameters(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """`rope_parameters` out of the attributes that stood for it before Transformers 5."""
     return {"rope_theta": attributes.get("rope_theta", 10000.0)} | (attributes.get("rope_scaling") or {})
+
+
+@dataclass(frozen=True)
+class RotaryConfig(ModelConfig):
+    """What configurations of decoders with rotary positions have in common."""
+
+    vocab_size: int = hf("vocab_size")
+    max_positions: int = hf("max_position_embeddings", 2048)
+    hidden_size: int = hf("hidden_size")
+    n_layer: int = hf("num_hidden_layers")
+    n_head: int = hf("num_attention_heads")
+    n_kv_head: int = hf("num_key_value_heads", lambda attributes: attributes["num_attention_heads"])
+    head_dim: int = hf("head_dim", lambda attributes: attributes["hidden_size"] // attributes["num_attention_heads"])
+    inner_size: int = hf("intermediate_size")
+    eps: float = hf("rms_norm_eps", 1e-6)
+    rope: dict[str, Any] = hf("rope_parameters", _rope_parameters)
+    theta: float | None = hf("rope_theta", lambda attributes: None)
+    scaling: dict[str, Any] | None = hf("rope_scaling", lambda attributes: None)
+
+    n_positions: ClassVar[int | None] = None  # nothing was learned for single positions
+
+    def __post_init__(self) -> None:
+        self.rotary  # noqa: B018  refuses what it cannot turn by
+
+    @property
+    def attention_heads(self) -> Heads:
+        return Heads(self.n_head, self.n_kv_head, self.head_dim)
+
+    @property
+    def rotary(self) -> Rotary:
+        parameters = self.rope if self.theta is None else {"rope_theta": self.theta} | self.rope
+        return Rotary(int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0)), parameters, self.max_positions)
 
 
 def _default(r: Rotary, end: Tensor) -> Array | Tensor:

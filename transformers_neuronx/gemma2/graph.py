@@ -1,0 +1,50 @@
+"""Gemma 2 as maths: norms before and after both blocks, soft caps, and every second layer with a window."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from transformers_neuronx import hlo
+from transformers_neuronx.gemma2.config import Gemma2Config
+from transformers_neuronx.layers import (
+    ACTIVATIONS,
+    Cache,
+    Step,
+    attention,
+    embedding,
+    gated_mlp,
+    logits,
+    rms_norm,
+    rotation,
+)
+from transformers_neuronx.pyhlo import Tensor
+
+Rotate = Callable[[Tensor], Tensor]
+
+
+def embed(config: Gemma2Config, w: Any, step: Step) -> Tensor:
+    return embedding(w.embed, step.ids) * math.sqrt(config.hidden_size)  # [b, n, h]
+
+
+def prepare(config: Gemma2Config, step: Step) -> Rotate:
+    return rotation(config.rotary, step)
+
+
+def layer(
+    config: Gemma2Config, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate, kind: str
+) -> tuple[Tensor, Cache]:
+    h = rms_norm(x, w.attn_norm, config.eps)
+    h, cache = attention(
+        *(h, w.attn, cache, step, config.head_dim, rotate),
+        scale=config.query_scale**-0.5,
+        window=config.window if kind == "sliding_attention" else None,
+        softcap=config.softcap,
+    )
+    x = x + rms_norm(h, w.attn_out_norm, config.eps)
+    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
+    return x + rms_norm(h, w.mlp_out_norm, config.eps), cache
+
+
+def head(config: Gemma2Config, w: Any, x: Tensor) -> Tensor:
+    y = logits(rms_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]
+    return y if config.logit_softcap is None else hlo.tanh(y * (1 / config.logit_softcap)) * config.logit_softcap

@@ -1,0 +1,10 @@
+"""Gemma 2 for sampling."""
+
+from transformers_neuronx.decoder import Family
+from transformers_neuronx.gemma2 import graph, weights
+from transformers_neuronx.gemma2.config import Gemma2Config
+from transformers_neuronx.sampling import ForSampling
+
+
+class Gemma2ForSampling(ForSampling):
+    family = Family(Gemma2Config.from_hf, weights, graph)
