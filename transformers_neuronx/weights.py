@@ -46,6 +46,22 @@ def part(index: int, parts: int, layout: Layout = as_is) -> Layout:
     return lambda tensor: layout(tensor).chunk(parts)[index]
 
 
+@functools.cache
+def part_per_head(index: int, parts: int, head_dim: int) -> Layout:
+    """Piece `index` of `parts` equal ones of a fused layer that has them head by head, [heads, parts, d] of outputs."""
+    return lambda tensor: torch.unflatten(tensor, 0, (-1, parts, head_dim))[:, index].flatten(0, 1)
+
+
+@functools.cache
+def pairs_as_halves(head_dim: int, rotary_dim: int) -> Layout:
+    """Outputs whose features turn in pairs, 0 with 1, laid out to turn 0 with rotary_dim / 2 and so on in each head.
+
+    The product of a query and a key does not change when the features of both are reordered alike.
+    """
+    order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    return lambda tensor: torch.unflatten(tensor, 0, (-1, head_dim))[:, order].flatten(0, 1)
+
+
 @dataclass(frozen=True)
 class Split:
     """Cut `axis` into one piece per device, in whole blocks of `unit` elements; zeros fill up the last pieces."""
@@ -131,10 +147,10 @@ class HeadSplit(Split):
 class Weight:
     """A row of the table.
 
-    `name` is the graph's, "attn.q.weight"; `source` the checkpoint's, with `{}` for the number of the layer;
-    `shape` is the whole weight as the graph sees it, which `layout` makes of the checkpoint's tensor. `dtype` is a
-    fixed element type; without one the weight has that of the activations. A row with a `value` is not read but
-    worked out; its `source` only says whether every layer has it.
+    `name` is the graph's, "attn.q.weight"; `source` the checkpoint's, with `{}` for the number of the layer and `|`
+    between names that it may have; `shape` is the whole weight as the graph sees it, which `layout` makes of the
+    checkpoint's tensor. `dtype` is a fixed element type; without one the weight has that of the activations. A row
+    with a `value` is not read but worked out; its `source` only says whether every layer has it.
     """
 
     name: str
@@ -257,8 +273,9 @@ def resolve(
         if row.value is not None:
             found[key] = row
             continue
-        source = row.source if row.source in checkpoint else row.source.removeprefix(prefix)
-        if source not in checkpoint:
+        names = [name for full in row.source.split("|") for name in (full, full.removeprefix(prefix))]
+        source = next((name for name in names if name in checkpoint), None)
+        if source is None:
             missing.append(row.source)
             continue
         found[key] = replace(row, source=source)

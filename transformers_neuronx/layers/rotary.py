@@ -38,6 +38,8 @@ class Rotary:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_TYPES:
             raise ConfigError(f"rope_parameters has rope_type={self.kind!r}; supported: {', '.join(ROPE_TYPES)}")
+        if self.dim < 2 or self.dim % 2:
+            raise ConfigError(f"rotary positions turn pairs of a head's features, not {self.dim} of them")
 
     @property
     def kind(self) -> str:
