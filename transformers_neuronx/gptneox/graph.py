@@ -1,0 +1,43 @@
+"""GPT-NeoX as maths: rotary positions for a part of each head, attention beside or before the feed-forward.
+
+Black et al., arXiv:2204.06745.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers_neuronx.gptneox.config import GPTNeoXConfig
+from transformers_neuronx.layers import (
+    ACTIVATIONS,
+    Cache,
+    Step,
+    attention,
+    embedding,
+    layer_norm,
+    logits,
+    mlp,
+    rotation,
+)
+from transformers_neuronx.pyhlo import Tensor
+
+Rotate = Callable[[Tensor], Tensor]
+
+
+def embed(config: GPTNeoXConfig, w: Any, step: Step) -> Tensor:
+    return embedding(w.embed, step.ids)  # [b, n, h]
+
+
+def prepare(config: GPTNeoXConfig, step: Step) -> Rotate:
+    return rotation(config.rotary, step)
+
+
+def layer(config: GPTNeoXConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
+    head_dim = config.attention_heads.head_dim
+    h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, head_dim, rotate)
+    attended = x + h
+    h = layer_norm(x if config.parallel else attended, w.mlp_norm, config.eps)
+    return attended + mlp(h, w.mlp, ACTIVATIONS[config.activation]), cache
+
+
+def head(config: GPTNeoXConfig, w: Any, x: Tensor) -> Tensor:
+    return logits(layer_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]

@@ -1,0 +1,10 @@
+"""GPT-NeoX for sampling."""
+
+from transformers_neuronx.decoder import Family
+from transformers_neuronx.gptneox import graph, weights
+from transformers_neuronx.gptneox.config import GPTNeoXConfig
+from transformers_neuronx.sampling import ForSampling
+
+
+class GPTNeoXForSampling(ForSampling):
+    family = Family(GPTNeoXConfig.from_hf, weights, graph)
