@@ -1,0 +1,41 @@
+"""GPT-J as maths: rotary positions for a part of each head, one layer norm for attention and feed-forward side by side.
+
+Wang and Komatsuzaki, https://github.com/kingoflolz/mesh-transformer-jax.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers_neuronx.gptj.config import GPTJConfig
+from transformers_neuronx.layers import (
+    ACTIVATIONS,
+    Cache,
+    Step,
+    attention,
+    embedding,
+    layer_norm,
+    logits,
+    mlp,
+    rotation,
+)
+from transformers_neuronx.pyhlo import Tensor
+
+Rotate = Callable[[Tensor], Tensor]
+
+
+def embed(config: GPTJConfig, w: Any, step: Step) -> Tensor:
+    return embedding(w.embed, step.ids)  # [b, n, h]
+
+
+def prepare(config: GPTJConfig, step: Step) -> Rotate:
+    return rotation(config.rotary, step)
+
+
+def layer(config: GPTJConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
+    h = layer_norm(x, w.norm, config.eps)
+    attended, cache = attention(h, w.attn, cache, step, config.attention_heads.head_dim, rotate)
+    return x + attended + mlp(h, w.mlp, ACTIVATIONS[config.activation]), cache
+
+
+def head(config: GPTJConfig, w: Any, x: Tensor) -> Tensor:
+    return logits(layer_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]
