@@ -1,6 +1,7 @@
 """The pieces that graphs are made of. Each takes tensors and weights by name; none knows a family or a runtime."""
 
 from transformers_neuronx.layers.activation import ACTIVATIONS as ACTIVATIONS
+from transformers_neuronx.layers.alibi import alibi_slopes as alibi_slopes
 from transformers_neuronx.layers.attention import attention as attention
 from transformers_neuronx.layers.embedding import embedding as embedding, lookup as lookup
 from transformers_neuronx.layers.linear import linear as linear, logits as logits

@@ -1,0 +1,10 @@
+"""BLOOM for sampling."""
+
+from transformers_neuronx.bloom import graph, weights
+from transformers_neuronx.bloom.config import BloomConfig
+from transformers_neuronx.decoder import Family
+from transformers_neuronx.sampling import ForSampling
+
+
+class BloomForSampling(ForSampling):
+    family = Family(BloomConfig.from_hf, weights, graph)
