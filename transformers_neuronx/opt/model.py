@@ -1,0 +1,10 @@
+"""OPT for sampling."""
+
+from transformers_neuronx.decoder import Family
+from transformers_neuronx.opt import graph, weights
+from transformers_neuronx.opt.config import OPTConfig
+from transformers_neuronx.sampling import ForSampling
+
+
+class OPTForSampling(ForSampling):
+    family = Family(OPTConfig.from_hf, weights, graph)

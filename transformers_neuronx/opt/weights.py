@@ -1,0 +1,32 @@
+"""OPT's weight table. Its checkpoints have two positions more than sequences have: those before the first."""
+
+from transformers_neuronx.opt.config import OPTConfig
+from transformers_neuronx.weights import COLUMNS, ROWS, Weight, as_is, attention, linear, norm
+
+PREFIX = "model."
+
+
+def table(config: OPTConfig) -> list[Weight]:
+    h, e, inner, vocab = config.hidden_size, config.embed_size, config.inner_size, config.vocab_size
+    decoder = PREFIX + "decoder."
+    block = decoder + "layers.{}."
+    projections = [(f"{block}self_attn.{name}_proj", as_is) for name in ("q", "k", "v", "out")]
+    project_in = Weight("project_in.weight", decoder + "project_in.weight", (h, e))
+    project_out = Weight("project_out.weight", decoder + "project_out.weight", (e, h))
+    return [
+        Weight("embed", decoder + "embed_tokens.weight", (vocab, e), split=COLUMNS),
+        Weight("positions", decoder + "embed_positions.weight", (config.n_positions + 2, h)),
+        *([project_in, project_out] if config.projected else []),
+        *norm("attn_norm", block + "self_attn_layer_norm", h),
+        *attention("attn", config.attention_heads, h, projections, bias=config.bias, out_bias=config.bias),
+        *norm("mlp_norm", block + "final_layer_norm", h),
+        *linear("mlp.up", block + "fc1", inner, h, COLUMNS, bias=config.bias),
+        *linear("mlp.down", block + "fc2", h, inner, ROWS, bias=config.bias),
+        *(norm("final_norm", decoder + "final_layer_norm", h) if config.final_norm else []),
+        *linear("head", decoder + "embed_tokens" if config.tied else "lm_head", vocab, e, COLUMNS, bias=False),
+    ]
+
+
+def ignored(config: OPTConfig) -> list[str]:
+    version = r"(model\.)?decoder\.version"  # that older checkpoints carry along
+    return [version, r"lm_head\.weight"] if config.tied else [version]
