@@ -62,6 +62,12 @@ def pairs_as_halves(head_dim: int, rotary_dim: int) -> Layout:
     return lambda tensor: torch.unflatten(tensor, 0, (-1, head_dim))[:, order].flatten(0, 1)
 
 
+@functools.cache
+def section(index: int, sizes: tuple[int, ...], layout: Layout = as_is) -> Layout:
+    """Piece `index` of those of `sizes` along the outputs of a fused layer, once it is laid out."""
+    return lambda tensor: layout(tensor).split_with_sizes(sizes)[index]
+
+
 @dataclass(frozen=True)
 class Split:
     """Cut `axis` into one piece per device, in whole blocks of `unit` elements; zeros fill up the last pieces."""
@@ -190,6 +196,18 @@ def attention(
     source, layout = sources[3]
     inner = heads.heads * heads.head_dim
     return table + linear(f"{name}.out", source, hidden, inner, heads.split(1), layout=layout, bias=out_bias)
+
+
+def gated_mlp(
+    name: str, sources: Sequence[tuple[str, Layout]], inner: int, hidden: int, *, bias: bool = False
+) -> list[Weight]:
+    """The rows of a gated feed-forward block: `sources` and layouts of its gate, the way up and the way down."""
+    gate, up, down = sources
+    return [
+        *linear(f"{name}.gate", gate[0], inner, hidden, COLUMNS, layout=gate[1], bias=bias),
+        *linear(f"{name}.up", up[0], inner, hidden, COLUMNS, layout=up[1], bias=bias),
+        *linear(f"{name}.down", down[0], hidden, inner, ROWS, layout=down[1], bias=bias),
+    ]
 
 
 def linear(
