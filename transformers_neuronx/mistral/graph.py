@@ -1,0 +1,40 @@
+"""Mistral as maths: rotary positions, grouped keys in a sliding window, RMS norms and a gated feed-forward."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers_neuronx.layers import (
+    ACTIVATIONS,
+    Cache,
+    Step,
+    attention,
+    embedding,
+    gated_mlp,
+    logits,
+    rms_norm,
+    rotation,
+)
+from transformers_neuronx.mistral.config import MistralConfig
+from transformers_neuronx.pyhlo import Tensor
+
+Rotate = Callable[[Tensor], Tensor]
+
+
+def embed(config: MistralConfig, w: Any, step: Step) -> Tensor:
+    return embedding(w.embed, step.ids)  # [b, n, h]
+
+
+def prepare(config: MistralConfig, step: Step) -> Rotate:
+    return rotation(config.rotary, step)
+
+
+def layer(config: MistralConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
+    h = rms_norm(x, w.attn_norm, config.eps)
+    h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=config.window)
+    x = x + h
+    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
+    return x + h, cache
+
+
+def head(config: MistralConfig, w: Any, x: Tensor) -> Tensor:
+    return logits(rms_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]

@@ -1,0 +1,10 @@
+"""Mistral for sampling."""
+
+from transformers_neuronx.decoder import Family
+from transformers_neuronx.mistral import graph, weights
+from transformers_neuronx.mistral.config import MistralConfig
+from transformers_neuronx.sampling import ForSampling
+
+
+class MistralForSampling(ForSampling):
+    family = Family(MistralConfig.from_hf, weights, graph)
