@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
@@ -121,12 +121,19 @@ INERT = frozenset(
 _REQUIRED = object()
 
 
-def hf(attribute: str, default: Any = _REQUIRED, among: Collection[Any] | None = None) -> Any:
+def hf(
+    attribute: str,
+    default: Any = _REQUIRED,
+    among: Collection[Any] | None = None,
+    *,
+    read: Callable[[Mapping[str, Any]], Any] | None = None,
+) -> Any:
     """A field of a `ModelConfig` that is read from a Hugging Face attribute, of which `among` may list the values.
 
     `default` is for configurations that leave the attribute out or have None there; a function gets the attributes.
+    What follows from several attributes, `read` works out of them.
     """
-    return field(metadata=dict(attribute=attribute, default=default, among=among))
+    return field(metadata=dict(attribute=attribute, default=default, among=among, read=read))
 
 
 @dataclass(frozen=True)
@@ -154,8 +161,15 @@ class ModelConfig:
 
 
 def _read(
-    family: str, attributes: Mapping[str, Any], attribute: str, default: Any, among: Collection[Any] | None
+    family: str,
+    attributes: Mapping[str, Any],
+    attribute: str,
+    default: Any,
+    among: Collection[Any] | None,
+    read: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Any:
+    if read is not None:
+        return read(attributes)
     value = attributes.get(attribute)
     if value is None:
         value = default(attributes) if callable(default) else default
@@ -166,3 +180,23 @@ def _read(
             f"the {family} configuration has {attribute}={value!r}; supported: {', '.join(map(repr, among))}"
         )
     return value
+
+
+# What `one_window` reads besides `layer_types`.
+WINDOW_ATTRIBUTES = frozenset({"max_window_layers", "sliding_window", "use_sliding_window"})
+
+
+def one_window(attributes: Mapping[str, Any]) -> int | None:
+    """How far back every layer looks, by Qwen's attributes; None is all the way. ConfigError if layers differ.
+
+    Configurations older than `layer_types` have windows from layer `max_window_layers` on.
+    """
+    size = attributes.get("sliding_window", 4096) if attributes.get("use_sliding_window") else None
+    kinds: dict[str, int | None] = {"full_attention": None} | ({} if size is None else {"sliding_attention": size})
+    full = attributes.get("max_window_layers", 28) if size is not None else attributes["num_hidden_layers"]
+    types = attributes.get("layer_types") or [
+        "full_attention" if layer < full else "sliding_attention" for layer in range(attributes["num_hidden_layers"])
+    ]
+    if len(set(types)) != 1 or types[0] not in kinds:
+        raise ConfigError(f"layer_types wants one of {', '.join(kinds)} for all layers, got {types}")
+    return kinds[types[0]]

@@ -1,0 +1,10 @@
+"""Qwen2 for sampling."""
+
+from transformers_neuronx.decoder import Family
+from transformers_neuronx.qwen2 import graph, weights
+from transformers_neuronx.qwen2.config import Qwen2Config
+from transformers_neuronx.sampling import ForSampling
+
+
+class Qwen2ForSampling(ForSampling):
+    family = Family(Qwen2Config.from_hf, weights, graph)
