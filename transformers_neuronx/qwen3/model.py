@@ -1,0 +1,10 @@
+"""Qwen3 for sampling."""
+
+from transformers_neuronx.decoder import Family
+from transformers_neuronx.qwen3 import graph, weights
+from transformers_neuronx.qwen3.config import Qwen3Config
+from transformers_neuronx.sampling import ForSampling
+
+
+class Qwen3ForSampling(ForSampling):
+    family = Family(Qwen3Config.from_hf, weights, graph)
