@@ -153,7 +153,8 @@ class ModelConfig:
         values = {f.name: _read(family, attributes, **f.metadata) for f in fields(cls)}
         for name, only in cls.FIXED.items():
             _read(family, attributes, name, only, [only])
-        known = {f.metadata["attribute"] for f in fields(cls)} | set(cls.FIXED) | cls.WITHOUT_EFFECT | INERT
+        inert = INERT.union(*(vars(base).get("WITHOUT_EFFECT", ()) for base in cls.__mro__))
+        known = {f.metadata["attribute"] for f in fields(cls)} | set(cls.FIXED) | inert
         if unknown := {n: v for n, v in sorted(attributes.items()) if n not in known and v is not None}:
             listed = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
             raise ConfigError(f"the {family} configuration has attributes that are not supported: {listed}")

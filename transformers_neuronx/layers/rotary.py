@@ -43,6 +43,8 @@ class Rotary:
 
     @property
     def kind(self) -> str:
+        if "long_factor" in self.parameters:
+            return "longrope"  # early checkpoints of Phi-3 call it "su" or "yarn"
         return str(self.parameters.get("rope_type", self.parameters.get("type", "default")))
 
     @property
@@ -74,9 +76,16 @@ class Rotary:
         return (1.0 / np.float32(self.base) ** self.exponents()).astype(np.float32)
 
 
+# What `rope_parameters` reads of configurations without the attribute, or beside it.
+ROPE_ATTRIBUTES = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings"})
+
+
 def _rope_parameters(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` out of the attributes that stood for it before Transformers 5."""
-    return {"rope_theta": attributes.get("rope_theta", 10000.0)} | (attributes.get("rope_scaling") or {})
+    """`rope_parameters`, or what stood for them before Transformers 5; of some configurations a part stands outside."""
+    inner = attributes.get("rope_parameters") or attributes.get("rope_scaling") or {}
+    names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    theta, share, original = ({n: attributes[n]} if attributes.get(n) is not None else {} for n in names)
+    return {"rope_theta": 10000.0} | theta | share | inner | original
 
 
 @dataclass(frozen=True)
@@ -92,10 +101,9 @@ class RotaryConfig(ModelConfig):
     head_dim: int = hf("head_dim", lambda attributes: attributes["hidden_size"] // attributes["num_attention_heads"])
     inner_size: int = hf("intermediate_size")
     eps: float = hf("rms_norm_eps", 1e-6)
-    rope: dict[str, Any] = hf("rope_parameters", _rope_parameters)
-    theta: float | None = hf("rope_theta", lambda attributes: None)
-    scaling: dict[str, Any] | None = hf("rope_scaling", lambda attributes: None)
+    rope: dict[str, Any] = hf("rope_parameters", read=_rope_parameters)
 
+    WITHOUT_EFFECT: ClassVar = ROPE_ATTRIBUTES
     n_positions: ClassVar[int | None] = None  # nothing was learned for single positions
 
     def __post_init__(self) -> None:
@@ -107,8 +115,7 @@ class RotaryConfig(ModelConfig):
 
     @property
     def rotary(self) -> Rotary:
-        parameters = self.rope if self.theta is None else {"rope_theta": self.theta} | self.rope
-        return Rotary(int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0)), parameters, self.max_positions)
+        return Rotary(int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0)), self.rope, self.max_positions)
 
 
 def _default(r: Rotary, end: Tensor) -> Array | Tensor:
