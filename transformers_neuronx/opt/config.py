@@ -33,7 +33,6 @@ class OPTConfig(ModelConfig):
 
     @property
     def projected(self) -> bool:
-        """Whether embeddings have a size of their own."""
         return self.embed_size != self.hidden_size
 
     @property
