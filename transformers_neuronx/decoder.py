@@ -104,16 +104,13 @@ class Decoder:
 
     # Loading and compiling.
 
-    @property
-    def table(self) -> list[Weight]:
-        return [*self.shared_table, *self.layer_table]
-
     def load(self, checkpoint: Checkpoint, progress: Progress = lambda done: None) -> None:
         """Bring the checkpoint's weights to the devices, after it has been checked whole. Reports each weight."""
         weights = self.family.weights
-        resolved = resolve(self.table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config))
-        for keys, pieces in shards(resolved, checkpoint, self.dtype, self.runtime.device_count):
-            tensor = self.runtime.put(pieces)
+        table = [*self.shared_table, *self.layer_table]
+        resolved = resolve(table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config))
+        for keys, arrays in shards(resolved, checkpoint, self.dtype, self.runtime.device_count):
+            tensor = self.runtime.put(arrays)
             for key in keys:
                 self.weights[key] = tensor
                 progress(key[1])

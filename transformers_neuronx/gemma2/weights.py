@@ -1,7 +1,7 @@
 """Gemma 2's weight table. Its norms multiply by one plus their weight, which is added here."""
 
 from transformers_neuronx.gemma2.config import Gemma2Config
-from transformers_neuronx.weights import COLUMNS, ROWS, Weight, as_is, attention, linear, norm, plus_one
+from transformers_neuronx.weights import COLUMNS, Weight, as_is, attention, gated_mlp, linear, norm, plus_one
 
 PREFIX = "model."
 
@@ -20,9 +20,7 @@ def table(config: Gemma2Config) -> list[Weight]:
             for row in norm(name, block + source, h, bias=False, layout=plus_one)
         ),
         *attention("attn", config.attention_heads, h, projections, bias=False, out_bias=False),
-        *linear("mlp.gate", block + "mlp.gate_proj", inner, h, COLUMNS, bias=False),
-        *linear("mlp.up", block + "mlp.up_proj", inner, h, COLUMNS, bias=False),
-        *linear("mlp.down", block + "mlp.down_proj", h, inner, ROWS, bias=False),
+        *gated_mlp("mlp", [(f"{block}mlp.{name}_proj", as_is) for name in ("gate", "up", "down")], inner, h),
         *norm("final_norm", PREFIX + "norm", h, bias=False, layout=plus_one),
         *linear("head", PREFIX + "embed_tokens", config.vocab_size, h, COLUMNS, bias=False),
     ]

@@ -28,14 +28,9 @@ class Step:
     width: int
 
     @cached_property
-    def offsets(self) -> Tensor:
-        """0, 1, 2, … along each row. s32[b, n]"""
-        return hlo.iota("s32", self.ids.sizes, 1)
-
-    @cached_property
     def positions(self) -> Tensor:
         """The position of every active token. s32[b, n]"""
-        return hlo.reshape(self.start, -1, 1) + self.offsets
+        return hlo.reshape(self.start, -1, 1) + hlo.iota("s32", self.ids.sizes, 1)
 
     def last(self, x: Tensor) -> Tensor:
         """Of each row's tokens the last real one. [b, n, ...] -> [b, 1, ...]"""
