@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
@@ -121,19 +121,26 @@ INERT = frozenset(
 _REQUIRED = object()
 
 
-def hf(
-    attribute: str,
-    default: Any = _REQUIRED,
-    among: Collection[Any] | None = None,
-    *,
-    read: Callable[[Mapping[str, Any]], Any] | None = None,
-) -> Any:
+def hf(attribute: str, default: Any = _REQUIRED, among: Collection[Any] | None = None) -> Any:
     """A field of a `ModelConfig` that is read from a Hugging Face attribute, of which `among` may list the values.
 
-    `default` is for configurations that leave the attribute out or have None there; a function gets the attributes.
-    What follows from several attributes, `read` works out of them.
+    `default` is for configurations that have None there; a function gets the attributes.
     """
-    return field(metadata=dict(attribute=attribute, default=default, among=among, read=read))
+    return field(metadata=dict(attribute=attribute, default=default, among=among))
+
+
+def completed(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes as Transformers reads them: defaults filled in, and today's names in place of older ones."""
+    from transformers import CONFIG_MAPPING  # a second to import, and not needed to write graphs
+
+    model_type = str(attributes.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise ConfigError(f"the configuration has model_type={model_type!r}, which Transformers does not know")
+    try:
+        whole: dict[str, Any] = CONFIG_MAPPING[model_type].from_dict(dict(attributes)).to_dict()
+    except Exception as error:  # whatever Transformers' checks raise
+        raise ConfigError(f"Transformers does not take the {model_type} configuration: {error}") from error
+    return whole
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,8 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, attributes: Mapping[str, Any]) -> Self:
         """Read the attributes; one that is unknown might change the maths and is refused, never ignored."""
-        family = attributes.get("model_type", cls.__name__)
+        attributes = completed(attributes)
+        family = attributes["model_type"]
         values = {f.name: _read(family, attributes, **f.metadata) for f in fields(cls)}
         for name, only in cls.FIXED.items():
             _read(family, attributes, name, only, [only])
@@ -162,42 +170,15 @@ class ModelConfig:
 
 
 def _read(
-    family: str,
-    attributes: Mapping[str, Any],
-    attribute: str,
-    default: Any,
-    among: Collection[Any] | None,
-    read: Callable[[Mapping[str, Any]], Any] | None = None,
+    family: str, attributes: Mapping[str, Any], attribute: str, default: Any, among: Collection[Any] | None
 ) -> Any:
-    if read is not None:
-        return read(attributes)
     value = attributes.get(attribute)
     if value is None:
         value = default(attributes) if callable(default) else default
     if value is _REQUIRED:
         raise ConfigError(f"the {family} configuration lacks {attribute!r}")
-    if among is not None and value not in among:
+    if among is not None and any(one not in among for one in (value if isinstance(value, list) else [value])):
         raise ConfigError(
             f"the {family} configuration has {attribute}={value!r}; supported: {', '.join(map(repr, among))}"
         )
     return value
-
-
-# What `one_window` reads besides `layer_types`.
-WINDOW_ATTRIBUTES = frozenset({"max_window_layers", "sliding_window", "use_sliding_window"})
-
-
-def one_window(attributes: Mapping[str, Any]) -> int | None:
-    """How far back every layer looks, by Qwen's attributes; None is all the way. ConfigError if layers differ.
-
-    Configurations older than `layer_types` have windows from layer `max_window_layers` on.
-    """
-    size = attributes.get("sliding_window", 4096) if attributes.get("use_sliding_window") else None
-    kinds: dict[str, int | None] = {"full_attention": None} | ({} if size is None else {"sliding_attention": size})
-    full = attributes.get("max_window_layers", 28) if size is not None else attributes["num_hidden_layers"]
-    types = attributes.get("layer_types") or [
-        "full_attention" if layer < full else "sliding_attention" for layer in range(attributes["num_hidden_layers"])
-    ]
-    if len(set(types)) != 1 or types[0] not in kinds:
-        raise ConfigError(f"layer_types wants one of {', '.join(kinds)} for all layers, got {types}")
-    return kinds[types[0]]

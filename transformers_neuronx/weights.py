@@ -68,6 +68,12 @@ def section(index: int, sizes: tuple[int, ...], layout: Layout = as_is) -> Layou
     return lambda tensor: layout(tensor).split_with_sizes(sizes)[index]
 
 
+@functools.cache
+def expert(number: int, index: int = 0, parts: int = 1) -> Layout:
+    """One expert's weight: as it is, or piece `index` of `parts` of its matrix where the experts are stacked."""
+    return lambda tensor: tensor if tensor.ndim == 2 else tensor[number].chunk(parts)[index]
+
+
 @dataclass(frozen=True)
 class Split:
     """Cut `axis` into one piece per device, in whole blocks of `unit` elements; zeros fill up the last pieces."""
@@ -172,7 +178,7 @@ class Weight:
         return "{}" in self.source
 
     def at(self, layer: int) -> Weight:
-        return replace(self, source=self.source.format(layer))
+        return replace(self, source=self.source.replace("{}", str(layer)))
 
     def share(self, degree: int) -> tuple[int, ...]:
         """The shape that one of `degree` devices holds."""

@@ -146,3 +146,34 @@ def test_conditional_runs_one_of_its_branches(run, predicate):
 def test_conditional_wants_no_operands(run):
     one, two = (lambda number=number: hlo.constant(number, "s32") for number in (1, 2))
     assert [run(lambda p: hlo.conditional(p, one, two), np.bool_(p))[0] for p in (True, False)] == [1, 2]
+
+
+def test_branches_and_loops_use_what_is_around_them(run):
+    """Also from two levels further out, and only what they use is handed in."""
+
+    def graph(p, x, y):
+        double = x + x
+
+        def body(i, total):
+            chosen = hlo.conditional(p, lambda: scale(double, y, by=2.0) + hlo.convert(i, "f32"), lambda: total - y)
+            return i + 1, total + chosen
+
+        return hlo.while_loop(lambda i, total: i < 3, body, [hlo.constant(0, "s32"), double])
+
+    y = np.full(3, 0.5, np.float32)
+    for predicate in (True, False):
+        total = 2 * X
+        for i in range(3):
+            total = total + (4 * X + y + i if predicate else total - y)
+        np.testing.assert_allclose(run(graph, np.bool_(predicate), X, y)[1], total, rtol=1e-6)
+
+
+@pytest.mark.parametrize("predicate", [True, False])
+def test_what_is_around_may_be_the_result(run, predicate):
+    def graph(p, x, y):
+        _, a, b = hlo.while_loop(lambda i, a, b: i < 2, lambda i, a, b: [i + 1, y, a], [hlo.constant(0, "s32"), x, x])
+        return hlo.conditional(p, lambda: x, lambda: y), a, b
+
+    chosen, a, b = run(graph, np.bool_(predicate), X, -X)
+    np.testing.assert_array_equal(chosen, X if predicate else -X)
+    np.testing.assert_array_equal([a, b], [-X, -X])

@@ -10,18 +10,17 @@ from transformers_neuronx.weights import Heads
 @dataclass(frozen=True)
 class BloomConfig(ModelConfig):
     vocab_size: int = hf("vocab_size")
-    # Published checkpoints use these names, of which Transformers writes the second today; the numbers are its own.
-    hidden_size: int = hf("n_embed", lambda attributes: attributes.get("hidden_size", 64))
-    n_layer: int = hf("num_hidden_layers", lambda attributes: attributes.get("n_layer", 2))
-    n_head: int = hf("num_attention_heads", lambda attributes: attributes.get("n_head", 8))
-    eps: float = hf("layer_norm_epsilon", 1e-5)
-    residual_after_norm: bool = hf("apply_residual_connection_post_layernorm", False)
-    tied: bool = hf("tie_word_embeddings", True)
+    hidden_size: int = hf("hidden_size")
+    n_layer: int = hf("n_layer")
+    n_head: int = hf("n_head")
+    eps: float = hf("layer_norm_epsilon")
+    residual_after_norm: bool = hf("apply_residual_connection_post_layernorm")
+    tied: bool = hf("tie_word_embeddings")
 
     WITHOUT_EFFECT: ClassVar = frozenset(
         """
-        attention_softmax_in_fp32 bias_dropout_fusion hidden_size masked_softmax_fusion n_head n_layer offset_alibi
-        pretraining_tp seq_length skip_bias_add skip_bias_add_qkv slow_but_exact unk_token_id
+        attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi pretraining_tp
+        seq_length skip_bias_add skip_bias_add_qkv slow_but_exact unk_token_id
         """.split()
     )
     n_positions: ClassVar = None

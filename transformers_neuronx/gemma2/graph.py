@@ -1,7 +1,6 @@
 """Gemma 2 as maths: norms before and after both blocks, soft caps, and every second layer with a window."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from transformers_neuronx import hlo
@@ -9,6 +8,7 @@ from transformers_neuronx.gemma2.config import Gemma2Config
 from transformers_neuronx.layers import (
     ACTIVATIONS,
     Cache,
+    Rotate,
     Step,
     attention,
     embedding,
@@ -16,10 +16,9 @@ from transformers_neuronx.layers import (
     logits,
     rms_norm,
     rotation,
+    window_of,
 )
 from transformers_neuronx.pyhlo import Tensor
-
-Rotate = Callable[[Tensor], Tensor]
 
 
 def embed(config: Gemma2Config, w: Any, step: Step) -> Tensor:
@@ -37,7 +36,7 @@ def layer(
     h, cache = attention(
         *(h, w.attn, cache, step, config.head_dim, rotate),
         scale=config.query_scale**-0.5,
-        window=config.window if kind == "sliding_attention" else None,
+        window=window_of(kind, config.window),
         softcap=config.softcap,
     )
     x = x + rms_norm(h, w.attn_out_norm, config.eps)

@@ -16,9 +16,9 @@ class GPT2Config(ModelConfig):
     n_layer: int = hf("n_layer")
     n_head: int = hf("n_head")
     inner_size: int = hf("n_inner", lambda attributes: 4 * attributes["n_embd"])
-    activation: str = hf("activation_function", "gelu_new", among=ACTIVATIONS)
-    eps: float = hf("layer_norm_epsilon", 1e-5)
-    tied: bool = hf("tie_word_embeddings", True)
+    activation: str = hf("activation_function", among=ACTIVATIONS)
+    eps: float = hf("layer_norm_epsilon")
+    tied: bool = hf("tie_word_embeddings")
 
     FIXED: ClassVar = {
         "scale_attn_weights": True,

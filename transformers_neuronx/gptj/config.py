@@ -11,18 +11,15 @@ from transformers_neuronx.weights import Heads
 @dataclass(frozen=True)
 class GPTJConfig(ModelConfig):
     vocab_size: int = hf("vocab_size")
-    n_positions: int = hf("n_positions", 2048)
+    n_positions: int = hf("n_positions")
     hidden_size: int = hf("n_embd")
     n_layer: int = hf("n_layer")
     n_head: int = hf("n_head")
     inner_size: int = hf("n_inner", lambda attributes: 4 * attributes["n_embd"])
-    rotary_dim: int = hf(  # None is the whole head
-        "rotary_dim",
-        lambda attributes: attributes["n_embd"] // attributes["n_head"] if "rotary_dim" in attributes else 64,
-    )
-    activation: str = hf("activation_function", "gelu_new", among=ACTIVATIONS)
-    eps: float = hf("layer_norm_epsilon", 1e-5)
-    tied: bool = hf("tie_word_embeddings", False)
+    rotary_dim: int = hf("rotary_dim", lambda attributes: attributes["n_embd"] // attributes["n_head"])
+    activation: str = hf("activation_function", among=ACTIVATIONS)
+    eps: float = hf("layer_norm_epsilon")
+    tied: bool = hf("tie_word_embeddings")
 
     FIXED: ClassVar = {"rotary": True, "scale_attn_weights": True}
     WITHOUT_EFFECT: ClassVar = frozenset({"n_ctx"})  # an old name of n_positions

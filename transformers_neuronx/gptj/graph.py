@@ -3,13 +3,13 @@
 Wang and Komatsuzaki, https://github.com/kingoflolz/mesh-transformer-jax.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers_neuronx.gptj.config import GPTJConfig
 from transformers_neuronx.layers import (
     ACTIVATIONS,
     Cache,
+    Rotate,
     Step,
     attention,
     embedding,
@@ -19,8 +19,6 @@ from transformers_neuronx.layers import (
     rotation,
 )
 from transformers_neuronx.pyhlo import Tensor
-
-Rotate = Callable[[Tensor], Tensor]
 
 
 def embed(config: GPTJConfig, w: Any, step: Step) -> Tensor:

@@ -3,13 +3,13 @@
 Black et al., arXiv:2204.06745.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers_neuronx.gptneox.config import GPTNeoXConfig
 from transformers_neuronx.layers import (
     ACTIVATIONS,
     Cache,
+    Rotate,
     Step,
     attention,
     embedding,
@@ -19,8 +19,6 @@ from transformers_neuronx.layers import (
     rotation,
 )
 from transformers_neuronx.pyhlo import Tensor
-
-Rotate = Callable[[Tensor], Tensor]
 
 
 def embed(config: GPTNeoXConfig, w: Any, step: Step) -> Tensor:
@@ -32,8 +30,7 @@ def prepare(config: GPTNeoXConfig, step: Step) -> Rotate:
 
 
 def layer(config: GPTNeoXConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
-    head_dim = config.attention_heads.head_dim
-    h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, head_dim, rotate)
+    h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.head_dim, rotate)
     attended = x + h
     h = layer_norm(x if config.parallel else attended, w.mlp_norm, config.eps)
     return attended + mlp(h, w.mlp, ACTIVATIONS[config.activation]), cache

@@ -9,7 +9,7 @@ from typing import Any
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.hlo.contraction import combiner, element
 from transformers_neuronx.hlo.shaping import axis_of
-from transformers_neuronx.pyhlo import HloScribe, Shape, Tensor, dtype_named
+from transformers_neuronx.pyhlo import HloScribe, Shape, Tensor, TupleShape, active_scribe, dtype_named
 
 COMPOSITE_NAME = "composite.name"
 COMPOSITE_ATTRIBUTES = "composite.attributes"
@@ -69,59 +69,85 @@ def composite(name: str, body: Callable[..., Tensor | tuple[Tensor, ...]]) -> Ca
     return call
 
 
+class _Closure:
+    """A computation of one parameter, a tuple: some operands, and then what it uses of the computations around it.
+
+    With `carry`, what it uses comes out again after the results.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], operands: Sequence[Tensor], name: str, carry: bool = False
+    ) -> None:
+        self.operands = list(operands)
+        self.captured: dict[int, Tensor] = {}  # outer id -> what stands for it inside
+        scribe = operands[0].scribe if operands else active_scribe()
+
+        def run(_: HloScribe) -> Any:
+            self._parameter = self._whole(scribe).Parameter(parameter_number=0)
+            result = function(*(element(self._parameter, index) for index in range(len(operands))))
+            if not carry:
+                return result
+            result = [scribe.inside(name, tensor) for tensor in result]
+            return [*result, *self.captured.values()]
+
+        self.id, self.result = scribe.computation(run, name, capture=self._capture)
+        self.shape = self._whole(scribe)
+
+    def _whole(self, scribe: HloScribe) -> TupleShape:
+        return scribe.tuple(*(operand.shape for operand in self.operands))
+
+    def _capture(self, outer: Tensor) -> Tensor:
+        if outer.proto.id not in self.captured:
+            index = len(self.operands)
+            self.operands.append(outer)
+            self._parameter.proto.shape.tuple_shapes.add().CopyFrom(outer.shape_proto)
+            self.captured[outer.proto.id] = outer.shape.GetTupleElement(self._parameter, tuple_index=index)
+        return self.captured[outer.proto.id]
+
+
 def while_loop(
     condition: Callable[..., Tensor], body: Callable[..., Sequence[Tensor]], state: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Apply `body(*state)` while `condition(*state)`, a pred scalar, holds; the state keeps its shapes."""
+    """Apply `body(*state)` while `condition(*state)`, a pred scalar, holds; the state keeps its shapes.
+
+    The body may use tensors from around the loop, which stay as they are; the condition looks at the state only.
+    """
     shapes = _array_shapes("while_loop", state)
-    scribe = state[0].scribe
-    whole = scribe.tuple(*shapes)
-
-    def unpacked(function: Callable[..., Any]) -> Callable[[HloScribe], Any]:
-        def run(_: HloScribe) -> Any:
-            carried = whole.Parameter(parameter_number=0)
-            return function(*(element(carried, index) for index in range(len(shapes))))
-
-        return run
 
     def checked_body(*carried: Tensor) -> Sequence[Tensor]:
         after = body(*carried)
         if [repr(t.shape) for t in after] != [repr(s) for s in shapes]:
             raise GraphError(f"while_loop wants a body that keeps the shapes {shapes}, got {list(after)}")
-        return list(after)
+        return after
 
-    def checked_condition(*carried: Tensor) -> Tensor:
-        holds = condition(*carried)
+    loop = _Closure(checked_body, state, "body", carry=True)
+
+    def checked_condition(_: HloScribe) -> Tensor:
+        carried = loop.shape.Parameter(parameter_number=0)
+        holds = condition(*(element(carried, index) for index in range(len(shapes))))
         if holds.dtype.name != "pred" or holds.sizes:
             raise GraphError(f"while_loop wants a condition that is a pred scalar, got {holds!r}")
         return holds
 
-    result = whole.While(whole.Tuple(*state), body=unpacked(checked_body), condition=unpacked(checked_condition))
+    result = loop.shape.While(loop.shape.Tuple(*loop.operands), body=loop.id, condition=checked_condition)
     return [element(result, index) for index in range(len(shapes))]
 
 
 def conditional(
     predicate: Tensor, on_true: Callable[..., Tensor], on_false: Callable[..., Tensor], *operands: Tensor
 ) -> Tensor:
-    """`on_true(*operands)` or `on_false(*operands)`, only one of which runs; both return the same shape."""
+    """`on_true(*operands)` or `on_false(*operands)`, only one of which runs; both return the same shape.
+
+    The branches may also use tensors from around them.
+    """
     if predicate.dtype.name != "pred" or predicate.sizes:
         raise GraphError(f"conditional wants a pred scalar to choose by, got {predicate!r}")
-    shapes = _array_shapes("conditional", operands)
-    scribe = predicate.scribe
-    whole = scribe.tuple(*shapes)
-
-    def branch(function: Callable[..., Tensor], name: str) -> tuple[int, Any]:
-        def run(_: HloScribe) -> Tensor:
-            carried = whole.Parameter(parameter_number=0)
-            return function(*(element(carried, index) for index in range(len(shapes))))
-
-        return scribe.computation(run, name)
-
-    (true_id, true_shape), (false_id, false_shape) = branch(on_true, "on_true"), branch(on_false, "on_false")
-    if repr(true_shape) != repr(false_shape):
-        raise GraphError(f"conditional wants branches of one shape, got {true_shape} and {false_shape}")
-    packed = whole.Tuple(*operands)
-    result: Tensor = true_shape.Conditional(predicate, packed, packed, branch_computations=[true_id, false_id])
+    _array_shapes("conditional", operands)
+    true, false = _Closure(on_true, operands, "on_true"), _Closure(on_false, operands, "on_false")
+    if repr(true.result) != repr(false.result):
+        raise GraphError(f"conditional wants branches of one shape, got {true.result} and {false.result}")
+    packed = [branch.shape.Tuple(*branch.operands) for branch in (true, false)]
+    result: Tensor = true.result.Conditional(predicate, *packed, branch_computations=[true.id, false.id])
     return result
 
 

@@ -2,14 +2,19 @@
 
 from transformers_neuronx.layers.activation import ACTIVATIONS as ACTIVATIONS
 from transformers_neuronx.layers.alibi import alibi_slopes as alibi_slopes
-from transformers_neuronx.layers.attention import attention as attention
+from transformers_neuronx.layers.attention import (
+    LAYER_KINDS as LAYER_KINDS,
+    attention as attention,
+    window_of as window_of,
+)
 from transformers_neuronx.layers.embedding import embedding as embedding, lookup as lookup
 from transformers_neuronx.layers.linear import linear as linear, logits as logits
-from transformers_neuronx.layers.mlp import gated_mlp as gated_mlp, mlp as mlp
+from transformers_neuronx.layers.mlp import experts as experts, gated_mlp as gated_mlp, mlp as mlp
 from transformers_neuronx.layers.norm import layer_norm as layer_norm, rms_norm as rms_norm
 from transformers_neuronx.layers.rotary import (
     Rotary as Rotary,
     RotaryConfig as RotaryConfig,
+    Rotate as Rotate,
     rotation as rotation,
 )
 from transformers_neuronx.layers.step import Cache as Cache, Step as Step

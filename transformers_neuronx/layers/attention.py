@@ -7,10 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers_neuronx import hlo
+from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.linear import linear
 from transformers_neuronx.layers.norm import rms_norm
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.pyhlo import Tensor
+
+LAYER_KINDS = ("full_attention", "sliding_attention")
+
+
+def window_of(kind: str, size: int | None) -> int | None:
+    """How far back a layer of `kind` looks where windows have `size`; None is all the way."""
+    if kind == "sliding_attention" and size is None:
+        raise ConfigError("a layer of type 'sliding_attention' wants a sliding_window, got None")
+    return size if kind == "sliding_attention" else None
 
 
 def attention(

@@ -24,7 +24,21 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return hlo.reshape(y if len(y.sizes) == 1 else hlo.slice(y, 0, 0, count), *lead, weight.sizes[0])
 
 
-product = hlo.composite("linear", _product)
+_linear = hlo.composite("linear", _product)
+
+
+def product(x: Tensor, w: Any) -> Tensor:
+    """X [..., in] times `w.weight` [out, in] alone. -> f32[..., out]
+
+    Of a weight split by outputs, each device has its own; of one split by inputs, its part of the sum.
+    """
+    y: Tensor = _linear(x, w.weight.tensor)
+    return y
+
+
+def summed(y: Tensor, weight: Parameter) -> Tensor:
+    """The devices' products with `weight`, or whatever was made linearly of them, as one."""
+    return hlo.all_reduce(y, weight.degree) if weight.reduces else y
 
 
 def linear(x: Tensor, w: Any) -> Tensor:
@@ -32,10 +46,7 @@ def linear(x: Tensor, w: Any) -> Tensor:
 
     Of a weight split by outputs, each device returns its own; of one split by inputs, the sum over the devices.
     """
-    weight: Parameter = w.weight
-    y = product(x, weight.tensor)
-    if weight.reduces:
-        y = hlo.all_reduce(y, weight.degree)
+    y = summed(product(x, w), w.weight)
     if hasattr(w, "bias"):
         y = y + hlo.convert(w.bias.tensor, "f32")
     return hlo.convert(y, x.dtype)
@@ -43,7 +54,7 @@ def linear(x: Tensor, w: Any) -> Tensor:
 
 def logits(x: Tensor, w: Any) -> Tensor:
     """The head: `linear` in f32 with all outputs on every device, without what was added to divide them."""
-    y = product(x, w.weight.tensor)
+    y = product(x, w)
     if hasattr(w, "bias"):
         y = y + hlo.convert(w.bias.tensor, "f32")
     y = hlo.all_gather(y, w.weight.degree, -1)

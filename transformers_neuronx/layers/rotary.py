@@ -21,6 +21,7 @@ from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights import Heads
 
 Array = np.ndarray[Any, Any]
+Rotate = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Rotary:
 
     @property
     def base(self) -> float:
-        return float(self.parameters.get("rope_theta", 10000.0))
+        return self.of("rope_theta", 10000.0)
 
     def of(self, name: str, default: float | None = None) -> float:
         value = self.parameters.get(name)
@@ -76,34 +77,23 @@ class Rotary:
         return (1.0 / np.float32(self.base) ** self.exponents()).astype(np.float32)
 
 
-# What `rope_parameters` reads of configurations without the attribute, or beside it.
-ROPE_ATTRIBUTES = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings"})
-
-
-def _rope_parameters(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`, or what stood for them before Transformers 5; of some configurations a part stands outside."""
-    inner = attributes.get("rope_parameters") or attributes.get("rope_scaling") or {}
-    names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    theta, share, original = ({n: attributes[n]} if attributes.get(n) is not None else {} for n in names)
-    return {"rope_theta": 10000.0} | theta | share | inner | original
-
-
 @dataclass(frozen=True)
 class RotaryConfig(ModelConfig):
     """What configurations of decoders with rotary positions have in common."""
 
     vocab_size: int = hf("vocab_size")
-    max_positions: int = hf("max_position_embeddings", 2048)
+    max_positions: int = hf("max_position_embeddings")
     hidden_size: int = hf("hidden_size")
     n_layer: int = hf("num_hidden_layers")
     n_head: int = hf("num_attention_heads")
     n_kv_head: int = hf("num_key_value_heads", lambda attributes: attributes["num_attention_heads"])
     head_dim: int = hf("head_dim", lambda attributes: attributes["hidden_size"] // attributes["num_attention_heads"])
     inner_size: int = hf("intermediate_size")
-    eps: float = hf("rms_norm_eps", 1e-6)
-    rope: dict[str, Any] = hf("rope_parameters", read=_rope_parameters)
+    eps: float = hf("rms_norm_eps")
+    rope: dict[str, Any] = hf("rope_parameters")
 
-    WITHOUT_EFFECT: ClassVar = ROPE_ATTRIBUTES
+    # Transformers has it in rope_parameters, too.
+    WITHOUT_EFFECT: ClassVar = frozenset({"original_max_position_embeddings"})
     n_positions: ClassVar[int | None] = None  # nothing was learned for single positions
 
     def __post_init__(self) -> None:
@@ -194,7 +184,7 @@ def _magnitude(r: Rotary) -> float:
     return (0.1 * over * math.log(r.stretch) + 1) / (0.1 * under * math.log(r.stretch) + 1)
 
 
-def rotation(r: Rotary, step: Step) -> Callable[[Tensor], Tensor]:
+def rotation(r: Rotary, step: Step) -> Rotate:
     """The function that turns queries or keys, [b, n, heads, head_dim], by the positions of a step."""
     frequencies = ROPE_TYPES[r.kind](r, step.end)
     if not isinstance(frequencies, Tensor):

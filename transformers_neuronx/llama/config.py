@@ -9,9 +9,9 @@ from transformers_neuronx.layers import ACTIVATIONS, RotaryConfig
 
 @dataclass(frozen=True)
 class LlamaConfig(RotaryConfig):
-    activation: str = hf("hidden_act", "silu", among=ACTIVATIONS)
-    attention_bias: bool = hf("attention_bias", False)
-    mlp_bias: bool = hf("mlp_bias", False)
-    tied: bool = hf("tie_word_embeddings", False)
+    activation: str = hf("hidden_act", among=ACTIVATIONS)
+    attention_bias: bool = hf("attention_bias")
+    mlp_bias: bool = hf("mlp_bias")
+    tied: bool = hf("tie_word_embeddings")
 
     WITHOUT_EFFECT: ClassVar = frozenset({"pretraining_tp"})

@@ -1,11 +1,11 @@
 """LLaMA as maths: rotary positions, grouped keys, RMS norms before attention and a gated feed-forward."""
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers_neuronx.layers import (
     ACTIVATIONS,
     Cache,
+    Rotate,
     Step,
     attention,
     embedding,
@@ -16,8 +16,6 @@ from transformers_neuronx.layers import (
 )
 from transformers_neuronx.llama.config import LlamaConfig
 from transformers_neuronx.pyhlo import Tensor
-
-Rotate = Callable[[Tensor], Tensor]
 
 
 def embed(config: LlamaConfig, w: Any, step: Step) -> Tensor:

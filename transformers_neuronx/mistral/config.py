@@ -8,6 +8,6 @@ from transformers_neuronx.layers import ACTIVATIONS, RotaryConfig
 
 @dataclass(frozen=True)
 class MistralConfig(RotaryConfig):
-    activation: str = hf("hidden_act", "silu", among=ACTIVATIONS)
-    tied: bool = hf("tie_word_embeddings", False)
-    window: int | None = hf("sliding_window", lambda attributes: None if "sliding_window" in attributes else 4096)
+    activation: str = hf("hidden_act", among=ACTIVATIONS)
+    tied: bool = hf("tie_word_embeddings")
+    window: int | None = hf("sliding_window", None)

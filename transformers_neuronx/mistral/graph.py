@@ -1,11 +1,11 @@
 """Mistral as maths: rotary positions, grouped keys in a sliding window, RMS norms and a gated feed-forward."""
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers_neuronx.layers import (
     ACTIVATIONS,
     Cache,
+    Rotate,
     Step,
     attention,
     embedding,
@@ -16,8 +16,6 @@ from transformers_neuronx.layers import (
 )
 from transformers_neuronx.mistral.config import MistralConfig
 from transformers_neuronx.pyhlo import Tensor
-
-Rotate = Callable[[Tensor], Tensor]
 
 
 def embed(config: MistralConfig, w: Any, step: Step) -> Tensor:

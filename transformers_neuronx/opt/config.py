@@ -17,11 +17,11 @@ class OPTConfig(ModelConfig):
     n_layer: int = hf("num_hidden_layers")
     n_head: int = hf("num_attention_heads")
     inner_size: int = hf("ffn_dim")
-    activation: str = hf("activation_function", "relu", among=ACTIVATIONS)
-    bias: bool = hf("enable_bias", True)
-    norm_before: bool = hf("do_layer_norm_before", True)
+    activation: str = hf("activation_function", among=ACTIVATIONS)
+    bias: bool = hf("enable_bias")
+    norm_before: bool = hf("do_layer_norm_before")
     without_final_norm: bool = hf("_remove_final_layer_norm", False)
-    tied: bool = hf("tie_word_embeddings", True)
+    tied: bool = hf("tie_word_embeddings")
 
     FIXED: ClassVar = {"layer_norm_elementwise_affine": True}
     WITHOUT_EFFECT: ClassVar = frozenset({"activation_dropout", "dropout", "init_std", "layerdrop"})

@@ -9,9 +9,8 @@ from transformers_neuronx.layers import ACTIVATIONS, RotaryConfig
 
 @dataclass(frozen=True)
 class Phi3Config(RotaryConfig):
-    activation: str = hf("hidden_act", "silu", among=ACTIVATIONS)
-    eps: float = hf("rms_norm_eps", 1e-5)
-    tied: bool = hf("tie_word_embeddings", False)
+    activation: str = hf("hidden_act", among=ACTIVATIONS)
+    tied: bool = hf("tie_word_embeddings")
     window: int | None = hf("sliding_window", None)
 
     FIXED: ClassVar = dict(attention_bias=False, mlp_bias=False, lm_head_bias=False)

@@ -1,11 +1,11 @@
 """Phi-3 as maths: rotary positions, for some of a head's features, grouped keys, RMS norms and a gated feed-forward."""
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers_neuronx.layers import (
     ACTIVATIONS,
     Cache,
+    Rotate,
     Step,
     attention,
     embedding,
@@ -16,8 +16,6 @@ from transformers_neuronx.layers import (
 )
 from transformers_neuronx.phi3.config import Phi3Config
 from transformers_neuronx.pyhlo import Tensor
-
-Rotate = Callable[[Tensor], Tensor]
 
 
 def embed(config: Phi3Config, w: Any, step: Step) -> Tensor:

@@ -6,6 +6,7 @@ from transformers_neuronx.pyhlo.scribe import (
     HloScribe as HloScribe,
     Shape as Shape,
     Tensor as Tensor,
+    TupleShape as TupleShape,
     active_scribe as active_scribe,
     dtype_named as dtype_named,
 )

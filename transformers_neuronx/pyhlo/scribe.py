@@ -31,6 +31,7 @@ _LISTED = {"pred", "s32", "s64", "u32", "u64", "f32", "f64"}
 Written = tuple[int, Union["Shape", "TupleShape"]]  # a computation's id and the shape of its output
 Traced = tuple["Tensor", hlo_pb2.HloComputationProto]
 Function = Callable[["HloScribe"], Union["Tensor", Sequence["Tensor"]]]
+Capture = Callable[["Tensor"], "Tensor"]
 
 
 def active_scribe() -> HloScribe:
@@ -199,6 +200,7 @@ class HloScribe:
         self.module_proto = hlo_pb2.HloModuleProto()
         self.aliases: list[tuple[Tensor, Tensor, bool]] = []
         self._open: list[list[hlo_pb2.HloInstructionProto]] = []
+        self._captures: list[Capture | None] = []
         self._scopes: list[str] = []
         self._written: dict[Hashable, Written] = {}
         self._last_id = 0
@@ -245,22 +247,23 @@ class HloScribe:
         finally:
             self._scopes.pop()
 
-    def computation(self, function: Function, name: str, key: Hashable = None) -> Written:
-        """Write a nested computation; its id and output shape. The same `key` is written once in a module."""
+    def computation(
+        self, function: Function, name: str, key: Hashable = None, capture: Capture | None = None
+    ) -> Written:
+        """Write a nested computation; its id and output shape. The same `key` is written once in a module.
+
+        `capture` says what stands, inside, for a tensor of a computation around it; without it there is no such use.
+        """
         if key is not None and key in self._written:
             return self._written[key]
-        root, proto = self._trace(function, name)
+        root, proto = self._trace(function, name, capture)
         if key is not None:
             self._written[key] = proto.id, root.shape
         return proto.id, root.shape
 
     def write(self, shape: Shape | TupleShape, op: str, operands: Sequence[Tensor], fields: dict[str, Any]) -> Tensor:
         """Append one instruction to the computation that is open; see the class for what `fields` may be."""
-        for operand in operands:
-            if not isinstance(operand, Tensor) or operand.scribe is not self:
-                raise GraphError(f"{op} wants tensors of the graph that is being written, got {operand!r}")
-            if operand.computation is not self._open[-1]:
-                raise GraphError(f"{op} wants tensors of the computation that is being written, got {operand!r}")
+        operands = [self.inside(op, operand) for operand in operands]
         called = self._called_computations(op, fields)
         name = fields.pop("name", None)
         if op == "Constant":
@@ -287,6 +290,17 @@ class HloScribe:
         self._open[-1].append(proto)
         return Tensor(self, shape, proto, self._open[-1])
 
+    def inside(self, op: str, operand: Tensor) -> Tensor:
+        """The operand in the computation that is open."""
+        if not isinstance(operand, Tensor) or operand.scribe is not self:
+            raise GraphError(f"{op} wants tensors of the graph that is being written, got {operand!r}")
+        if operand.computation is self._open[-1]:
+            return operand
+        capture = self._captures[-1]
+        if capture is None or not any(operand.computation is around for around in self._open):
+            raise GraphError(f"{op} wants tensors of the computation that is being written, got {operand!r}")
+        return capture(operand)
+
     def _called_computations(self, op: str, fields: dict[str, Any]) -> list[int]:
         functions = {"While": ("body", "condition"), "Conditional": ("branch_computations",)}.get(op, ("to_apply",))
         called: list[int] = []
@@ -298,9 +312,10 @@ class HloScribe:
                 )
         return called
 
-    def _trace(self, function: Function, name: str) -> Traced:
+    def _trace(self, function: Function, name: str, capture: Capture | None = None) -> Traced:
         instructions: list[hlo_pb2.HloInstructionProto] = []
         self._open.append(instructions)
+        self._captures.append(capture)
         # XLA puts the caller's scope before those of a computation that it inlines.
         scopes, self._scopes = self._scopes, []
         try:
@@ -309,8 +324,10 @@ class HloScribe:
                 root = self.tuple(*(tensor.shape for tensor in root)).Tuple(*root)
             if not isinstance(root, Tensor):
                 raise GraphError(f"{name} wants to return a tensor or several, got {root!r}")
+            root = self.inside(name, root)
         finally:
             self._open.pop()
+            self._captures.pop()
             self._scopes = scopes
         self._last_id += 1
         computation = self.module_proto.computations.add(

@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transformers_neuronx.config import WINDOW_ATTRIBUTES, hf, one_window
-from transformers_neuronx.layers import ACTIVATIONS, RotaryConfig
+from transformers_neuronx.config import hf
+from transformers_neuronx.layers import ACTIVATIONS, LAYER_KINDS, RotaryConfig
 
 
 @dataclass(frozen=True)
 class Qwen2Config(RotaryConfig):
-    activation: str = hf("hidden_act", "silu", among=ACTIVATIONS)
-    tied: bool = hf("tie_word_embeddings", False)
-    window: int | None = hf("layer_types", read=one_window)
+    activation: str = hf("hidden_act", among=ACTIVATIONS)
+    tied: bool = hf("tie_word_embeddings")
+    layer_kinds: list[str] = hf("layer_types", among=LAYER_KINDS)
+    window: int | None = hf("sliding_window", None)
 
     FIXED: ClassVar = {"use_mrope": False}
-    WITHOUT_EFFECT: ClassVar = WINDOW_ATTRIBUTES
+    # What layer_types follows from.
+    WITHOUT_EFFECT: ClassVar = frozenset({"max_window_layers", "use_sliding_window"})

@@ -1,11 +1,11 @@
 """Qwen3 as maths: rotary positions, grouped keys, RMS norms, also of queries and keys, and a gated feed-forward."""
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers_neuronx.layers import (
     ACTIVATIONS,
     Cache,
+    Rotate,
     Step,
     attention,
     embedding,
@@ -13,11 +13,10 @@ from transformers_neuronx.layers import (
     logits,
     rms_norm,
     rotation,
+    window_of,
 )
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.qwen3.config import Qwen3Config
-
-Rotate = Callable[[Tensor], Tensor]
 
 
 def embed(config: Qwen3Config, w: Any, step: Step) -> Tensor:
@@ -28,9 +27,12 @@ def prepare(config: Qwen3Config, step: Step) -> Rotate:
     return rotation(config.rotary, step)
 
 
-def layer(config: Qwen3Config, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
+def layer(
+    config: Qwen3Config, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate, kind: str
+) -> tuple[Tensor, Cache]:
     h = rms_norm(x, w.attn_norm, config.eps)
-    h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=config.window, norm_eps=config.eps)
+    window = window_of(kind, config.window)
+    h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=window, norm_eps=config.eps)
     x = x + h
     h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
     return x + h, cache

@@ -1,0 +1,39 @@
+"""Mixtral as maths: Mistral with a feed-forward of experts, of which each token uses a few."""
+
+from typing import Any
+
+from transformers_neuronx.layers import (
+    ACTIVATIONS,
+    Cache,
+    Rotate,
+    Step,
+    attention,
+    embedding,
+    experts,
+    logits,
+    rms_norm,
+    rotation,
+)
+from transformers_neuronx.mixtral.config import MixtralConfig
+from transformers_neuronx.pyhlo import Tensor
+
+
+def embed(config: MixtralConfig, w: Any, step: Step) -> Tensor:
+    return embedding(w.embed, step.ids)  # [b, n, h]
+
+
+def prepare(config: MixtralConfig, step: Step) -> Rotate:
+    return rotation(config.rotary, step)
+
+
+def layer(config: MixtralConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
+    h = rms_norm(x, w.attn_norm, config.eps)
+    h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=config.window)
+    x = x + h
+    h = rms_norm(x, w.mlp_norm, config.eps)
+    h = experts(h, w.moe, config.active_experts, ACTIVATIONS[config.activation])
+    return x + h, cache
+
+
+def head(config: MixtralConfig, w: Any, x: Tensor) -> Tensor:
+    return logits(rms_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]

@@ -1,0 +1,10 @@
+"""Mixtral for sampling."""
+
+from transformers_neuronx.decoder import Family
+from transformers_neuronx.mixtral import graph, weights
+from transformers_neuronx.mixtral.config import MixtralConfig
+from transformers_neuronx.sampling import ForSampling
+
+
+class MixtralForSampling(ForSampling):
+    family = Family(MixtralConfig.from_hf, weights, graph)
