@@ -2,11 +2,20 @@
 
 import numpy as np
 import pytest
+from lines import family_lines
 
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import get_runtime
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What each family costs; `tests/test_structure.py` holds it to its budget."""
+    terminalreporter.section("lines of each family")
+    for family, files in family_lines().items():
+        columns = "  ".join(f"{name.removesuffix('.py')} {lines:3}" for name, lines in files.items())
+        terminalreporter.write_line(f"{family:10}{columns}  all {sum(files.values()):3}")
 
 
 @pytest.fixture(scope="session")

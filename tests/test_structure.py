@@ -1,10 +1,12 @@
 """The shape of the code: who imports whom, how long files and functions are, what is committed."""
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from lines import family_lines
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "transformers_neuronx"
@@ -57,6 +59,14 @@ def test_files_and_functions_keep_their_budget(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = node.end_lineno - node.lineno + 1
             assert lines <= FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+def test_every_family_has_its_four_files_and_the_guide_its_lines():
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    for family in FAMILIES:
+        assert set(family_lines()[family]) == set(FAMILY_LINES)
+    for name, lines in family_lines()["llama"].items():
+        assert re.search(rf"llama/{name}`\]\(\S+\) \| {lines} \|", guide), f"llama/{name} has {lines} lines"
 
 
 @pytest.mark.parametrize(

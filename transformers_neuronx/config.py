@@ -16,10 +16,12 @@ AMP = ("f32", "bf16", "f16")
 class NeuronConfig:
     """Options that are not of one model.
 
-    `runtime` is where programs run: "cpu" (the default) or "cuda"; None leaves it to NEURONX_RUNTIME.
+    `runtime` is where programs run: "cpu" (the default) or "cuda"; None leaves it to NEURONX_RUNTIME. With
+    `output_all_logits`, `forward` returns the logits of every token it is given.
     """
 
     runtime: str | None = None
+    output_all_logits: bool = False
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,15 @@ class Family:
 
 
 class Shape(NamedTuple):
-    """What a program is compiled for: rows, active tokens of each, positions they may look back to."""
+    """What a program is compiled for: rows, active tokens of each, positions they may look back to.
+
+    With `every`, it has logits of all active tokens, otherwise of each row's last.
+    """
 
     rows: int
     active: int
     width: int
+    every: bool = False
 
 
 class Piece(NamedTuple):
@@ -153,14 +157,14 @@ class Decoder:
         """The program of `piece` for `shape`.
 
         Parameters: the step; the hidden state, unless the piece embeds; keys and values of each of its layers; its
-        weights in the order of the table. Results: logits f32[rows, vocab] of each row's last token, or the hidden
-        state; then the caches, in the memory of those that came in.
+        weights in the order of the table. Results: logits f32[rows, 1 or active, vocab], or the hidden state; then the
+        caches, in the memory of those that came in.
         """
         config, graph, degree = self.config, self.family.graph, self.runtime.device_count
 
         def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
-            step = declare_step(parameters, *shape, own_slots=shape.rows != self.slots)
+            step = declare_step(parameters, shape.rows, shape.active, shape.width, own_slots=shape.rows != self.slots)
             if not piece.embed:
                 hidden = dtype_named(self.dtype)[shape.rows, shape.active, config.hidden_size]
                 x = parameters.add(hidden, "hidden")
@@ -183,7 +187,7 @@ class Decoder:
                 caches[layer].values.set_alias_to(cache.values, must=True)
             if piece.head:
                 with scribe.scope("head"):
-                    x = hlo.reshape(graph.head(config, shared, step.last(x)), shape.rows, config.vocab_size)
+                    x = graph.head(config, shared, x if shape.every else step.last(x))
             return [x, *(tensor for cache in caches for tensor in (cache.keys, cache.values))]
 
         return compile_py_func(program)
@@ -213,14 +217,15 @@ class Decoder:
         zeros = np.zeros(self.cache_sizes(), element_type(self.dtype).numpy)
         self.caches = [self.runtime.put([zeros]) for _ in range(2 * self.config.n_layer)]
 
-    def run(self, ids: Array, start: Array, length: Array, end: Array) -> Array:
-        """Feed `length[i]` of `ids[i]` to slot `i` from position `start[i]` on; logits of the last one. f32[b, vocab]
+    def run(self, ids: Array, start: Array, length: Array, end: Array, every: bool = False) -> Array:
+        """Feed `length[i]` of `ids[i]` to slot `i` from position `start[i]` on; logits of the last one, or of `every`.
 
         ids s32[b, n] with n a context bucket or 1; a row of length 0 stays as it is. `end[i]` is where the row's
-        tokens at hand end, when they are fed in several calls.
+        tokens at hand end, when they are fed in several calls. -> f32[b, 1 or n, vocab]
         """
         rows, active = ids.shape
-        shape = Shape(rows, active, self.options.buckets.width(max(active, int((start + length).max()))))
+        width = self.options.buckets.width(max(active, int((start + length).max())))
+        shape = Shape(rows, active, width, every and active > 1)
         if shape not in self._programs:
             self.compile([shape])
         packed = np.concatenate([np.stack([np.arange(rows), start, length, end], 1), ids], 1).astype(np.int32)

@@ -43,8 +43,12 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     """
 
     main_input_name = "input_ids"
-    # Whatever attention the configuration names: none of Transformers' runs here.
+    # Whatever attention or experts the configuration names: none of Transformers' runs here.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True
 
     def __init__(self, config: PreTrainedConfig, model: ForSampling) -> None:
         super().__init__(config)

@@ -20,10 +20,14 @@ Integers = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
 @dataclass(frozen=True)
 class Rows:
-    """`tokens[i]` s32[·] go to positions `start[i]`, `start[i] + 1`, … of row `i`."""
+    """`tokens[i]` s32[·] go to positions `start[i]`, `start[i] + 1`, … of row `i`.
+
+    `real` pred[batch, columns] is where the caller has them.
+    """
 
     tokens: list[np.ndarray[Any, Any]]
     start: np.ndarray[Any, Any]
+    real: np.ndarray[Any, Any]
 
     @property
     def end(self) -> np.ndarray[Any, Any]:
@@ -77,7 +81,7 @@ def read_rows(
         row, column = np.argwhere(outside)[0]
         raise InputError(f"input_ids wants ids from 0 to {vocab_size - 1}, got {ids[row, column]} in row {row}")
     start = np.maximum(positions[np.arange(batch), real.argmax(1)], 0)
-    rows = Rows([ids[row, real[row]] for row in range(batch)], start)
+    rows = Rows([ids[row, real[row]] for row in range(batch)], start, real)
     if rows.end.max() > longest:
         raise InputError(f"n_positions={longest} is the longest sequence this model takes, got {rows.end.max()} tokens")
     return rows

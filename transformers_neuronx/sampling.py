@@ -139,6 +139,7 @@ class ForSampling:
         cache_ids: Integers | None = None,
         start_ids: Integers | None = None,
         attention_mask: Integers | None = None,
+        output_all_logits: bool | None = None,
     ) -> torch.Tensor:
         """Logits after the last token of each row, f32[batch, vocab].
 
@@ -146,9 +147,19 @@ class ForSampling:
         [batch, n], are the columns of the tokens, counted from the start of the padded prompt, and start_ids [batch]
         how many of them are padding on the left. In place of both, attention_mask [batch, columns so far] has zeros
         for padding, on whatever side it is.
+
+        With output_all_logits, which the NeuronConfig may have as its default, logits after every token, f32[batch, n,
+        vocab], where those of padding are zeros.
         """
         rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
-        return torch.from_numpy(self._encode(rows, broadcast=not rows.start.any()))
+        every = self.neuron_config.output_all_logits if output_all_logits is None else output_all_logits
+        logits = self._encode(rows, broadcast=not rows.start.any(), every=every)
+        if not every:
+            return torch.from_numpy(logits[:, 0])
+        columns = np.zeros((len(logits), *rows.real.shape[1:], self.config.vocab_size), np.float32)
+        for row, real in enumerate(np.tile(rows.real, (len(logits) // len(rows.real), 1))):
+            columns[row, real] = logits[row, : real.sum()]
+        return torch.from_numpy(columns)
 
     __call__ = forward
 
@@ -201,7 +212,7 @@ class ForSampling:
 
     def _generate(self, rows: Rows, count: int, choose: Chooser, eos: list[int]) -> Iterator[torch.Tensor]:
         """Up to `count` times the next token of every row, s64[batch]; a row past its end repeats it."""
-        logits = torch.from_numpy(self._encode(rows, broadcast=True))
+        logits = torch.from_numpy(self._encode(rows, broadcast=True)[:, 0])
         position = np.tile(rows.end, self._repeats(rows))
         done = torch.zeros(len(logits), dtype=torch.bool)
         for left in reversed(range(count)):
@@ -212,7 +223,8 @@ class ForSampling:
             yield tokens
             if done.all() or not left:
                 return
-            logits = torch.from_numpy(self._feed(Rows(list(tokens.numpy()[:, None]), position)))
+            column = tokens.numpy()[:, None]
+            logits = torch.from_numpy(self._feed(Rows(list(column), position, np.ones_like(column, bool)))[:, 0])
             position = position + 1
 
     def _read(self, input_ids: Integers, **where: Integers | None) -> Rows:
@@ -227,23 +239,26 @@ class ForSampling:
         """How many sequences each prompt serves."""
         return self.options.repeats if len(rows.tokens) == self.options.prompt_batch_size else 1
 
-    def _encode(self, rows: Rows, broadcast: bool) -> np.ndarray[Any, Any]:
-        """Logits after the rows; a prompt that serves several sequences is copied to their slots."""
+    def _encode(self, rows: Rows, broadcast: bool, every: bool = False) -> np.ndarray[Any, Any]:
+        """Logits as `_feed` has them; a prompt that serves several sequences is copied to their slots."""
         repeats = self._repeats(rows)
         if not broadcast or repeats == 1:
-            return self._feed(rows)
-        logits = self._feed(rows, self.options.prompt_batch_size)
+            return self._feed(rows, every=every)
+        logits = self._feed(rows, self.options.prompt_batch_size, every)
         self.decoder.reorder(np.tile(np.arange(self.options.prompt_batch_size), repeats))
-        return np.tile(logits, (repeats, 1))
+        return np.tile(logits, (repeats, 1, 1))
 
-    def _feed(self, rows: Rows, slots: int | None = None) -> np.ndarray[Any, Any]:
-        """Logits after the last token of each row, f32[batch, vocab]; long rows go in several windows."""
+    def _feed(self, rows: Rows, slots: int | None = None, every: bool = False) -> np.ndarray[Any, Any]:
+        """Logits after the last token of each row, or after `every` one; long rows go in several windows.
+
+        -> f32[batch, 1 or the longest row, vocab]
+        """
         slots = slots or self.options.batch_size
         lengths = np.zeros(slots, np.int64)
         lengths[: len(rows.tokens)] = [len(row) for row in rows.tokens]
         start = np.zeros(slots, np.int64)
         start[: len(rows.tokens)] = rows.start
-        logits = np.zeros((slots, self.config.vocab_size), np.float32)
+        logits = np.zeros((slots, lengths.max() if every else 1, self.config.vocab_size), np.float32)
         fed = np.zeros(slots, np.int64)
         while (fed < lengths).any():
             left = lengths - fed
@@ -252,10 +267,13 @@ class ForSampling:
             ids = np.zeros((slots, active), np.int64)
             for row, tokens in enumerate(rows.tokens):
                 ids[row, : now[row]] = tokens[fed[row] : fed[row] + now[row]]
-            out = self.decoder.run(ids, start + fed, now, start + lengths)
+            out = self.decoder.run(ids, start + fed, now, start + lengths, every)
+            for row in range(len(rows.tokens)):
+                if every:
+                    logits[row, fed[row] : fed[row] + now[row]] = out[row, : now[row]]
+                elif now[row] and fed[row] + now[row] == lengths[row]:
+                    logits[row] = out[row]
             fed += now
-            ended = (now > 0) & (fed == lengths)
-            logits[ended] = out[ended]
         return logits[: len(rows.tokens)]
 
 

@@ -9,28 +9,35 @@ from parity import assert_close, continued, padded, prompts, randomized
 def parity(tmp_path):
     """`parity(cls, config, degree=…, amp=…)`: a family's logits are those of Transformers.
 
-    For unequal rows padded on the left, in several windows, and token by token across the edge of a bucket.
+    For unequal rows padded on the left, in several windows, and token by token across the edge of a bucket; and of
+    all positions of the prompts.
     """
 
     def check(cls, config, *, degree=1, amp="f32", **options):
         reference = randomized(config)
         reference.save_pretrained(tmp_path / "model")
-        options = dict(n_positions=[24, 48], batch_size=3, context_length_estimate=[8, 16]) | options
+        options = dict(n_positions=[24, 48], batch_size=3, context_length_estimate=8) | options
         model = cls.from_pretrained(tmp_path / "model", tp_degree=degree, amp=amp, **options)
         model.to_neuron()
         rows, tokens = prompts(config.vocab_size, [7, 21, 12]), prompts(config.vocab_size, [6, 6, 6], seed=1)
         ids, mask = padded(rows, "left")
-        got = [model.forward(ids, attention_mask=mask)]
+        every = model.forward(ids, attention_mask=mask, output_all_logits=True)[mask.bool()]
+        last = [model.forward(ids, attention_mask=mask)]
         for column in range(6):
             mask = torch.cat([mask, torch.ones(3, 1, dtype=mask.dtype)], 1)
-            got.append(model.forward([[row[column]] for row in tokens], attention_mask=mask))
-        got = torch.stack(got, 1)
-        want = torch.stack([continued(reference, *row) for row in zip(rows, tokens, strict=True)])
+            last.append(model.forward([[row[column]] for row in tokens], attention_mask=mask))
+        got = torch.cat([every, *torch.stack(last, 1)])
+
+        def expected(reference):
+            logits = [continued(reference, *row) for row in zip(rows, tokens, strict=True)]
+            every = [of[: len(row)] for of, row in zip(logits, rows, strict=True)]
+            return torch.cat([*every, *(of[-7:] for of in logits)])
+
+        want = expected(reference)
         if amp == "f32":
             assert_close(got, want)
         else:
-            half = reference.to({"bf16": torch.bfloat16, "f16": torch.float16}[amp])
-            theirs = torch.stack([continued(half, *row) for row in zip(rows, tokens, strict=True)])
+            theirs = expected(reference.to({"bf16": torch.bfloat16, "f16": torch.float16}[amp]))
             assert (got - want).abs().max() <= 1.5 * (theirs - want).abs().max()
 
     return check

@@ -48,11 +48,11 @@ def randomized(config):
 
 @torch.inference_mode()
 def continued(reference, prompt, tokens):
-    """The reference's logits after the prompt and after each of the tokens, which it is given one by one."""
+    """The reference's logits after each token of the prompt, and of `tokens`, which it is given one by one."""
     reference = copy.deepcopy(reference)  # some keep what they worked out for an earlier sequence
     output = reference(torch.tensor([prompt]), use_cache=True)
-    logits = [output.logits[0, -1]]
+    logits = [output.logits[0]]
     for token in tokens:
         output = reference(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
-        logits.append(output.logits[0, -1])
-    return torch.stack(logits).float()
+        logits.append(output.logits[0])
+    return torch.cat(logits).float()

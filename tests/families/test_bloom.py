@@ -74,7 +74,7 @@ def test_the_names_that_published_checkpoints_use():
     [
         (dict(multi_query=True), "not supported: multi_query=True"),
         (dict(n_inner=72), "not supported: n_inner=72"),
-        (dict(vocab_size=None), "lacks 'vocab_size'"),
+        (dict(vocab_size=None), "bloom configuration: Validation error for field 'vocab_size'"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, message):

@@ -11,6 +11,7 @@ from transformers_neuronx.gemma2.model import Gemma2ForSampling
 
 
 def config(**changes):
+    # With scores as sharp as 24 in place of 128 makes them, Transformers' own f32 is 1e-5 away from f64.
     return Gemma2Config(
         **dict(
             vocab_size=131,
@@ -20,7 +21,7 @@ def config(**changes):
             num_attention_heads=6,
             num_key_value_heads=2,
             head_dim=16,
-            query_pre_attn_scalar=24,
+            query_pre_attn_scalar=128,
             sliding_window=5,
             max_position_embeddings=64,
             attn_logit_softcapping=3.0,
@@ -33,8 +34,7 @@ def config(**changes):
 
 VARIANTS = {
     "plain": {},
-    # With sharper scores, and no caps on them, f32 itself is 1e-5 away from the truth.
-    "no soft caps": dict(attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=200),
+    "no soft caps": dict(attn_logit_softcapping=None, final_logit_softcapping=None),
     "a window longer than the sequences": dict(sliding_window=100),
     "windows everywhere": dict(layer_types=["sliding_attention"] * 4),
 }

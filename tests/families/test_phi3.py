@@ -69,9 +69,11 @@ def test_configurations_from_before_rope_parameters():
     attributes = json.loads(config().to_json_string(use_diff=False)) | dict(
         rope_parameters=None,
         rope_theta=500.0,
-        rope_scaling=dict(type="su", long_factor=[2.0, 3.0], short_factor=[1.0, 1.5]),
+        rope_scaling=dict(type="longrope", long_factor=[2.0, 3.0], short_factor=[1.0, 1.5]),
         original_max_position_embeddings=16,
         partial_rotary_factor=0.5,
+        full_attn_mod=1,
+        interpolate_factor=1,
     )
     rotary = OurConfig.from_hf(attributes).rotary
     assert (rotary.kind, rotary.dim, rotary.base) == ("longrope", 4, 500.0)
@@ -84,7 +86,7 @@ def test_configurations_from_before_rope_parameters():
         (dict(hidden_act="mish"), "hidden_act='mish'; supported"),
         (dict(quantization_config=dict(bits=4)), "not supported: quantization_config"),
         (dict(attention_bias=True), "attention_bias=True; supported: False"),
-        (dict(rope_parameters=dict(rope_type="spiral", rope_theta=1.0)), "rope_type='spiral'; supported"),
+        (dict(rope_parameters=dict(rope_type="spiral", rope_theta=1.0)), "got spiral"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, message):

@@ -201,7 +201,7 @@ def test_an_index_that_points_outside_is_refused(directory):
         (dict(activation_function="mish"), "activation_function='mish'; supported: 'gelu'"),
         (dict(rope_theta=10000.0), r"attributes that are not supported: rope_theta=10000\.0"),
         (dict(quantization_config={"bits": 4}), r"not supported: quantization_config=\{'bits': 4\}"),
-        (dict(n_embd=None), "configuration lacks 'n_embd'"),
+        (dict(n_embd=None), "gpt2 configuration: Validation error for field 'n_embd'"),
     ],
 )
 def test_an_attribute_that_changes_the_maths_is_refused(directory, attributes, message):

@@ -16,7 +16,7 @@ class GPTJConfig(ModelConfig):
     n_layer: int = hf("n_layer")
     n_head: int = hf("n_head")
     inner_size: int = hf("n_inner", lambda attributes: 4 * attributes["n_embd"])
-    rotary_dim: int = hf("rotary_dim", lambda attributes: attributes["n_embd"] // attributes["n_head"])
+    rotary_dim: int = hf("rotary_dim")
     activation: str = hf("activation_function", among=ACTIVATIONS)
     eps: float = hf("layer_norm_epsilon")
     tied: bool = hf("tie_word_embeddings")

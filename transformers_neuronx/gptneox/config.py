@@ -1,6 +1,7 @@
 """What of a GPT-NeoX configuration its graph and weights need."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.layers import ACTIVATIONS, RotaryConfig
@@ -13,3 +14,6 @@ class GPTNeoXConfig(RotaryConfig):
     attention_bias: bool = hf("attention_bias")
     parallel: bool = hf("use_parallel_residual")
     tied: bool = hf("tie_word_embeddings")
+
+    # Transformers 4 wrote them beside rotary_emb_base and rotary_pct.
+    WITHOUT_EFFECT: ClassVar = frozenset({"rope_theta", "partial_rotary_factor"})

@@ -44,9 +44,7 @@ class Rotary:
 
     @property
     def kind(self) -> str:
-        if "long_factor" in self.parameters:
-            return "longrope"  # early checkpoints of Phi-3 call it "su" or "yarn"
-        return str(self.parameters.get("rope_type", self.parameters.get("type", "default")))
+        return str(self.parameters.get("rope_type", "default"))
 
     @property
     def base(self) -> float:

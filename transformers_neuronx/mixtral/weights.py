@@ -10,6 +10,7 @@ def table(config: MixtralConfig) -> list[Weight]:
     h = config.hidden_size
     block = PREFIX + "layers.{}."
     projections = [(f"{block}self_attn.{name}_proj", as_is) for name in "qkvo"]
+    head = PREFIX + "embed_tokens" if config.tied else "lm_head"
     router = f"{block}block_sparse_moe.gate.weight|{block}mlp.gate.weight"
     return [
         Weight("embed", PREFIX + "embed_tokens.weight", (config.vocab_size, h), split=COLUMNS),
@@ -19,9 +20,7 @@ def table(config: MixtralConfig) -> list[Weight]:
         Weight("moe.router.weight", router, (config.n_expert, h)),
         *(row for number in range(config.n_expert) for row in _expert(config, block, number)),
         *norm("final_norm", PREFIX + "norm", h, bias=False),
-        *linear(
-            "head", PREFIX + "embed_tokens" if config.tied else "lm_head", config.vocab_size, h, COLUMNS, bias=False
-        ),
+        *linear("head", head, config.vocab_size, h, COLUMNS, bias=False),
     ]
 
 

@@ -1,0 +1,74 @@
+"""What holds for GPT-2 holds for all: a model of each family, in small programs, on three devices."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from parity import assert_close, continued, padded, prompts, randomized
+from transformers import GPT2Config
+
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families
+from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
+
+
+def tiny(family):
+    """The configuration that the family's own tests start from; a family without tests fails here."""
+    if family == "gpt2":
+        return GPT2Config(vocab_size=131, n_positions=64, n_embd=48, n_layer=2, n_head=6)
+    assert (Path(__file__).parent / f"test_{family}.py").exists()
+    return importlib.import_module(f"test_{family}").config()
+
+
+@pytest.fixture(scope="module", params=families())
+def pair(request, tmp_path_factory):
+    """A family's model for two prompts that serve two sequences each, and Transformers'."""
+    reference = randomized(tiny(request.param))
+    directory = tmp_path_factory.mktemp(request.param)
+    reference.save_pretrained(directory)
+    model = NeuronAutoModelForCausalLM.from_pretrained(
+        directory, n_positions=[24, 48], batch_size=4, prompt_batch_size=2, context_length_estimate=[8], tp_degree=3,
+        unroll=1, context_unroll=1,
+    )  # fmt: skip
+    model.to_neuron()
+    return model, reference
+
+
+def test_prompts_that_serve_several_sequences(pair):
+    model, reference = pair
+    rows = prompts(131, [13, 7])
+    ids, mask = padded(rows, "right")
+    expected = [continued(reference, row, [5, 6]) for row in rows]
+    got = model.forward(ids, attention_mask=mask)
+    assert_close(got, torch.stack([logits[-3] for logits in expected * 2]))
+    for column, token in enumerate([5, 6]):
+        mask = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], 1)
+        got = model.forward(torch.full((4, 1), token), attention_mask=mask.repeat(2, 1))
+        assert_close(got, torch.stack([logits[column - 2] for logits in expected * 2]))
+
+
+def one_that_ends(reference):
+    """Prompts, options, the row that comes to a token early on which the other never comes to, and the token."""
+    for seed in range(20):
+        ids, mask = padded(prompts(131, [13, 7], seed), "left")
+        greedy = dict(attention_mask=mask, do_sample=False, max_new_tokens=20)
+        free = reference.generate(ids, eos_token_id=None, pad_token_id=0, **greedy)
+        for row in (0, 1):
+            for token in free[row, 14:18].tolist():
+                if token not in free[1 - row, 13:]:
+                    return ids, greedy, row, token
+    raise AssertionError("no prompt gives rows that differ")
+
+
+def test_greedy_generation_past_an_eos_in_one_row(pair):
+    model, reference = pair
+    ids, greedy, row, eos = one_that_ends(reference)
+    mask = greedy["attention_mask"]
+    want = reference.generate(ids, eos_token_id=eos, pad_token_id=eos, **greedy)
+    assert (want[row, -2:] == eos).all() and (want[1 - row, 13:] != eos).all()
+    got = model.sample(ids, ids.shape[1] + 20, attention_mask=mask, top_k=1, eos_token_override=eos)
+    assert torch.equal(got, want.repeat(2, 1))
+    adapter = HuggingFaceGenerationModelAdapter(reference.config, model)
+    twice = ids.repeat(2, 1), mask.repeat(2, 1)
+    got = adapter.generate(twice[0], eos_token_id=eos, pad_token_id=eos, **greedy | dict(attention_mask=twice[1]))
+    assert torch.equal(got, want.repeat(2, 1))
