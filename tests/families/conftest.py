@@ -5,6 +5,14 @@ import torch
 from parity import assert_close, continued, padded, prompts, randomized
 
 
+def pytest_collection_modifyitems(items):
+    """Eight devices, and half precision on one, are left to `make test-all`."""
+    for item in items:
+        degree = item.callspec.params.get("degree") if hasattr(item, "callspec") else None
+        if degree == 8 or (degree == 1 and item.originalname == "test_in_bf16"):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def parity(tmp_path):
     """`parity(cls, config, degree=…, amp=…)`: a family's logits are those of Transformers.
