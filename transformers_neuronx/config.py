@@ -81,7 +81,9 @@ class Buckets:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What programs are compiled for: sequences and prompts at once, element type, devices, layers per program."""
+    """What programs are compiled for: sequences and prompts at once, element type, devices, layers per program, and
+    tokens of one loop on the devices, 0 for none.
+    """
 
     buckets: Buckets
     batch_size: int = 1
@@ -90,6 +92,7 @@ class CompileOptions:
     tp_degree: int = 1
     unroll: int | None = None
     context_unroll: int | None = None
+    chunk: int = 32
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:

@@ -20,7 +20,7 @@ Integers = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
 @dataclass(frozen=True)
 class Rows:
-    """`tokens[i]` s32[·] go to positions `start[i]`, `start[i] + 1`, … of row `i`.
+    """`tokens[i]` s32[·] go to positions `start[i]`, `start[i] + 1`, … of the sequence in slot `slots[i]`.
 
     `real` pred[batch, columns] is where the caller has them.
     """
@@ -28,6 +28,7 @@ class Rows:
     tokens: list[np.ndarray[Any, Any]]
     start: np.ndarray[Any, Any]
     real: np.ndarray[Any, Any]
+    slots: np.ndarray[Any, Any]
 
     @property
     def end(self) -> np.ndarray[Any, Any]:
@@ -73,15 +74,61 @@ def read_rows(
         positions, real = mask.cumsum(1)[:, -n:] - 1, mask[:, -n:]
     else:
         raise InputError("attention_mask says where tokens stand, and so do start_ids and cache_ids: pass either")
+    if cache_ids is None:
+        _check_not_empty(real)
+    start = np.maximum(positions[np.arange(batch), real.argmax(1)], 0)
+    return _rows(ids, real, start, np.arange(batch), vocab_size, longest)
+
+
+def read_slots(
+    input_ids: Integers,
+    cache_ids: Integers | None,
+    start_ids: Integers | None,
+    *,
+    vocab_size: int,
+    longest: int,
+    slots: int,
+) -> Rows:
+    """The rows of a call that names their slots: input_ids and cache_ids [batch, n], padded on the right, start_ids
+    [batch]. A row's tokens are those whose cache_ids, their positions, go on counting from its first.
+    """
+    if cache_ids is None or start_ids is None:
+        raise InputError("continuous batching wants cache_ids, the positions, and start_ids, the slots")
+    ids, positions, where = (integers(name, value, ndim) for name, value, ndim in (
+        ("input_ids", input_ids, 2), ("cache_ids", cache_ids, 2), ("start_ids", start_ids, 1)
+    ))  # fmt: skip
+    if positions.shape != ids.shape or where.shape != ids.shape[:1] or not ids.size:
+        raise InputError(
+            "input_ids, cache_ids and start_ids want shapes [batch, n], [batch, n] and [batch], got "
+            f"{list(ids.shape)}, {list(positions.shape)} and {list(where.shape)}"
+        )
+    if (where < 0).any() or (where >= slots).any() or len(set(where.tolist())) != len(where):
+        raise InputError(f"start_ids wants slots below batch_size={slots}, each once, got {where.tolist()}")
+    real = np.cumprod(positions == positions[:, :1] + np.arange(ids.shape[1]), axis=1).astype(bool)
+    if (positions[:, 0] < 0).any() or (positions[~real] > 0).any():
+        raise InputError(f"cache_ids wants positions that count up, and then padding of 0 or -1, got {cache_ids}")
+    return _rows(ids, real, positions[:, 0], where, vocab_size, longest)
+
+
+def _check_not_empty(real: np.ndarray[Any, Any]) -> None:
     empty = np.flatnonzero(~real.any(1))
-    if empty.size and cache_ids is None:
+    if empty.size:
         raise InputError(f"the prompt is empty: row {empty[0]} is padding only")
+
+
+def _rows(
+    ids: np.ndarray[Any, Any],
+    real: np.ndarray[Any, Any],
+    start: np.ndarray[Any, Any],
+    slots: np.ndarray[Any, Any],
+    vocab_size: int,
+    longest: int,
+) -> Rows:
     outside = real & ((ids < 0) | (ids >= vocab_size))
     if outside.any():
         row, column = np.argwhere(outside)[0]
         raise InputError(f"input_ids wants ids from 0 to {vocab_size - 1}, got {ids[row, column]} in row {row}")
-    start = np.maximum(positions[np.arange(batch), real.argmax(1)], 0)
-    rows = Rows([ids[row, real[row]] for row in range(batch)], start, real)
+    rows = Rows([row[mask] for row, mask in zip(ids, real, strict=True)], start, real, slots)
     if rows.end.max() > longest:
         raise InputError(f"n_positions={longest} is the longest sequence this model takes, got {rows.end.max()} tokens")
     return rows

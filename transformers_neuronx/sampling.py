@@ -1,12 +1,12 @@
 """Models as users hold them: made from a checkpoint, brought to the devices, called, sampled from.
 
-This file owns the loop over tokens. It knows no family: a subclass names one.
+It knows no family: a subclass names one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol, Self
 
@@ -15,11 +15,15 @@ import torch
 from tqdm import tqdm
 
 from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig
-from transformers_neuronx.decoder import Decoder, Family
+from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, InputError
+from transformers_neuronx.generation import Criteria, Generation, Number, Rules, Transcript, feed, generate
 from transformers_neuronx.inputs import Integers, Rows, integers, read_rows
 from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
+from transformers_neuronx.programs import Family, Reorder
 from transformers_neuronx.runtimes import get_runtime
+
+STREAMED = 8  # tokens at once for a streamer
 
 
 class Streamer(Protocol):
@@ -108,14 +112,14 @@ class ForSampling:
             raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained")
         runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree)
         decoder = Decoder(self.family, self.config, runtime, self.options)
-        count = len(decoder.shared_table) + len(decoder.layer_table) * self.config.n_layer
+        count = len(decoder.programs.shared_table) + len(decoder.programs.layer_table) * self.config.n_layer
         with tqdm(total=count, desc=f"{self.tag}: loading weights", disable=None, leave=False) as bar:
             decoder.load(self._checkpoint, lambda name: bar.update())
-        shapes = decoder.planned()
-        with tqdm(total=len(shapes), desc=f"{self.tag}: compiling programs", disable=None, leave=False) as bar:
-            decoder.compile(shapes, lambda shape: bar.update())
+        planned = decoder.planned()
         if self.reorders or self.options.repeats > 1:
-            decoder.compile_reorder()
+            planned.append(Reorder())
+        with tqdm(total=len(planned), desc=f"{self.tag}: compiling programs", disable=None, leave=False) as bar:
+            decoder.compile(planned, lambda what: bar.update())
         self._decoder = decoder
 
     def reset(self) -> None:
@@ -153,7 +157,7 @@ class ForSampling:
         """
         rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
         every = self.neuron_config.output_all_logits if output_all_logits is None else output_all_logits
-        logits = self._encode(rows, broadcast=not rows.start.any(), every=every)
+        logits = self._encode(rows, self._repeats(rows), every)
         if not every:
             return torch.from_numpy(logits[:, 0])
         columns = np.zeros((len(logits), *rows.real.shape[1:], self.config.vocab_size), np.float32)
@@ -168,37 +172,52 @@ class ForSampling:
         input_ids: Integers,
         sequence_length: int,
         start_ids: Integers | None = None,
-        top_k: int = 50,
-        top_p: float = 1.0,
-        temperature: float = 1.0,
-        eos_token_override: int | None = None,
+        top_k: int | Sequence[int] = 50,
+        top_p: Number = 1.0,
+        temperature: Number = 1.0,
+        eos_token_override: int | Sequence[int] | None = None,
         streamer: Streamer | None = None,
+        stopping_criteria_list: Criteria | None = None,
+        no_repeat_ngram_size: int | None = None,
+        cache_ids: Integers | None = None,
+        output_scores: bool = False,
         attention_mask: Integers | None = None,
+        min_p: Number = 0.0,
+        repetition_penalty: Number = 1.0,
         seed: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Any:
         """The prompts and what the model makes of them, s64[batch, up to sequence_length].
 
-        Each token is drawn from the `top_k` likeliest, and of those from the fewest whose probabilities reach
-        `top_p`; `top_k=1` is greedy. A row that has come to its end-of-sequence token repeats it; generation stops
-        when all have, or at `sequence_length` columns, prompt and padding included. `eos_token_override` is another
-        end-of-sequence token, -1 for none. `streamer` gets the prompt and then each step's tokens. The same `seed`
-        draws the same tokens.
+        Tokens are chosen as `generation.Rules` says; the same `seed` draws the same ones on every runtime and at every
+        tp_degree. A row that has come to its end-of-sequence token repeats it; generation stops when all have, when
+        `stopping_criteria_list` says so of all, or at `sequence_length` columns, prompt and padding included.
+        `eos_token_override` is another end-of-sequence token, or several, -1 for none. `streamer` gets the prompt and
+        then each column of tokens. `start_ids`, `cache_ids` and `attention_mask` are those of `forward`. No n-gram of
+        `no_repeat_ngram_size` tokens comes twice. With `output_scores`, also a list of the logits f32[batch, vocab]
+        that each token was chosen by.
         """
-        choose = Chooser(top_k, top_p, temperature, seed)
+        rules = Rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
         eos = self.eos_token_ids if eos_token_override is None else _token_ids(eos_token_override)
-        rows = self._read(input_ids, start_ids=start_ids, attention_mask=attention_mask)
+        rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
         ids = torch.from_numpy(integers("input_ids", input_ids, 2))
-        count = sequence_length - ids.shape[1]
+        count = sequence_length - (ids.shape[1] if cache_ids is None else int(np.max(np.asarray(cache_ids))) + 1)
         self._check_room(sequence_length, count, int(rows.end.max()))
-        with _ended(streamer):
-            if streamer is not None:
-                streamer.put(ids)
-            output = [ids.repeat(self._repeats(rows), 1)]
-            for tokens in self._generate(rows, count, choose, eos):
-                output.append(tokens[:, None])
-                if streamer is not None:
-                    streamer.put(tokens)
-        return torch.cat(output, 1)
+        first, filler = [ids.repeat(self._repeats(rows), 1)], [*eos, *self.eos_token_ids, 0][0]
+        seen = Transcript(first, filler, stopping_criteria_list, no_repeat_ngram_size, output_scores)
+        with _ended(streamer) as put:
+            put(ids)
+            for tokens in self._columns(rows, rules, eos, count, seen, STREAMED if streamer else self.options.chunk):
+                put(tokens)
+        return (seen.ids, seen.scores) if output_scores else seen.ids
+
+    def _columns(
+        self, rows: Rows, rules: Rules, eos: list[int], count: int, seen: Transcript, steps: int
+    ) -> Iterator[torch.Tensor]:
+        repeats = self._repeats(rows)
+        logits = self._encode(rows, repeats)[:, 0]
+        generation = Generation(self.decoder, rows.tokens * repeats, np.tile(rows.end, repeats), rules, eos)
+        blocks = generate(generation, logits, count, min(steps, self.options.chunk), seen.process)
+        return seen.read(blocks, generation)
 
     def _check_room(self, sequence_length: int, count: int, end: int) -> None:
         if count < 1:
@@ -210,23 +229,6 @@ class ForSampling:
                 f"sequence_length={sequence_length} needs {end + count}"
             )
 
-    def _generate(self, rows: Rows, count: int, choose: Chooser, eos: list[int]) -> Iterator[torch.Tensor]:
-        """Up to `count` times the next token of every row, s64[batch]; a row past its end repeats it."""
-        logits = torch.from_numpy(self._encode(rows, broadcast=True)[:, 0])
-        position = np.tile(rows.end, self._repeats(rows))
-        done = torch.zeros(len(logits), dtype=torch.bool)
-        for left in reversed(range(count)):
-            tokens = choose(logits)
-            if eos:
-                tokens = torch.where(done, eos[0], tokens)
-                done |= torch.isin(tokens, torch.tensor(eos))
-            yield tokens
-            if done.all() or not left:
-                return
-            column = tokens.numpy()[:, None]
-            logits = torch.from_numpy(self._feed(Rows(list(column), position, np.ones_like(column, bool)))[:, 0])
-            position = position + 1
-
     def _read(self, input_ids: Integers, **where: Integers | None) -> Rows:
         rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=self.options.buckets.longest, **where)
         if len(rows.tokens) > self.options.batch_size:
@@ -237,72 +239,16 @@ class ForSampling:
 
     def _repeats(self, rows: Rows) -> int:
         """How many sequences each prompt serves."""
-        return self.options.repeats if len(rows.tokens) == self.options.prompt_batch_size else 1
+        fits = len(rows.tokens) == self.options.prompt_batch_size and not rows.start.any()
+        return self.options.repeats if fits else 1
 
-    def _encode(self, rows: Rows, broadcast: bool, every: bool = False) -> np.ndarray[Any, Any]:
-        """Logits as `_feed` has them; a prompt that serves several sequences is copied to their slots."""
-        repeats = self._repeats(rows)
-        if not broadcast or repeats == 1:
-            return self._feed(rows, every=every)
-        logits = self._feed(rows, self.options.prompt_batch_size, every)
+    def _encode(self, rows: Rows, repeats: int, every: bool = False) -> np.ndarray[Any, Any]:
+        """Logits as `feed` has them; a prompt that serves several sequences is copied to their slots."""
+        logits = feed(self.decoder, rows, every)
+        if repeats == 1:
+            return logits
         self.decoder.reorder(np.tile(np.arange(self.options.prompt_batch_size), repeats))
         return np.tile(logits, (repeats, 1, 1))
-
-    def _feed(self, rows: Rows, slots: int | None = None, every: bool = False) -> np.ndarray[Any, Any]:
-        """Logits after the last token of each row, or after `every` one; long rows go in several windows.
-
-        -> f32[batch, 1 or the longest row, vocab]
-        """
-        slots = slots or self.options.batch_size
-        lengths = np.zeros(slots, np.int64)
-        lengths[: len(rows.tokens)] = [len(row) for row in rows.tokens]
-        start = np.zeros(slots, np.int64)
-        start[: len(rows.tokens)] = rows.start
-        logits = np.zeros((slots, lengths.max() if every else 1, self.config.vocab_size), np.float32)
-        fed = np.zeros(slots, np.int64)
-        while (fed < lengths).any():
-            left = lengths - fed
-            active = 1 if left.max() == 1 else self.options.buckets.active(int(left.max()))
-            now = np.minimum(left, active)
-            ids = np.zeros((slots, active), np.int64)
-            for row, tokens in enumerate(rows.tokens):
-                ids[row, : now[row]] = tokens[fed[row] : fed[row] + now[row]]
-            out = self.decoder.run(ids, start + fed, now, start + lengths, every)
-            for row in range(len(rows.tokens)):
-                if every:
-                    logits[row, fed[row] : fed[row] + now[row]] = out[row, : now[row]]
-                elif now[row] and fed[row] + now[row] == lengths[row]:
-                    logits[row] = out[row]
-            fed += now
-        return logits[: len(rows.tokens)]
-
-
-class Chooser:
-    """Draws one token per row from logits, reproducibly."""
-
-    def __init__(self, top_k: int, top_p: float, temperature: float, seed: int | None) -> None:
-        if top_k < 1:
-            raise InputError(f"top_k wants at least 1, got {top_k}")
-        if not 0 < top_p <= 1:
-            raise InputError(f"top_p wants to be above 0 and at most 1, got {top_p}")
-        if not temperature > 0:
-            raise InputError(f"temperature wants to be above 0, got {temperature}; greedy choice is top_k=1")
-        self.top_k = top_k
-        self.top_p = top_p
-        self.temperature = temperature
-        self.generator = torch.Generator()
-        self.generator.seed() if seed is None else self.generator.manual_seed(seed)
-
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits f32[batch, vocab] -> s64[batch]"""
-        if self.top_k == 1:
-            return logits.argmax(-1)
-        values, ids = logits.topk(min(self.top_k, logits.shape[-1]), -1)
-        probabilities = torch.softmax(values / self.temperature, -1)
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= self.top_p, 0)
-        drawn = torch.multinomial(probabilities, 1, generator=self.generator)
-        return ids.gather(-1, drawn)[:, 0]
 
 
 def _token_ids(value: int | Sequence[int] | None) -> list[int]:
@@ -311,10 +257,10 @@ def _token_ids(value: int | Sequence[int] | None) -> list[int]:
 
 
 @contextmanager
-def _ended(streamer: Streamer | None) -> Iterator[None]:
-    """A streamer is told of the end however generation ends."""
+def _ended(streamer: Streamer | None) -> Iterator[Callable[[torch.Tensor], None]]:
+    """What takes tokens to the streamer, if there is one, which is told of the end however generation ends."""
     try:
-        yield
+        yield (lambda tokens: None) if streamer is None else streamer.put
     finally:
         if streamer is not None:
             streamer.end()

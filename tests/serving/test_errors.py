@@ -48,9 +48,12 @@ def model():
         (lambda m: m.sample(PROMPT, 3), "sequence_length wants to be more than the 3 columns of the prompt, got 3"),
         (lambda m: m.sample(PROMPT, 2), "sequence_length wants to be more than the 3 columns of the prompt, got 2"),
         (lambda m: m.sample(PROMPT, 33), "sequence_length=33 needs 33"),
-        (lambda m: m.sample(PROMPT, 9, top_k=0), "top_k wants at least 1, got 0"),
+        (lambda m: m.sample(PROMPT, 9, top_k=-1), "top_k wants at least 1, or 0 for all tokens, got -1"),
         (lambda m: m.sample(PROMPT, 9, top_p=1.5), r"top_p wants to be above 0 and at most 1, got 1.5"),
-        (lambda m: m.sample(PROMPT, 9, temperature=0), r"temperature wants to be above 0, got 0; .* top_k=1"),
+        (
+            lambda m: m.sample(PROMPT, 9, temperature=0),
+            r"temperature wants to be above 0 .* got 0",
+        ),
     ],
 )
 def test_bad_input_is_refused_and_the_model_stays_usable(model, call, message):
@@ -66,8 +69,8 @@ def test_a_program_that_fails_leaves_the_model_usable(model, monkeypatch):
     def fail(*tensors):
         raise KeyboardInterrupt
 
-    for shape, [(piece, _)] in list(model.decoder._programs.items()):
-        monkeypatch.setitem(model.decoder._programs, shape, [(piece, fail)])
+    for shape, [(piece, _)] in list(model.decoder._built.items()):
+        monkeypatch.setitem(model.decoder._built, shape, [(piece, fail)])
     with pytest.raises(KeyboardInterrupt):
         model(PROMPT)
     monkeypatch.undo()
@@ -77,7 +80,7 @@ def test_a_program_that_fails_leaves_the_model_usable(model, monkeypatch):
 def test_a_nan_in_the_cache_does_not_reach_the_next_sequence(model):
     before = model(PROMPT)
     decoder = model.decoder
-    poison = np.full(decoder.cache_sizes(), np.nan, np.float32)
+    poison = np.full(decoder.programs.cache_sizes(), np.nan, np.float32)
     decoder.caches = [decoder.runtime.put([poison]) for _ in decoder.caches]
     assert model(PROMPT, cache_ids=[3, 4, 5]).isnan().all()
     assert torch.equal(model(PROMPT), before)

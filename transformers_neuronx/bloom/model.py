@@ -2,7 +2,7 @@
 
 from transformers_neuronx.bloom import graph, weights
 from transformers_neuronx.bloom.config import BloomConfig
-from transformers_neuronx.decoder import Family
+from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
 
 

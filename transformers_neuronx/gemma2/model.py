@@ -1,8 +1,8 @@
 """Gemma 2 for sampling."""
 
-from transformers_neuronx.decoder import Family
 from transformers_neuronx.gemma2 import graph, weights
 from transformers_neuronx.gemma2.config import Gemma2Config
+from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
 
 

@@ -1,8 +1,8 @@
 """GPT-NeoX for sampling."""
 
-from transformers_neuronx.decoder import Family
 from transformers_neuronx.gptneox import graph, weights
 from transformers_neuronx.gptneox.config import GPTNeoXConfig
+from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
 
 

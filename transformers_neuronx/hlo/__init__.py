@@ -77,6 +77,7 @@ from transformers_neuronx.hlo.elementwise import (
     subtract as subtract,
     tanh as tanh,
 )
+from transformers_neuronx.hlo.random import gumbel as gumbel, threefry as threefry
 from transformers_neuronx.hlo.shaping import (
     concatenate as concatenate,
     dynamic_slice as dynamic_slice,

@@ -1,8 +1,8 @@
 """LLaMA for sampling."""
 
-from transformers_neuronx.decoder import Family
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.llama.config import LlamaConfig
+from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
 
 

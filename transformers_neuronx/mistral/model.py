@@ -1,8 +1,8 @@
 """Mistral for sampling."""
 
-from transformers_neuronx.decoder import Family
 from transformers_neuronx.mistral import graph, weights
 from transformers_neuronx.mistral.config import MistralConfig
+from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
 
 

@@ -1,8 +1,8 @@
 """Mixtral for sampling."""
 
-from transformers_neuronx.decoder import Family
 from transformers_neuronx.mixtral import graph, weights
 from transformers_neuronx.mixtral.config import MixtralConfig
+from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
 
 

@@ -1,8 +1,8 @@
 """OPT for sampling."""
 
-from transformers_neuronx.decoder import Family
 from transformers_neuronx.opt import graph, weights
 from transformers_neuronx.opt.config import OPTConfig
+from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
 
 

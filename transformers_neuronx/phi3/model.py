@@ -1,8 +1,8 @@
 """Phi-3 for sampling."""
 
-from transformers_neuronx.decoder import Family
 from transformers_neuronx.phi3 import graph, weights
 from transformers_neuronx.phi3.config import Phi3Config
+from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
 
 

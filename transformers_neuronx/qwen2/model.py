@@ -1,6 +1,6 @@
 """Qwen2 for sampling."""
 
-from transformers_neuronx.decoder import Family
+from transformers_neuronx.programs import Family
 from transformers_neuronx.qwen2 import graph, weights
 from transformers_neuronx.qwen2.config import Qwen2Config
 from transformers_neuronx.sampling import ForSampling

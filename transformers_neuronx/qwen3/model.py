@@ -1,6 +1,6 @@
 """Qwen3 for sampling."""
 
-from transformers_neuronx.decoder import Family
+from transformers_neuronx.programs import Family
 from transformers_neuronx.qwen3 import graph, weights
 from transformers_neuronx.qwen3.config import Qwen3Config
 from transformers_neuronx.sampling import ForSampling

@@ -1,0 +1,120 @@
+"""How the next token is chosen from logits, row by row, by rules that are tensors: no request needs another program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from transformers_neuronx import hlo
+from transformers_neuronx.pyhlo import Tensor
+
+NOTHING, BROKEN = -1, -2  # in place of a token: none was wanted; the logits are NaN, or none is finite
+CANDIDATES = 256  # rows that draw from no more tokens than this need no pass over the whole vocabulary
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What each row wants, all [b]: top_k s32 (1 is greedy, 0 all tokens), temperature, top_p, min_p and
+    repetition_penalty f32, seed and stream u32.
+
+    The draw for a position follows from seed, stream and position, whatever else is in the batch.
+    """
+
+    top_k: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    repetition_penalty: Tensor
+    seed: Tensor
+    stream: Tensor
+
+
+POLICY_COLUMNS = len(fields(Policy))
+_TYPES = ("s32", "f32", "f32", "f32", "f32", "u32", "u32")
+
+
+def unpacked(packed: Tensor) -> Policy:
+    """The policy from its bits. packed s32[b, POLICY_COLUMNS]"""
+    rows = packed.sizes[0]
+    columns = [hlo.reshape(hlo.slice(packed, 1, i, i + 1), rows) for i in range(POLICY_COLUMNS)]
+    return Policy(
+        *(c if kind == "s32" else hlo.bitcast_convert(c, kind) for c, kind in zip(columns, _TYPES, strict=True))
+    )
+
+
+def choose(logits: Tensor, seen: Tensor, policy: Policy, position: Tensor) -> Tensor:
+    """The token for `position` of each row, or BROKEN. logits f32[b, v], seen pred[b, v], position s32[b] -> s32[b]
+
+    As Transformers' processors in their order: repetition penalty on the tokens that were `seen`, temperature, the
+    `top_k` largest, of those the fewest that have `top_p` of the probability, and of those the ones that have `min_p`
+    of the likeliest one's. Of tokens that are level at an edge all are kept.
+    """
+    sound = hlo.logical_and(hlo.all(hlo.equal(logits, logits), 1), hlo.is_finite(hlo.max(logits, 1)))
+    penalty = _column(policy.repetition_penalty)
+    penalized = hlo.select(logits < 0.0, logits * penalty, logits / penalty)
+    logits = hlo.select(seen, penalized, logits)
+    greedy = hlo.equal(policy.top_k, 1)
+    likeliest = hlo.argmax(logits, 1)
+    drawn = hlo.conditional(hlo.all(greedy, 0), lambda: likeliest, lambda: _drawn(logits, policy, position))
+    return hlo.select(sound, hlo.select(greedy, likeliest, drawn), BROKEN)
+
+
+def _drawn(logits: Tensor, policy: Policy, position: Tensor) -> Tensor:
+    count = min(CANDIDATES, logits.sizes[1])
+    few = hlo.all(hlo.logical_and(policy.top_k > 0, policy.top_k <= count), 0)
+    return hlo.conditional(
+        few,
+        lambda: _draw(*hlo.top_k(logits, count), policy, position),
+        lambda: _draw(logits, hlo.iota("s32", logits.sizes, 1), policy, position),
+    )
+
+
+def _draw(logits: Tensor, ids: Tensor, policy: Policy, position: Tensor) -> Tensor:
+    """One of `ids` for each row, whatever their order. logits f32[b, m], ids s32[b, m] -> s32[b]"""
+    count = logits.sizes[1]
+    logits = logits / _column(policy.temperature)
+    keys = _ordered(logits)
+    wanted = hlo.select(policy.top_k > 0, hlo.minimum(policy.top_k, count), count)
+
+    def many_enough(key: Tensor) -> Tensor:
+        return hlo.sum(hlo.convert(keys >= _column(key), "s32"), 1) >= wanted
+
+    kept = keys >= _column(_largest(logits.sizes[0], many_enough))
+    weights = hlo.select(kept, hlo.exp(logits - hlo.max(logits, 1, keep=True)), 0.0)
+    share = hlo.sum(weights, 1) * policy.top_p
+
+    def heavy_enough(key: Tensor) -> Tensor:
+        return hlo.sum(hlo.select(keys >= _column(key), weights, 0.0), 1) >= share
+
+    nucleus = keys >= _column(_largest(logits.sizes[0], heavy_enough))
+    kept = hlo.logical_and(kept, hlo.logical_or(nucleus, _column(policy.top_p >= 1.0)))
+    kept = hlo.logical_and(kept, weights >= _column(policy.min_p))
+    bits, _ = hlo.threefry(
+        (_column(policy.seed), _column(policy.stream)),
+        (_column(hlo.convert(position, "u32")), hlo.convert(ids, "u32")),
+    )
+    lucky = hlo.argmax(hlo.select(kept, logits + hlo.gumbel(bits), -math.inf), 1)
+    return hlo.take_rows(ids, lucky)
+
+
+def _column(x: Tensor) -> Tensor:
+    return hlo.reshape(x, -1, 1)
+
+
+def _ordered(x: Tensor) -> Tensor:
+    """Keys u32 that are in the order of the floats."""
+    bits = hlo.bitcast_convert(x, "u32")
+    negative = bits >= 1 << 31
+    return hlo.logical_xor(bits, hlo.select(negative, hlo.full(2**32 - 1, "u32", x.sizes), 1 << 31))
+
+
+def _largest(rows: int, holds: Callable[[Tensor], Tensor]) -> Tensor:
+    """The largest key of each row for which `holds`, u32[rows] -> pred[rows], which holds for zero and up to there."""
+
+    def with_next_bit(bit: Tensor, key: Tensor) -> list[Tensor]:
+        candidate = hlo.logical_or(key, bit)
+        return [hlo.shift_right(bit, 1), hlo.select(holds(candidate), candidate, key)]
+
+    start = [hlo.constant(1 << 31, "u32"), hlo.full(0, "u32", [rows])]
+    return hlo.while_loop(lambda bit, _: hlo.not_equal(bit, 0), with_next_bit, start)[1]

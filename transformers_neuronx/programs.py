@@ -1,0 +1,312 @@
+"""The programs of one model as modules: steps for each bucket, the loop over tokens, the choice alone, the reordering.
+
+From a family's graph and weight table to HLO. This file owns the order of parameters and results, and which result
+takes the memory of which parameter. It does not run anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+from transformers_neuronx import hlo
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, choose, unpacked
+from transformers_neuronx.layers.step import Cache, Step, declare_cache, declare_step
+from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
+from transformers_neuronx.weights import Heads, Weight, declare
+
+EOS_COLUMNS = 8  # end-of-sequence tokens that a row may have
+LOOP_COLUMNS = 3 + POLICY_COLUMNS + EOS_COLUMNS
+
+
+class DecoderConfig(Protocol):
+    """What the engine itself reads of a family's configuration."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def n_positions(self) -> int | None: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def attention_heads(self) -> Heads: ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of decoder: how its configuration is read, and the modules with its weight table and its graph.
+
+    `weights` has `table(config)`, `ignored(config)` and PREFIX; `graph` has `embed`, `layer` and `head`, and, where
+    layers share something that follows from the positions alone, `prepare`. Where layers differ, the configuration
+    has `layer_kinds`, and `layer` is told the kind as its last argument.
+    """
+
+    read_config: Callable[[Any], DecoderConfig]
+    weights: ModuleType
+    graph: ModuleType
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a step is compiled for: rows, active tokens of each, positions they may look back to.
+
+    With `every`, it has logits of all active tokens, otherwise of each row's last.
+    """
+
+    rows: int
+    active: int
+    width: int
+    every: bool = False
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop over tokens: positions they may look back to, how many it makes at most."""
+
+    width: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The choice of tokens alone, from logits for so many rows."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class Reorder:
+    """The exchange of slots."""
+
+
+What = Shape | Loop | Choice | Reorder
+
+
+class Piece(NamedTuple):
+    """A part of the model that one program runs: layers of these kinds, the embedding before them, the head after."""
+
+    embed: bool
+    layers: tuple[str, ...]
+    head: bool
+
+
+class Programs:
+    """Writes the modules of a family's model for `degree` devices."""
+
+    def __init__(self, family: Family, config: DecoderConfig, options: CompileOptions, degree: int) -> None:
+        self.graph = family.graph
+        self.options = options
+        self.config = config
+        self.dtype = options.amp
+        self.slots = options.batch_size
+        self.positions = options.buckets.longest
+        self.degree = degree
+        self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
+        table: list[Weight] = family.weights.table(config)
+        self.shared_table = [row for row in table if not row.layered]
+        self.layer_table = [row for row in table if row.layered]
+
+    def cache_sizes(self) -> tuple[int, int, int]:
+        """One device's cache of keys, or of values, of one layer."""
+        heads = self.config.attention_heads
+        return self.slots * heads.kv_share(self.degree), self.positions, heads.head_dim
+
+    def pieces(self, what: What) -> list[Piece]:
+        """The parts, each a program, that run one after the other: groups of layers between embedding and head."""
+        unroll = None
+        if isinstance(what, Shape):
+            unroll = self.options.unroll if what.active == 1 else self.options.context_unroll
+        if unroll is None or unroll >= len(self.layers):
+            return [Piece(True, self.layers, True)]
+        groups = [self.layers[first : first + unroll] for first in range(0, len(self.layers), unroll)]
+        return [Piece(True, (), False), *(Piece(False, group, False) for group in groups), Piece(False, (), True)]
+
+    def module(self, what: What, piece: Piece) -> HloModuleProto:
+        match what:
+            case Shape():
+                return self.step(what, piece)
+            case Loop():
+                return self.loop(what)
+            case Choice():
+                return self.choice(what.rows)
+            case Reorder():
+                return self.reorder()
+
+    def step(self, shape: Shape, piece: Piece) -> HloModuleProto:
+        """The program of `piece` for `shape`.
+
+        Parameters: the step; the hidden state, unless the piece embeds; keys and values of each of its layers; its
+        weights in the order of the table. Results: logits f32[rows, 1 or active, vocab], or the hidden state; then the
+        caches, in the memory of those that came in.
+        """
+
+        def program(scribe: HloScribe) -> list[Tensor]:
+            parameters = hlo.Parameters()
+            own_slots = shape.rows != self.slots
+            step = declare_step(parameters, shape.rows, shape.active, shape.width, own_slots)
+            hidden = dtype_named(self.dtype)[shape.rows, shape.active, self.config.hidden_size]
+            x = None if piece.embed else parameters.add(hidden, "hidden")
+            caches = self._declare_caches(parameters, len(piece.layers))
+            shared, layers = self._declare_weights(parameters, piece)
+            x, after = self._run(scribe, piece, shared, layers, x, caches, step, shape.every)
+            return [x, *_in_place(_flat(after), _flat(caches))]
+
+        return compile_py_func(program)
+
+    def loop(self, loop: Loop) -> HloModuleProto:
+        """The program that makes up to `steps` tokens for each slot, and stops when no row wants more.
+
+        Parameters: s32[slots, LOOP_COLUMNS] with, of each row, the token that comes next, its position, how many
+        tokens are wanted, its policy and its end-of-sequence tokens; seen pred[slots, vocab]; the caches; the weights.
+        Results: tokens s32[slots, steps], where a row has none NOTHING; the caches, in place.
+        """
+
+        def program(scribe: HloScribe) -> list[Tensor]:
+            parameters = hlo.Parameters()
+            packed = parameters.add(dtype_named("s32")[self.slots, LOOP_COLUMNS], "rows")
+            seen = parameters.add(dtype_named("pred")[self.slots, self.config.vocab_size], "seen")
+            caches = self._declare_caches(parameters, len(self.layers))
+            weights = self._declare_weights(parameters, Piece(True, self.layers, True))
+            rows = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), self.slots) for i in range(3))
+            tokens = hlo.full(NOTHING, "s32", [self.slots, loop.steps])
+            state = [hlo.constant(0, "s32"), *rows, seen, tokens]
+            flat = _flat(caches)
+            result = hlo.while_loop(
+                lambda i, token, position, wanted, *_: hlo.logical_and(i < loop.steps, hlo.any(wanted > 0, 0)),
+                self._next_tokens(scribe, weights, packed, loop.width),
+                [*state, *flat],
+            )
+            return [result[len(state) - 1], *_in_place(result[len(state) :], flat)]
+
+        return compile_py_func(program)
+
+    def _next_tokens(
+        self, scribe: HloScribe, weights: tuple[Any, list[Any]], packed: Tensor, width: int
+    ) -> Callable[..., list[Tensor]]:
+        """What the loop does once: feed each row's token, choose the next."""
+        policy = unpacked(hlo.slice(packed, 1, 3, 3 + POLICY_COLUMNS))
+        eos = hlo.slice(packed, 1, 3 + POLICY_COLUMNS, LOOP_COLUMNS)
+
+        def body(
+            i: Tensor, token: Tensor, position: Tensor, wanted: Tensor, seen: Tensor, tokens: Tensor, *flat: Tensor
+        ) -> list[Tensor]:
+            active = wanted > 0
+            count = hlo.convert(active, "s32")
+            step = Step(hlo.reshape(token, -1, 1), position, count, position + count, None, width)
+            caches = [Cache(*flat[at : at + 2]) for at in range(0, len(flat), 2)]
+            logits, after = self._run(scribe, Piece(True, self.layers, True), *weights, None, caches, step, False)
+            logits = hlo.reshape(logits, self.slots, self.config.vocab_size)
+            chosen = hlo.select(active, choose(logits, seen, policy, position + count), NOTHING)
+            column = hlo.reshape(chosen, -1, 1)
+            tokens = hlo.dynamic_update_slice(tokens, column, [hlo.constant(0, "s32"), i])
+            ended = hlo.logical_or(chosen < 0, hlo.any(hlo.equal(column, eos), 1))
+            wanted = hlo.select(ended, 0, wanted - count)
+            token = hlo.select(chosen < 0, token, chosen)
+            return [i + 1, token, position + count, wanted, _with(seen, chosen), tokens, *_flat(after)]
+
+        return body
+
+    def choice(self, rows: int) -> HloModuleProto:
+        """The choice alone. Parameters: logits f32[rows, vocab]; seen pred[rows, vocab]; s32[rows, 1 + POLICY_COLUMNS]
+        with the position and the policy of each row. Result: tokens s32[rows].
+        """
+
+        def program(scribe: HloScribe) -> Tensor:
+            parameters = hlo.Parameters()
+            logits = parameters.add(dtype_named("f32")[rows, self.config.vocab_size], "logits")
+            seen = parameters.add(dtype_named("pred")[rows, self.config.vocab_size], "seen")
+            packed = parameters.add(dtype_named("s32")[rows, 1 + POLICY_COLUMNS], "rows")
+            policy = unpacked(hlo.slice(packed, 1, 1, 1 + POLICY_COLUMNS))
+            return choose(logits, seen, policy, hlo.reshape(hlo.slice(packed, 1, 0, 1), rows))
+
+        return compile_py_func(program)
+
+    def reorder(self) -> HloModuleProto:
+        """The program that gives every slot the cache of the slot named for it, or zeros where that is negative.
+
+        Parameters: s32[slots], the caches. Results: the caches, in place.
+        """
+
+        def reorder(scribe: HloScribe) -> list[Tensor]:
+            parameters = hlo.Parameters()
+            source = parameters.add(dtype_named("s32")[self.slots], "source")
+            rows, positions, d = self.cache_sizes()
+            outputs = []
+            for _ in range(2 * self.config.n_layer):
+                cache = parameters.add(dtype_named(self.dtype)[rows, positions, d], "cache")
+                by_slot = hlo.take(hlo.reshape(cache, self.slots, -1, positions, d), source)
+                by_slot = hlo.select(hlo.reshape(source >= 0, -1, 1, 1, 1), by_slot, 0.0)
+                outputs.append(hlo.reshape(by_slot, rows, positions, d))
+                outputs[-1].set_alias_to(cache, must=True)
+            return outputs
+
+        return compile_py_func(reorder)
+
+    def _declare_caches(self, parameters: hlo.Parameters, count: int) -> list[Cache]:
+        sizes = self.cache_sizes()
+        return [declare_cache(parameters, self.dtype, sizes, f"layer.{layer}.") for layer in range(count)]
+
+    def _declare_weights(self, parameters: hlo.Parameters, piece: Piece) -> tuple[Any, list[Any]]:
+        """The weights outside the layers, if the piece needs them, and those of each of its layers."""
+        tables = [self.shared_table] if piece.embed or piece.head else []
+        shared = [declare(table, parameters, self.dtype, self.degree) for table in tables]
+        scopes = [f"layer.{layer}." for layer in range(len(piece.layers))]
+        layers = [declare(self.layer_table, parameters, self.dtype, self.degree, scope) for scope in scopes]
+        return shared[0] if shared else None, layers
+
+    def _run(
+        self,
+        scribe: HloScribe,
+        piece: Piece,
+        shared: Any,
+        layers: list[Any],
+        x: Tensor | None,
+        caches: list[Cache],
+        step: Step,
+        every: bool,
+    ) -> tuple[Tensor, list[Cache]]:
+        """The family's graph: the hidden state, or the logits, and the caches after the step."""
+        if piece.embed:
+            with scribe.scope("embed"):
+                x = self.graph.embed(self.config, shared, step)
+        prepared = [self.graph.prepare(self.config, step)] if hasattr(self.graph, "prepare") else []
+        after = []
+        for number, (weights, cache, kind) in enumerate(zip(layers, caches, piece.layers, strict=True)):
+            with scribe.scope(f"layer.{number}"):
+                kinds = [kind] if kind else []
+                x, cache = self.graph.layer(self.config, weights, x, cache, step, *prepared, *kinds)
+                after.append(cache)
+        if piece.head:
+            with scribe.scope("head"):
+                assert x is not None
+                x = self.graph.head(self.config, shared, x if every else step.last(x))
+        assert x is not None
+        return x, after
+
+
+def _flat(caches: list[Cache]) -> list[Tensor]:
+    return [tensor for cache in caches for tensor in (cache.keys, cache.values)]
+
+
+def _in_place(after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
+    """The results `after`, each in the memory of the parameter it was made of."""
+    for result, parameter in zip(after, before, strict=True):
+        result.set_alias_to(parameter, must=True)
+    return after
+
+
+def _with(seen: Tensor, tokens: Tensor) -> Tensor:
+    """`seen` pred[b, v] with each row's token, s32[b], where it is one."""
+    for row in range(tokens.sizes[0]):
+        token = hlo.slice(tokens, 0, row, row + 1)
+        at = [hlo.constant(row, "s32"), hlo.maximum(hlo.reshape(token), 0)]
+        old = hlo.dynamic_slice(seen, at, [1, 1])
+        new = hlo.logical_or(old, hlo.reshape(token >= 0, 1, 1))
+        seen = hlo.dynamic_update_slice(seen, new, at)
+    return seen
