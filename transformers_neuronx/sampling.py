@@ -191,10 +191,9 @@ class ForSampling:
         Tokens are chosen as `generation.Rules` says; the same `seed` draws the same ones on every runtime and at every
         tp_degree. A row that has come to its end-of-sequence token repeats it; generation stops when all have, when
         `stopping_criteria_list` says so of all, or at `sequence_length` columns, prompt and padding included.
-        `eos_token_override` is another end-of-sequence token, or several, -1 for none. `streamer` gets the prompt and
-        then each column of tokens. `start_ids`, `cache_ids` and `attention_mask` are those of `forward`. No n-gram of
-        `no_repeat_ngram_size` tokens comes twice. With `output_scores`, also a list of the logits f32[batch, vocab]
-        that each token was chosen by.
+        `eos_token_override` is another end-of-sequence token, or several, -1 for none. `streamer` gets the prompt, then
+        each column. No n-gram of `no_repeat_ngram_size` tokens comes twice. With `output_scores`, also a list of the
+        logits f32[batch, vocab] that each token was chosen by. What is not named here is as in `forward`.
         """
         rules = Rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
         eos = self.eos_token_ids if eos_token_override is None else _token_ids(eos_token_override)
@@ -202,21 +201,21 @@ class ForSampling:
         ids = torch.from_numpy(integers("input_ids", input_ids, 2))
         count = sequence_length - (ids.shape[1] if cache_ids is None else int(np.max(np.asarray(cache_ids))) + 1)
         self._check_room(sequence_length, count, int(rows.end.max()))
-        first, filler = [ids.repeat(self._repeats(rows), 1)], [*eos, *self.eos_token_ids, 0][0]
-        seen = Transcript(first, filler, stopping_criteria_list, no_repeat_ngram_size, output_scores)
-        with _ended(streamer) as put:
-            put(ids)
-            for tokens in self._columns(rows, rules, eos, count, seen, STREAMED if streamer else self.options.chunk):
+        first, last = ids.repeat(self._repeats(rows), 1), [*eos, *self.eos_token_ids, 0][0]
+        seen = Transcript([first], last, stopping_criteria_list, no_repeat_ngram_size, output_scores)
+        with _streaming(streamer, ids) as put:
+            for tokens in self._columns(rows, rules, eos, count, seen, streamed=streamer is not None):
                 put(tokens)
         return (seen.ids, seen.scores) if output_scores else seen.ids
 
     def _columns(
-        self, rows: Rows, rules: Rules, eos: list[int], count: int, seen: Transcript, steps: int
+        self, rows: Rows, rules: Rules, eos: list[int], count: int, seen: Transcript, streamed: bool
     ) -> Iterator[torch.Tensor]:
         repeats = self._repeats(rows)
         logits = self._encode(rows, repeats)[:, 0]
         generation = Generation(self.decoder, rows.tokens * repeats, np.tile(rows.end, repeats), rules, eos)
-        blocks = generate(generation, logits, count, min(steps, self.options.chunk), seen.process)
+        steps = min(STREAMED, self.options.chunk) if streamed else self.options.chunk
+        blocks = generate(generation, logits, count, steps, seen.process)
         return seen.read(blocks, generation)
 
     def _check_room(self, sequence_length: int, count: int, end: int) -> None:
@@ -257,10 +256,13 @@ def _token_ids(value: int | Sequence[int] | None) -> list[int]:
 
 
 @contextmanager
-def _ended(streamer: Streamer | None) -> Iterator[Callable[[torch.Tensor], None]]:
-    """What takes tokens to the streamer, if there is one, which is told of the end however generation ends."""
+def _streaming(streamer: Streamer | None, prompt: torch.Tensor) -> Iterator[Callable[[torch.Tensor], None]]:
+    """What takes tokens to the streamer, if there is one, which gets the prompt first and is told of the end always."""
+    if streamer is None:
+        yield lambda tokens: None
+        return
     try:
-        yield (lambda tokens: None) if streamer is None else streamer.put
+        streamer.put(prompt)
+        yield streamer.put
     finally:
-        if streamer is not None:
-            streamer.end()
+        streamer.end()
