@@ -17,7 +17,18 @@ import numpy as np
 from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.layers.choice import BROKEN
 from transformers_neuronx.module import Checkpoint
-from transformers_neuronx.programs import Choice, DecoderConfig, Family, Loop, Piece, Programs, Reorder, Shape, What
+from transformers_neuronx.programs import (
+    Choice,
+    DecoderConfig,
+    Family,
+    Loop,
+    Piece,
+    Programs,
+    Reorder,
+    Shape,
+    Verify,
+    What,
+)
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
 from transformers_neuronx.weights import Key, resolve, shards
@@ -127,6 +138,19 @@ class Decoder:
             tokens = self._run(parts, self.runtime.put([rows]), self.runtime.put([seen])).numpy()
         self._tainted[(tokens == BROKEN).any(1)] = True
         return tokens[:, :steps]
+
+    def verify(self, ids: Array, start: Array, length: Array, policy: Array, seen: Array) -> Array:
+        """Feed as `run` does, a row per slot, and choose after each token. -> s32[slots, n]
+
+        policy s32[slots, POLICY_COLUMNS] and seen pred[slots, vocab] as `Programs.verify` has them.
+        """
+        active, end = ids.shape[1], start + length
+        parts = self._parts(Verify(active, self.options.buckets.width(max(active, int(end.max())))))
+        packed = np.concatenate([np.stack([np.arange(self.slots), start, length, end], 1), ids], 1).astype(np.int32)
+        with self._guarded():
+            tokens = self._run(parts, *(self.runtime.put([operand]) for operand in (packed, policy, seen))).numpy()
+        self._tainted |= ((tokens == BROKEN) & (np.arange(active) < length[:, None])).any(1)
+        return tokens
 
     def choose(self, logits: Array, seen: Array, rows: Array) -> Array:
         """The next token of each row, or BROKEN. Operands as `Programs.choice` has them. -> s32[rows]"""

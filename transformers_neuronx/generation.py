@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -127,6 +127,7 @@ class Generation:
         self.rows[:, 3 + POLICY_COLUMNS :] = -1
         self.rows[: self.count, 3 + POLICY_COLUMNS : 3 + POLICY_COLUMNS + len(eos)] = eos
         self.seen = np.zeros((slots, vocab), bool)
+        self.history = [ids.tolist() for ids in tokens]
         for row, ids in enumerate(tokens):
             self.seen[row, ids] = True
 
@@ -149,6 +150,23 @@ class Generation:
         tokens = self.decoder.loop(self.rows, self.seen, steps)
         made = int((tokens[before > 0] != NOTHING).sum(1).max())
         return self._taken(tokens[:, :made], fed=1)
+
+    def check(self, guesses: Array) -> Array:
+        """The tokens that guesses for them turn out to be right about, and one more. -> s64[batch, ·]
+
+        guesses s64[batch, k]; as many tokens as the row with the fewest right guesses has.
+        """
+        decoder, count = self.decoder, guesses.shape[1] + 1
+        ids = np.zeros((decoder.slots, count), np.int32)
+        ids[:, 0] = self.rows[:, 0]
+        ids[: self.count, 1:] = np.maximum(guesses, 0)
+        length = np.minimum(self.rows[:, 2], count)
+        policy = self.rows[:, 3 : 3 + POLICY_COLUMNS]
+        tokens = decoder.verify(ids, self.rows[:, 1], length, policy, self.seen)
+        right = (ids[:, 1:] == tokens[:, :-1]).cumprod(1).sum(1)
+        ended = np.isin(tokens, self.eos) & (np.arange(count) <= right[:, None])
+        right = np.where(ended.any(1), count, right)[length > 0]
+        return self._taken(tokens[:, : min(right.min() + 1, length.max())], fed=1)
 
     def step(self) -> Array:
         """Feed each row's token; the logits for the next. f32[batch, vocab]"""
@@ -175,6 +193,8 @@ class Generation:
             self.rows[active, 2] -= 1
             self.rows[active[np.isin(chosen, self.eos)], 2] = 0
             self.seen[active, chosen] = True
+            for row, token in zip(active, chosen.tolist(), strict=True):
+                self.history[row].append(token)
         return out
 
 
@@ -192,6 +212,26 @@ def generate(
     yield generation.choose(change(logits))[:, None]
     while generation.wanted.any():
         yield generation.choose(change(generation.step()))[:, None] if on_host else generation.run(steps)
+
+
+class Proposer(Protocol):
+    """Guesses tokens, cheaply, for the rows of a generation that still want some."""
+
+    def start(self, rows: Rows) -> None:
+        """The prompts that the model is given."""
+        ...
+
+    def propose(self, generation: Generation, count: int) -> Array:
+        """`count` guesses after each row's token. -> s64[batch, count]"""
+        ...
+
+
+def speculate(generation: Generation, logits: Array, count: int, proposer: Proposer, guesses: int) -> Iterator[Array]:
+    """The blocks of `generate`, made by checking so many guesses of `proposer` at a time."""
+    generation.wanted[:] = count
+    yield generation.choose(logits)[:, None]
+    while generation.wanted.any():
+        yield generation.check(proposer.propose(generation, guesses))
 
 
 @dataclass

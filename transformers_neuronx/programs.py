@@ -74,6 +74,14 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Verify:
+    """A step with a choice after each token: active tokens, positions they may look back to."""
+
+    active: int
+    width: int
+
+
+@dataclass(frozen=True)
 class Choice:
     """The choice of tokens alone, from logits for so many rows."""
 
@@ -85,7 +93,7 @@ class Reorder:
     """The exchange of slots."""
 
 
-What = Shape | Loop | Choice | Reorder
+What = Shape | Loop | Verify | Choice | Reorder
 
 
 class Piece(NamedTuple):
@@ -133,6 +141,8 @@ class Programs:
                 return self.step(what, piece)
             case Loop():
                 return self.loop(what)
+            case Verify():
+                return self.verify(what)
             case Choice():
                 return self.choice(what.rows)
             case Reorder():
@@ -211,6 +221,32 @@ class Programs:
             return [i + 1, token, position + count, wanted, _with(seen, chosen), tokens, *_flat(after)]
 
         return body
+
+    def verify(self, verify: Verify) -> HloModuleProto:
+        """The program that chooses after each of several tokens, as the loop would if it had made them.
+
+        Parameters: the step, s32[slots, 4 + active]; s32[slots, POLICY_COLUMNS]; seen pred[slots, vocab], without the
+        step's tokens but the first; the caches; the weights. Results: tokens s32[slots, active]; the caches, in place.
+        """
+
+        def program(scribe: HloScribe) -> list[Tensor]:
+            parameters = hlo.Parameters()
+            step = declare_step(parameters, self.slots, verify.active, verify.width, own_slots=False)
+            policy = unpacked(parameters.add(dtype_named("s32")[self.slots, POLICY_COLUMNS], "policy"))
+            seen = parameters.add(dtype_named("pred")[self.slots, self.config.vocab_size], "seen")
+            caches = self._declare_caches(parameters, len(self.layers))
+            weights = self._declare_weights(parameters, whole := Piece(True, self.layers, True))
+            logits, after = self._run(scribe, whole, *weights, None, caches, step, every=True)
+            tokens = []
+            for column in range(verify.active):
+                token = hlo.reshape(hlo.slice(step.ids, 1, column, column + 1), self.slots)
+                seen = _with(seen, token) if column else seen
+                here = hlo.reshape(hlo.slice(logits, 1, column, column + 1), self.slots, -1)
+                chosen = choose(here, seen, policy, step.start + (column + 1))
+                tokens.append(hlo.reshape(chosen, self.slots, 1))
+            return [hlo.concatenate(tokens, 1), *_in_place(_flat(after), _flat(caches))]
+
+        return compile_py_func(program)
 
     def choice(self, rows: int) -> HloModuleProto:
         """The choice alone. Parameters: logits f32[rows, vocab]; seen pred[rows, vocab]; s32[rows, 1 + POLICY_COLUMNS]

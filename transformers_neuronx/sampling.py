@@ -17,7 +17,17 @@ from tqdm import tqdm
 from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, InputError
-from transformers_neuronx.generation import Criteria, Generation, Number, Rules, Transcript, feed, generate
+from transformers_neuronx.generation import (
+    Criteria,
+    Generation,
+    Number,
+    Proposer,
+    Rules,
+    Transcript,
+    feed,
+    generate,
+    speculate,
+)
 from transformers_neuronx.inputs import Integers, Rows, integers, read_rows
 from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
 from transformers_neuronx.programs import Family, Reorder
@@ -185,15 +195,17 @@ class ForSampling:
         min_p: Number = 0.0,
         repetition_penalty: Number = 1.0,
         seed: int | None = None,
+        proposer: Proposer | None = None,
+        guesses: int = 4,
     ) -> Any:
         """The prompts and what the model makes of them, s64[batch, up to sequence_length].
 
         Tokens are chosen as `generation.Rules` says; the same `seed` draws the same ones on every runtime and at every
-        tp_degree. A row that has come to its end-of-sequence token repeats it; generation stops when all have, when
-        `stopping_criteria_list` says so of all, or at `sequence_length` columns, prompt and padding included.
-        `eos_token_override` is another end-of-sequence token, or several, -1 for none. `streamer` gets the prompt, then
-        each column. No n-gram of `no_repeat_ngram_size` tokens comes twice. With `output_scores`, also a list of the
-        logits f32[batch, vocab] that each token was chosen by. What is not named here is as in `forward`.
+        tp_degree. A row that has come to its end-of-sequence token (`eos_token_override`: another, several, or -1 for
+        none) repeats it. It ends when all rows have, when `stopping_criteria_list` says so of all, or at
+        `sequence_length` columns, prompt and padding included. `streamer` gets the prompt, then each column. No n-gram
+        of `no_repeat_ngram_size` tokens comes twice. With `output_scores`, also a list of the logits f32[batch, vocab]
+        that each token was chosen by. For `proposer` see `speculation`; what is not named here is as in `forward`.
         """
         rules = Rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
         eos = self.eos_token_ids if eos_token_override is None else _token_ids(eos_token_override)
@@ -203,20 +215,35 @@ class ForSampling:
         self._check_room(sequence_length, count, int(rows.end.max()))
         first, last = ids.repeat(self._repeats(rows), 1), [*eos, *self.eos_token_ids, 0][0]
         seen = Transcript([first], last, stopping_criteria_list, no_repeat_ngram_size, output_scores)
-        with _streaming(streamer, ids) as put:
-            for tokens in self._columns(rows, rules, eos, count, seen, streamed=streamer is not None):
-                put(tokens)
+        self._continue(rows, rules, eos, count, seen, streamer, proposer, guesses)
         return (seen.ids, seen.scores) if output_scores else seen.ids
 
-    def _columns(
-        self, rows: Rows, rules: Rules, eos: list[int], count: int, seen: Transcript, streamed: bool
-    ) -> Iterator[torch.Tensor]:
+    def _continue(
+        self,
+        rows: Rows,
+        rules: Rules,
+        eos: list[int],
+        count: int,
+        seen: Transcript,
+        streamer: Streamer | None,
+        proposer: Proposer | None,
+        guesses: int,
+    ) -> None:
         repeats = self._repeats(rows)
-        logits = self._encode(rows, repeats)[:, 0]
-        generation = Generation(self.decoder, rows.tokens * repeats, np.tile(rows.end, repeats), rules, eos)
-        steps = min(STREAMED, self.options.chunk) if streamed else self.options.chunk
-        blocks = generate(generation, logits, count, steps, seen.process)
-        return seen.read(blocks, generation)
+        if proposer is not None and (repeats > 1 or seen.process is not None):
+            wanted = "a sequence for each prompt, and neither no_repeat_ngram_size nor output_scores"
+            raise InputError(f"a proposer wants {wanted}")
+        with _streaming(streamer, seen.ids[: len(rows.tokens)]) as put:
+            logits = self._encode(rows, repeats)[:, 0]
+            generation = Generation(self.decoder, rows.tokens * repeats, np.tile(rows.end, repeats), rules, eos)
+            if proposer is None:
+                steps = self.options.chunk if streamer is None else min(STREAMED, self.options.chunk)
+                blocks = generate(generation, logits, count, steps, seen.process)
+            else:
+                proposer.start(rows)
+                blocks = speculate(generation, logits, count, proposer, guesses)
+            for tokens in seen.read(blocks, generation):
+                put(tokens)
 
     def _check_room(self, sequence_length: int, count: int, end: int) -> None:
         if count < 1:

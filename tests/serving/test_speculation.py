@@ -1,0 +1,125 @@
+"""Speculative decoding gives the tokens of the target alone, whoever guesses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from transformers_neuronx.errors import ConfigError, InputError
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.speculation import PromptLookup, SpeculativeGenerator
+
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
+
+
+def compiled(directory, **options):
+    model = GPT2ForSampling.from_pretrained(directory, **dict(n_positions=[64, 128], batch_size=3) | options)
+    model.to_neuron()
+    return model
+
+
+@pytest.fixture(scope="module")
+def target():
+    return compiled(TINY_KJV)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    """The checkpoint's first layers alone: a model of the same vocabulary that is often wrong."""
+    directory = tmp_path_factory.mktemp("draft")
+    config = json.loads((TINY_KJV / "config.json").read_text())
+    tensors = load_file(TINY_KJV / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config | dict(n_layer=2)))
+    kept = {name: tensor for name, tensor in tensors.items() if ".h." not in name or int(name.split(".h.")[1][0]) < 2}
+    save_file(kept, directory / "model.safetensors")
+    return compiled(directory)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    tokenizer = AutoTokenizer.from_pretrained(TINY_KJV, pad_token="<|endoftext|>")
+    return tokenizer(TEXTS, return_tensors="pt", padding=True, padding_side="left")
+
+
+@pytest.fixture
+def checks(target, monkeypatch):
+    """How many steps the target took."""
+    calls = []
+    verify = target.decoder.verify
+    monkeypatch.setattr(target.decoder, "verify", lambda *operands: calls.append(1) or verify(*operands))
+    return calls
+
+
+OPTIONS = [dict(top_k=1), dict(top_k=1, repetition_penalty=1.3), dict(seed=1), dict(top_k=0, top_p=0.9, seed=2)]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("k", [1, 4])
+def test_tokens_are_those_of_the_target_alone(target, draft, batch, options, k):
+    options = options | dict(attention_mask=batch.attention_mask, eos_token_override=-1)
+    want = target.sample(batch.input_ids, 100, **options)
+    for proposer in (draft, None, target):
+        assert torch.equal(SpeculativeGenerator(proposer, target, k).sample(batch.input_ids, 100, **options), want)
+
+
+def test_a_draft_that_is_right_saves_steps(target, batch, checks):
+    twin = compiled(TINY_KJV)
+    for options in (dict(top_k=1), dict(seed=3)):
+        options = options | dict(attention_mask=batch.attention_mask, eos_token_override=-1)
+        got = SpeculativeGenerator(twin, target, 4).sample(batch.input_ids, batch.input_ids.shape[1] + 51, **options)
+        assert torch.equal(got, target.sample(batch.input_ids, batch.input_ids.shape[1] + 51, **options))
+        assert len(checks) == 10  # five tokens each, after the first
+        checks.clear()
+
+
+def test_a_text_that_repeats_itself_saves_steps_without_a_draft(target, checks):
+    ids = torch.tensor([[5, 6, 7, 8] * 8])
+    got = SpeculativeGenerator(None, target, 4).sample(ids, 100, top_k=1, eos_token_override=-1)
+    assert torch.equal(got, target.sample(ids, 100, top_k=1, eos_token_override=-1))
+    assert len(checks) < 60
+
+
+def test_rows_that_end_early_and_the_end_of_the_sequence(target, draft, batch):
+    free = target.sample(batch.input_ids, 128, top_k=1, attention_mask=batch.attention_mask, eos_token_override=-1)
+    width = batch.input_ids.shape[1]
+    eos = int(free[1, width + 7])
+    options = dict(top_k=1, attention_mask=batch.attention_mask, eos_token_override=eos)
+    want = target.sample(batch.input_ids, 128, **options)
+    assert torch.equal(SpeculativeGenerator(draft, target, 5).sample(batch.input_ids, 128, **options), want)
+
+
+def test_over_two_devices(draft, target, batch):
+    options = dict(seed=4, attention_mask=batch.attention_mask)
+    two = compiled(TINY_KJV, tp_degree=2)
+    assert torch.equal(
+        SpeculativeGenerator(draft, two).sample(batch.input_ids, 80, **options),
+        target.sample(batch.input_ids, 80, **options),
+    )
+
+
+class TestPromptLookup:
+    @pytest.mark.parametrize(
+        ("ids", "guesses"),
+        [
+            ([1, 2, 3, 4, 1, 2], [3, 4, 1]),
+            ([1, 2, 3, 9, 2, 3, 4, 2, 3], [4, 2, 3]),  # the last time, not the first
+            ([7, 5, 7], [5, 7, 7]),
+            ([1, 2, 3], [3, 3, 3]),
+            ([1], [1, 1, 1]),
+        ],
+    )
+    def test_what_followed_before(self, ids, guesses):
+        assert PromptLookup(3)._after_last(torch.tensor(ids).numpy(), 3).tolist() == guesses
+
+
+def test_what_does_not_go_together_is_refused(target, draft, batch):
+    with pytest.raises(ConfigError, match="batch_size wants to be the same for draft and target, got 3 and 1"):
+        SpeculativeGenerator(draft, GPT2ForSampling.from_pretrained(TINY_KJV))
+    with pytest.raises(ConfigError, match="k wants at least one guess, got 0"):
+        SpeculativeGenerator(draft, target, 0)
+    with pytest.raises(InputError, match="neither no_repeat_ngram_size nor output_scores"):
+        SpeculativeGenerator(draft, target).sample(batch.input_ids, 100, output_scores=True)

@@ -1,0 +1,92 @@
+"""Speculative decoding: a cheap proposer guesses the next tokens, and the model checks them all in one step.
+
+The noise of a draw follows from seed, row and position alone, so what the model would draw after each guess is known as
+soon as its logits are. A guess is right when it is that very token. So the tokens are those that the model makes alone,
+greedy or drawn, whatever the proposer; only how many of them a step gives depends on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.generation import Generation, feed
+from transformers_neuronx.inputs import Integers, Rows
+from transformers_neuronx.programs import EOS_COLUMNS
+from transformers_neuronx.sampling import ForSampling
+
+Array = np.ndarray[Any, Any]
+
+
+class Draft:
+    """A smaller model with the same vocabulary makes the guesses, by the same rules and with the same noise."""
+
+    def __init__(self, model: ForSampling) -> None:
+        self.model = model
+        self._fed = np.zeros(model.options.batch_size, np.int64)  # positions that are in the caches, of each row
+
+    def start(self, rows: Rows) -> None:
+        feed(self.model.decoder, rows)
+        self._fed[rows.slots] = rows.end
+
+    def propose(self, generation: Generation, count: int) -> Array:
+        decoder, positions = self.model.decoder, generation.rows[: generation.count, 1].astype(np.int64)
+        behind = np.flatnonzero((generation.wanted > 0) & (self._fed[: generation.count] < positions))
+        if behind.size:  # the last guess was right, and no guess followed it
+            tokens = [np.array(generation.history[row][-2:-1]) for row in behind]
+            feed(decoder, Rows(tokens, positions[behind] - 1, np.ones((len(behind), 1), bool), behind))
+        asked = generation.rows.copy()
+        asked[:, 2] = np.minimum(asked[:, 2], count)
+        asked[:, -EOS_COLUMNS:] = -1
+        self._fed[: generation.count] = positions + asked[: generation.count, 2]
+        return decoder.loop(asked, generation.seen, count)[: generation.count].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """No model: the guesses are what followed the last `ngram` tokens, or fewer, where they last stood in the row."""
+
+    ngram: int = 3
+
+    def start(self, rows: Rows) -> None:
+        pass
+
+    def propose(self, generation: Generation, count: int) -> Array:
+        return np.stack([self._after_last(np.array(row), count) for row in generation.history])
+
+    def _after_last(self, ids: Array, count: int) -> Array:
+        for size in range(min(self.ngram, len(ids) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)
+            found = np.flatnonzero((windows == ids[-size:]).all(1))
+            if found.size:
+                guess = ids[found[-1] + size :][:count]
+                return np.pad(guess, (0, count - len(guess)), constant_values=ids[-1])
+        return np.full(count, ids[-1])
+
+
+class SpeculativeGenerator:
+    """`sample()` of `target`, faster where `draft` guesses well: `k` tokens at a time.
+
+    `draft` is a model for the same batch and vocabulary, or None for guesses from the prompt itself (`PromptLookup`).
+    """
+
+    def __init__(self, draft: ForSampling | PromptLookup | None, target: ForSampling, k: int = 4) -> None:
+        if k < 1:
+            raise ConfigError(f"k wants at least one guess, got {k}")
+        if isinstance(draft, ForSampling):
+            for name, ours, theirs in (
+                ("vocab_size", draft.config.vocab_size, target.config.vocab_size),
+                ("batch_size", draft.options.batch_size, target.options.batch_size),
+            ):
+                if ours != theirs:
+                    raise ConfigError(f"{name} wants to be the same for draft and target, got {ours} and {theirs}")
+        self.proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
+        self.target = target
+        self.k = k
+
+    def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
+        """As the target's own `sample`, with its options and its result."""
+        return self.target.sample(input_ids, sequence_length, proposer=self.proposer, guesses=self.k, **options)
