@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from transformers_neuronx.config import CompileOptions
-from transformers_neuronx.layers.choice import BROKEN
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.programs import (
     Choice,
@@ -51,7 +50,7 @@ class Decoder:
         self.weights: dict[Key, DeviceTensor] = {}
         self.caches: list[DeviceTensor] = []
         self._built: dict[What, Built] = {}
-        self._tainted = np.zeros(self.slots, bool)
+        self.tainted = np.zeros(self.slots, bool)  # slots whose caches may hold NaN
 
     # Loading and compiling.
 
@@ -101,7 +100,7 @@ class Decoder:
 
     def reset(self) -> None:
         """Forget all sequences: caches of zeros."""
-        self._tainted[:] = False
+        self.tainted[:] = False
         zeros = np.zeros(self.programs.cache_sizes(), element_type(self.options.amp).numpy)
         self.caches = [self.runtime.put([zeros]) for _ in range(2 * self.config.n_layer)]
 
@@ -120,9 +119,9 @@ class Decoder:
         parts = self._parts(Shape(rows, active, width, every and active > 1))
         self._wipe(slots[(start == 0) & (length > 0)])
         packed = np.concatenate([np.stack([slots, start, length, end], 1), ids], 1).astype(np.int32)
-        with self._guarded():
+        with self.guarded():
             logits = self._run(parts, self.runtime.put([packed])).numpy()
-        self._tainted[slots[(length > 0) & ~np.isfinite(logits).all((1, 2))]] = True
+        self.tainted[slots[(length > 0) & ~np.isfinite(logits).all((1, 2))]] = True
         return logits
 
     def loop(self, rows: Array, seen: Array, steps: int) -> Array:
@@ -134,10 +133,8 @@ class Decoder:
         rows[:, 2] = np.minimum(rows[:, 2], steps)
         width = self.options.buckets.width(int((rows[:, 1] + rows[:, 2])[rows[:, 2] > 0].max()))
         parts = self._parts(Loop(width, self.options.chunk))
-        with self._guarded():
-            tokens = self._run(parts, self.runtime.put([rows]), self.runtime.put([seen])).numpy()
-        self._tainted[(tokens == BROKEN).any(1)] = True
-        return tokens[:, :steps]
+        with self.guarded():
+            return self._run(parts, self.runtime.put([rows]), self.runtime.put([seen])).numpy()[:, :steps]
 
     def verify(self, ids: Array, start: Array, length: Array, policy: Array, seen: Array) -> Array:
         """Feed as `run` does, a row per slot, and choose after each token. -> s32[slots, n]
@@ -147,10 +144,8 @@ class Decoder:
         active, end = ids.shape[1], start + length
         parts = self._parts(Verify(active, self.options.buckets.width(max(active, int(end.max())))))
         packed = np.concatenate([np.stack([np.arange(self.slots), start, length, end], 1), ids], 1).astype(np.int32)
-        with self._guarded():
-            tokens = self._run(parts, *(self.runtime.put([operand]) for operand in (packed, policy, seen))).numpy()
-        self._tainted |= ((tokens == BROKEN) & (np.arange(active) < length[:, None])).any(1)
-        return tokens
+        with self.guarded():
+            return self._run(parts, *(self.runtime.put([operand]) for operand in (packed, policy, seen))).numpy()
 
     def choose(self, logits: Array, seen: Array, rows: Array) -> Array:
         """The next token of each row, or BROKEN. Operands as `Programs.choice` has them. -> s32[rows]"""
@@ -161,33 +156,36 @@ class Decoder:
     def reorder(self, source: Array) -> None:
         """Slot `i` goes on with the sequence of slot `source[i]`, or with none where that is negative. s32[slots]"""
         [(_, program)] = self._parts(Reorder())
-        with self._guarded():
+        with self.guarded():
             self.caches = program(self.runtime.put([source.astype(np.int32)]), *self.caches)
-        self._tainted = self._tainted[source] & (source >= 0)
+        self.tainted = self.tainted[source] & (source >= 0)
 
     def _wipe(self, slots: Array) -> None:
         """A NaN left in a cache would reach whoever uses the slot next: attention weighs it with zero."""
-        if self._tainted[slots].any():
+        if self.tainted[slots].any():
             source = np.arange(self.slots)
             source[slots] = -1
             self.reorder(source)
 
     def _run(self, parts: Built, *operands: DeviceTensor) -> DeviceTensor:
-        programs = self.programs
         first = 0
         for piece, executable in parts:
-            caches = slice(2 * first, 2 * (first + len(piece.layers)))
-            table = programs.shared_table if piece.embed or piece.head else []
-            shared = [self.weights[None, row.name] for row in table]
             layers = range(first, first + len(piece.layers))
-            weights = [self.weights[layer, row.name] for layer in layers for row in programs.layer_table]
-            out, *self.caches[caches] = executable(*operands, *self.caches[caches], *shared, *weights)
+            caches = slice(2 * layers.start, 2 * layers.stop)
+            weights = self.operands(layers, shared=piece.embed or piece.head)
+            out, *self.caches[caches] = executable(*operands, *self.caches[caches], *weights)
             operands = operands[0], out
-            first += len(piece.layers)
+            first = layers.stop
         return operands[1]
 
+    def operands(self, layers: Iterable[int], shared: bool = True) -> list[DeviceTensor]:
+        """The weights of these layers, after those of none, in the order of a program's parameters."""
+        table = self.programs.shared_table if shared else []
+        outside = [self.weights[None, row.name] for row in table]
+        return [*outside, *(self.weights[layer, row.name] for layer in layers for row in self.programs.layer_table)]
+
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def guarded(self) -> Iterator[None]:
         """Caches that were given away to a program that did not return them are made anew."""
         try:
             yield

@@ -142,14 +142,14 @@ class Generation:
         whole[: self.count] = logits
         columns = [1, *range(3, 3 + POLICY_COLUMNS)]
         tokens = self.decoder.choose(whole, self.seen, self.rows[:, columns])
-        return self._taken(tokens[:, None])[:, 0]
+        return self.take(tokens[:, None], fed=0)[:, 0]
 
     def run(self, steps: int) -> Array:
         """Up to `steps` more tokens of each row, on the devices. -> s64[batch, ·]"""
         before = self.rows[:, 2].copy()
         tokens = self.decoder.loop(self.rows, self.seen, steps)
         made = int((tokens[before > 0] != NOTHING).sum(1).max())
-        return self._taken(tokens[:, :made], fed=1)
+        return self.take(tokens[:, :made])
 
     def check(self, guesses: Array) -> Array:
         """The tokens that guesses for them turn out to be right about, and one more. -> s64[batch, ·]
@@ -166,7 +166,7 @@ class Generation:
         right = (ids[:, 1:] == tokens[:, :-1]).cumprod(1).sum(1)
         ended = np.isin(tokens, self.eos) & (np.arange(count) <= right[:, None])
         right = np.where(ended.any(1), count, right)[length > 0]
-        return self._taken(tokens[:, : min(right.min() + 1, length.max())], fed=1)
+        return self.take(tokens[:, : min(right.min() + 1, length.max())])
 
     def step(self) -> Array:
         """Feed each row's token; the logits for the next. f32[batch, vocab]"""
@@ -178,15 +178,16 @@ class Generation:
         self.rows[active, 1] += 1
         return logits
 
-    def _taken(self, tokens: Array, fed: int = 0) -> Array:
+    def take(self, tokens: Array, fed: int = 1) -> Array:
         """Note what was chosen, column by column; `fed` of the tokens before it went to the caches."""
         out = np.full((self.count, tokens.shape[1]), NOTHING, np.int64)
         for column in range(tokens.shape[1]):
             active = np.flatnonzero(self.wanted)
             chosen = tokens[active, column]
             if (chosen == BROKEN).any():
-                broken = active[chosen == BROKEN].tolist()
-                raise EngineError(f"the logits of rows {broken} are NaN or all -inf: there is no token to choose")
+                broken = active[chosen == BROKEN]
+                self.decoder.tainted[broken] = True
+                raise EngineError(f"the logits of rows {broken.tolist()} are NaN or all -inf: no token can be chosen")
             out[active, column] = chosen
             self.rows[active, 0] = chosen
             self.rows[active, 1] += fed
@@ -214,24 +215,12 @@ def generate(
         yield generation.choose(change(generation.step()))[:, None] if on_host else generation.run(steps)
 
 
-class Proposer(Protocol):
-    """Guesses tokens, cheaply, for the rows of a generation that still want some."""
+class Speculator(Protocol):
+    """Makes the tokens of a generation in its own way, the same ones."""
 
-    def start(self, rows: Rows) -> None:
-        """The prompts that the model is given."""
+    def blocks(self, generation: Generation, rows: Rows, logits: Array, count: int) -> Iterator[Array]:
+        """As `generate`; `rows` are the prompts."""
         ...
-
-    def propose(self, generation: Generation, count: int) -> Array:
-        """`count` guesses after each row's token. -> s64[batch, count]"""
-        ...
-
-
-def speculate(generation: Generation, logits: Array, count: int, proposer: Proposer, guesses: int) -> Iterator[Array]:
-    """The blocks of `generate`, made by checking so many guesses of `proposer` at a time."""
-    generation.wanted[:] = count
-    yield generation.choose(logits)[:, None]
-    while generation.wanted.any():
-        yield generation.check(proposer.propose(generation, guesses))
 
 
 @dataclass

@@ -6,7 +6,7 @@ takes the memory of which parameter. It does not run anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import CompileOptions
-from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, choose, unpacked
+from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, Policy, choose, unpacked
 from transformers_neuronx.layers.step import Cache, Step, declare_cache, declare_step
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.weights import Heads, Weight, declare
@@ -125,13 +125,17 @@ class Programs:
         heads = self.config.attention_heads
         return self.slots * heads.kv_share(self.degree), self.positions, heads.head_dim
 
+    @property
+    def whole(self) -> Piece:
+        return Piece(True, self.layers, True)
+
     def pieces(self, what: What) -> list[Piece]:
         """The parts, each a program, that run one after the other: groups of layers between embedding and head."""
         unroll = None
         if isinstance(what, Shape):
             unroll = self.options.unroll if what.active == 1 else self.options.context_unroll
         if unroll is None or unroll >= len(self.layers):
-            return [Piece(True, self.layers, True)]
+            return [self.whole]
         groups = [self.layers[first : first + unroll] for first in range(0, len(self.layers), unroll)]
         return [Piece(True, (), False), *(Piece(False, group, False) for group in groups), Piece(False, (), True)]
 
@@ -162,10 +166,10 @@ class Programs:
             step = declare_step(parameters, shape.rows, shape.active, shape.width, own_slots)
             hidden = dtype_named(self.dtype)[shape.rows, shape.active, self.config.hidden_size]
             x = None if piece.embed else parameters.add(hidden, "hidden")
-            caches = self._declare_caches(parameters, len(piece.layers))
-            shared, layers = self._declare_weights(parameters, piece)
-            x, after = self._run(scribe, piece, shared, layers, x, caches, step, shape.every)
-            return [x, *_in_place(_flat(after), _flat(caches))]
+            caches = self.declare_caches(parameters, len(piece.layers))
+            shared, layers = self.declare_weights(parameters, piece)
+            x, after = self.run(scribe, piece, shared, layers, x, caches, step, shape.every)
+            return [x, *in_place(flattened(after), flattened(caches))]
 
         return compile_py_func(program)
 
@@ -181,18 +185,18 @@ class Programs:
             parameters = hlo.Parameters()
             packed = parameters.add(dtype_named("s32")[self.slots, LOOP_COLUMNS], "rows")
             seen = parameters.add(dtype_named("pred")[self.slots, self.config.vocab_size], "seen")
-            caches = self._declare_caches(parameters, len(self.layers))
-            weights = self._declare_weights(parameters, Piece(True, self.layers, True))
+            caches = self.declare_caches(parameters, len(self.layers))
+            weights = self.declare_weights(parameters, self.whole)
             rows = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), self.slots) for i in range(3))
             tokens = hlo.full(NOTHING, "s32", [self.slots, loop.steps])
             state = [hlo.constant(0, "s32"), *rows, seen, tokens]
-            flat = _flat(caches)
+            flat = flattened(caches)
             result = hlo.while_loop(
                 lambda i, token, position, wanted, *_: hlo.logical_and(i < loop.steps, hlo.any(wanted > 0, 0)),
                 self._next_tokens(scribe, weights, packed, loop.width),
                 [*state, *flat],
             )
-            return [result[len(state) - 1], *_in_place(result[len(state) :], flat)]
+            return [result[len(state) - 1], *in_place(result[len(state) :], flat)]
 
         return compile_py_func(program)
 
@@ -210,7 +214,7 @@ class Programs:
             count = hlo.convert(active, "s32")
             step = Step(hlo.reshape(token, -1, 1), position, count, position + count, None, width)
             caches = [Cache(*flat[at : at + 2]) for at in range(0, len(flat), 2)]
-            logits, after = self._run(scribe, Piece(True, self.layers, True), *weights, None, caches, step, False)
+            logits, after = self.run(scribe, self.whole, *weights, None, caches, step, False)
             logits = hlo.reshape(logits, self.slots, self.config.vocab_size)
             chosen = hlo.select(active, choose(logits, seen, policy, position + count), NOTHING)
             column = hlo.reshape(chosen, -1, 1)
@@ -218,7 +222,7 @@ class Programs:
             ended = hlo.logical_or(chosen < 0, hlo.any(hlo.equal(column, eos), 1))
             wanted = hlo.select(ended, 0, wanted - count)
             token = hlo.select(chosen < 0, token, chosen)
-            return [i + 1, token, position + count, wanted, _with(seen, chosen), tokens, *_flat(after)]
+            return [i + 1, token, position + count, wanted, with_tokens(seen, chosen), tokens, *flattened(after)]
 
         return body
 
@@ -234,17 +238,14 @@ class Programs:
             step = declare_step(parameters, self.slots, verify.active, verify.width, own_slots=False)
             policy = unpacked(parameters.add(dtype_named("s32")[self.slots, POLICY_COLUMNS], "policy"))
             seen = parameters.add(dtype_named("pred")[self.slots, self.config.vocab_size], "seen")
-            caches = self._declare_caches(parameters, len(self.layers))
-            weights = self._declare_weights(parameters, whole := Piece(True, self.layers, True))
-            logits, after = self._run(scribe, whole, *weights, None, caches, step, every=True)
-            tokens = []
-            for column in range(verify.active):
-                token = hlo.reshape(hlo.slice(step.ids, 1, column, column + 1), self.slots)
-                seen = _with(seen, token) if column else seen
-                here = hlo.reshape(hlo.slice(logits, 1, column, column + 1), self.slots, -1)
-                chosen = choose(here, seen, policy, step.start + (column + 1))
-                tokens.append(hlo.reshape(chosen, self.slots, 1))
-            return [hlo.concatenate(tokens, 1), *_in_place(_flat(after), _flat(caches))]
+            caches = self.declare_caches(parameters, len(self.layers))
+            weights = self.declare_weights(parameters, self.whole)
+            logits, after = self.run(scribe, self.whole, *weights, None, caches, step, every=True)
+            tokens = chosen_after(logits, step, seen, policy)
+            return [
+                hlo.concatenate([hlo.reshape(t, -1, 1) for t in tokens], 1),
+                *in_place(flattened(after), flattened(caches)),
+            ]
 
         return compile_py_func(program)
 
@@ -284,11 +285,11 @@ class Programs:
 
         return compile_py_func(reorder)
 
-    def _declare_caches(self, parameters: hlo.Parameters, count: int) -> list[Cache]:
+    def declare_caches(self, parameters: hlo.Parameters, count: int) -> list[Cache]:
         sizes = self.cache_sizes()
         return [declare_cache(parameters, self.dtype, sizes, f"layer.{layer}.") for layer in range(count)]
 
-    def _declare_weights(self, parameters: hlo.Parameters, piece: Piece) -> tuple[Any, list[Any]]:
+    def declare_weights(self, parameters: hlo.Parameters, piece: Piece) -> tuple[Any, list[Any]]:
         """The weights outside the layers, if the piece needs them, and those of each of its layers."""
         tables = [self.shared_table] if piece.embed or piece.head else []
         shared = [declare(table, parameters, self.dtype, self.degree) for table in tables]
@@ -296,7 +297,7 @@ class Programs:
         layers = [declare(self.layer_table, parameters, self.dtype, self.degree, scope) for scope in scopes]
         return shared[0] if shared else None, layers
 
-    def _run(
+    def run(
         self,
         scribe: HloScribe,
         piece: Piece,
@@ -326,18 +327,18 @@ class Programs:
         return x, after
 
 
-def _flat(caches: list[Cache]) -> list[Tensor]:
+def flattened(caches: list[Cache]) -> list[Tensor]:
     return [tensor for cache in caches for tensor in (cache.keys, cache.values)]
 
 
-def _in_place(after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
+def in_place(after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
     """The results `after`, each in the memory of the parameter it was made of."""
     for result, parameter in zip(after, before, strict=True):
         result.set_alias_to(parameter, must=True)
     return after
 
 
-def _with(seen: Tensor, tokens: Tensor) -> Tensor:
+def with_tokens(seen: Tensor, tokens: Tensor) -> Tensor:
     """`seen` pred[b, v] with each row's token, s32[b], where it is one."""
     for row in range(tokens.sizes[0]):
         token = hlo.slice(tokens, 0, row, row + 1)
@@ -346,3 +347,23 @@ def _with(seen: Tensor, tokens: Tensor) -> Tensor:
         new = hlo.logical_or(old, hlo.reshape(token >= 0, 1, 1))
         seen = hlo.dynamic_update_slice(seen, new, at)
     return seen
+
+
+def chosen_after(logits: Tensor, step: Step, seen: Tensor, policy: Policy) -> list[Tensor]:
+    """The choice after each token of a step, s32[b] each, from logits f32[b, n, v].
+
+    `seen` has the first token of the step, but none of the others.
+    """
+    rows, count = step.ids.sizes
+    chosen = []
+    for column in range(count):
+        token = hlo.reshape(hlo.slice(step.ids, 1, column, column + 1), rows)
+        seen = with_tokens(seen, token) if column else seen
+        here = hlo.reshape(hlo.slice(logits, 1, column, column + 1), rows, -1)
+        chosen.append(choose(here, seen, policy, step.start + (column + 1)))
+    return chosen
+
+
+def side_by_side(columns: Sequence[Tensor]) -> Tensor:
+    """s32[b] each -> s32[b, columns]"""
+    return hlo.concatenate([hlo.reshape(column, -1, 1) for column in columns], 1)

@@ -21,12 +21,11 @@ from transformers_neuronx.generation import (
     Criteria,
     Generation,
     Number,
-    Proposer,
     Rules,
+    Speculator,
     Transcript,
     feed,
     generate,
-    speculate,
 )
 from transformers_neuronx.inputs import Integers, Rows, integers, read_rows
 from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
@@ -195,8 +194,7 @@ class ForSampling:
         min_p: Number = 0.0,
         repetition_penalty: Number = 1.0,
         seed: int | None = None,
-        proposer: Proposer | None = None,
-        guesses: int = 4,
+        speculator: Speculator | None = None,
     ) -> Any:
         """The prompts and what the model makes of them, s64[batch, up to sequence_length].
 
@@ -205,7 +203,7 @@ class ForSampling:
         none) repeats it. It ends when all rows have, when `stopping_criteria_list` says so of all, or at
         `sequence_length` columns, prompt and padding included. `streamer` gets the prompt, then each column. No n-gram
         of `no_repeat_ngram_size` tokens comes twice. With `output_scores`, also a list of the logits f32[batch, vocab]
-        that each token was chosen by. For `proposer` see `speculation`; what is not named here is as in `forward`.
+        that each token was chosen by. For `speculator` see `speculation`; what is not named here is as in `forward`.
         """
         rules = Rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
         eos = self.eos_token_ids if eos_token_override is None else _token_ids(eos_token_override)
@@ -215,7 +213,7 @@ class ForSampling:
         self._check_room(sequence_length, count, int(rows.end.max()))
         first, last = ids.repeat(self._repeats(rows), 1), [*eos, *self.eos_token_ids, 0][0]
         seen = Transcript([first], last, stopping_criteria_list, no_repeat_ngram_size, output_scores)
-        self._continue(rows, rules, eos, count, seen, streamer, proposer, guesses)
+        self._continue(rows, rules, eos, count, seen, streamer, speculator)
         return (seen.ids, seen.scores) if output_scores else seen.ids
 
     def _continue(
@@ -226,22 +224,20 @@ class ForSampling:
         count: int,
         seen: Transcript,
         streamer: Streamer | None,
-        proposer: Proposer | None,
-        guesses: int,
+        speculator: Speculator | None,
     ) -> None:
         repeats = self._repeats(rows)
-        if proposer is not None and (repeats > 1 or seen.process is not None):
+        if speculator is not None and (repeats > 1 or seen.process is not None):
             wanted = "a sequence for each prompt, and neither no_repeat_ngram_size nor output_scores"
-            raise InputError(f"a proposer wants {wanted}")
+            raise InputError(f"speculation wants {wanted}")
         with _streaming(streamer, seen.ids[: len(rows.tokens)]) as put:
             logits = self._encode(rows, repeats)[:, 0]
             generation = Generation(self.decoder, rows.tokens * repeats, np.tile(rows.end, repeats), rules, eos)
-            if proposer is None:
+            if speculator is None:
                 steps = self.options.chunk if streamer is None else min(STREAMED, self.options.chunk)
                 blocks = generate(generation, logits, count, steps, seen.process)
             else:
-                proposer.start(rows)
-                blocks = speculate(generation, logits, count, proposer, guesses)
+                blocks = speculator.blocks(generation, rows, logits, count)
             for tokens in seen.read(blocks, generation):
                 put(tokens)
 

@@ -7,8 +7,9 @@ greedy or drawn, whatever the proposer; only how many of them a step gives depen
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +20,18 @@ from transformers_neuronx.programs import EOS_COLUMNS
 from transformers_neuronx.sampling import ForSampling
 
 Array = np.ndarray[Any, Any]
+
+
+class Proposer(Protocol):
+    """Guesses tokens, cheaply, for the rows of a generation that still want some."""
+
+    def start(self, rows: Rows) -> None:
+        """The prompts that the target is given."""
+        ...
+
+    def propose(self, generation: Generation, count: int) -> Array:
+        """`count` guesses after each row's token. -> s64[batch, count]"""
+        ...
 
 
 class Draft:
@@ -77,16 +90,29 @@ class SpeculativeGenerator:
         if k < 1:
             raise ConfigError(f"k wants at least one guess, got {k}")
         if isinstance(draft, ForSampling):
-            for name, ours, theirs in (
-                ("vocab_size", draft.config.vocab_size, target.config.vocab_size),
-                ("batch_size", draft.options.batch_size, target.options.batch_size),
-            ):
-                if ours != theirs:
-                    raise ConfigError(f"{name} wants to be the same for draft and target, got {ours} and {theirs}")
-        self.proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
+            check_pair(draft, target)
+        self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
         self.target = target
         self.k = k
 
     def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
         """As the target's own `sample`, with its options and its result."""
-        return self.target.sample(input_ids, sequence_length, proposer=self.proposer, guesses=self.k, **options)
+        return self.target.sample(input_ids, sequence_length, speculator=self, **options)
+
+    def blocks(self, generation: Generation, rows: Rows, logits: Array, count: int) -> Iterator[Array]:
+        """As `generation.generate`, made by checking `k` guesses at a time."""
+        generation.wanted[:] = count
+        self.proposer.start(rows)
+        yield generation.choose(logits)[:, None]
+        while generation.wanted.any():
+            yield generation.check(self.proposer.propose(generation, self.k))
+
+
+def check_pair(draft: ForSampling, target: ForSampling) -> None:
+    """Raise ConfigError where the two do not go together."""
+    for name, ours, theirs in (
+        ("vocab_size", draft.config.vocab_size, target.config.vocab_size),
+        ("batch_size", draft.options.batch_size, target.options.batch_size),
+    ):
+        if ours != theirs:
+            raise ConfigError(f"{name} wants to be the same for draft and target, got {ours} and {theirs}")

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from transformers_neuronx.errors import ConfigError, InputError
+from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.speculation import PromptLookup, SpeculativeGenerator
 
@@ -40,6 +41,11 @@ def draft(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def fused(draft, target):
+    return {k: FusedSpeculativeDecoder(draft, target, k) for k in (1, 4)}
+
+
+@pytest.fixture(scope="module")
 def batch():
     tokenizer = AutoTokenizer.from_pretrained(TINY_KJV, pad_token="<|endoftext|>")
     return tokenizer(TEXTS, return_tensors="pt", padding=True, padding_side="left")
@@ -59,11 +65,11 @@ OPTIONS = [dict(top_k=1), dict(top_k=1, repetition_penalty=1.3), dict(seed=1), d
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("k", [1, 4])
-def test_tokens_are_those_of_the_target_alone(target, draft, batch, options, k):
+def test_tokens_are_those_of_the_target_alone(target, draft, fused, batch, options, k):
     options = options | dict(attention_mask=batch.attention_mask, eos_token_override=-1)
     want = target.sample(batch.input_ids, 100, **options)
-    for proposer in (draft, None, target):
-        assert torch.equal(SpeculativeGenerator(proposer, target, k).sample(batch.input_ids, 100, **options), want)
+    for speculator in (*(SpeculativeGenerator(who, target, k) for who in (draft, None, target)), fused[k]):
+        assert torch.equal(speculator.sample(batch.input_ids, 100, **options), want)
 
 
 def test_a_draft_that_is_right_saves_steps(target, batch, checks):
@@ -83,22 +89,22 @@ def test_a_text_that_repeats_itself_saves_steps_without_a_draft(target, checks):
     assert len(checks) < 60
 
 
-def test_rows_that_end_early_and_the_end_of_the_sequence(target, draft, batch):
+def test_rows_that_end_early_and_the_end_of_the_sequence(target, draft, fused, batch):
     free = target.sample(batch.input_ids, 128, top_k=1, attention_mask=batch.attention_mask, eos_token_override=-1)
     width = batch.input_ids.shape[1]
     eos = int(free[1, width + 7])
     options = dict(top_k=1, attention_mask=batch.attention_mask, eos_token_override=eos)
     want = target.sample(batch.input_ids, 128, **options)
-    assert torch.equal(SpeculativeGenerator(draft, target, 5).sample(batch.input_ids, 128, **options), want)
+    for speculator in (SpeculativeGenerator(draft, target, 5), fused[4]):
+        assert torch.equal(speculator.sample(batch.input_ids, 128, **options), want)
 
 
 def test_over_two_devices(draft, target, batch):
     options = dict(seed=4, attention_mask=batch.attention_mask)
-    two = compiled(TINY_KJV, tp_degree=2)
-    assert torch.equal(
-        SpeculativeGenerator(draft, two).sample(batch.input_ids, 80, **options),
-        target.sample(batch.input_ids, 80, **options),
-    )
+    two, other = compiled(TINY_KJV, tp_degree=2), compiled(TINY_KJV, tp_degree=2)
+    want = target.sample(batch.input_ids, 80, **options)
+    assert torch.equal(SpeculativeGenerator(draft, two).sample(batch.input_ids, 80, **options), want)
+    assert torch.equal(FusedSpeculativeDecoder(other, two).sample(batch.input_ids, 80, **options), want)
 
 
 class TestPromptLookup:
@@ -119,6 +125,8 @@ class TestPromptLookup:
 def test_what_does_not_go_together_is_refused(target, draft, batch):
     with pytest.raises(ConfigError, match="batch_size wants to be the same for draft and target, got 3 and 1"):
         SpeculativeGenerator(draft, GPT2ForSampling.from_pretrained(TINY_KJV))
+    with pytest.raises(ConfigError, match="tp_degree wants to be the same for draft and target, got 1 and 2"):
+        FusedSpeculativeDecoder(draft, GPT2ForSampling.from_pretrained(TINY_KJV, batch_size=3, tp_degree=2))
     with pytest.raises(ConfigError, match="k wants at least one guess, got 0"):
         SpeculativeGenerator(draft, target, 0)
     with pytest.raises(InputError, match="neither no_repeat_ngram_size nor output_scores"):

@@ -1,0 +1,182 @@
+"""Speculative decoding in one program: the draft's guesses and the target's check never leave the devices.
+
+What `speculation` does step by step from the host, as a loop on the devices; the tokens are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx import hlo
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.generation import Generation, feed
+from transformers_neuronx.inputs import Integers, Rows
+from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, Policy, choose, unpacked
+from transformers_neuronx.layers.step import Cache, Step
+from transformers_neuronx.programs import (
+    LOOP_COLUMNS,
+    Programs,
+    chosen_after,
+    flattened,
+    in_place,
+    side_by_side,
+    with_tokens,
+)
+from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
+from transformers_neuronx.runtimes.base import Executable
+from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.speculation import check_pair
+
+Array = np.ndarray[Any, Any]
+
+
+class _Model:
+    """One of the two in the program that is being written."""
+
+    def __init__(self, scribe: HloScribe, programs: Programs, parameters: hlo.Parameters, width: int) -> None:
+        self.scribe, self.programs, self.width = scribe, programs, width
+        self.weights = programs.declare_weights(parameters, programs.whole)
+
+    def run(self, flat: Sequence[Tensor], step: Step, every: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """Logits and caches after a step."""
+        caches = [Cache(*flat[at : at + 2]) for at in range(0, len(flat), 2)]
+        programs = self.programs
+        logits, after = programs.run(self.scribe, programs.whole, *self.weights, None, caches, step, every)
+        return logits, flattened(after)
+
+
+class FusedSpeculativeDecoder:
+    """`sample()` of `target` with `k` guesses of `draft` at a time, both in one program."""
+
+    def __init__(self, draft: ForSampling, target: ForSampling, k: int = 4) -> None:
+        if k < 1:
+            raise ConfigError(f"k wants at least one guess, got {k}")
+        check_pair(draft, target)
+        if draft.options.tp_degree != target.options.tp_degree:
+            degrees = f"{draft.options.tp_degree} and {target.options.tp_degree}"
+            raise ConfigError(f"tp_degree wants to be the same for draft and target, got {degrees}")
+        self.draft, self.target, self.k = draft, target, k
+        self._built: dict[int, Executable] = {}
+
+    def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
+        """As the target's own `sample`, with its options and its result."""
+        return self.target.sample(input_ids, sequence_length, speculator=self, **options)
+
+    def blocks(self, generation: Generation, rows: Rows, logits: Array, count: int) -> Iterator[Array]:
+        """As `generation.generate`."""
+        generation.wanted[:] = count
+        feed(self.draft.decoder, rows)
+        yield generation.choose(logits)[:, None]
+        while generation.wanted.any():
+            yield generation.take(self._run(generation))
+
+    def _run(self, generation: Generation) -> Array:
+        target, draft, steps = self.target.decoder, self.draft.decoder, self.target.options.chunk
+        rows = np.concatenate([generation.rows, np.zeros((target.slots, 1), np.int32)], 1)
+        rows[:, 2] = np.minimum(rows[:, 2], steps)
+        rows[: generation.count, -1] = [history[-2] for history in generation.history]
+        width = self.target.options.buckets.width(int((rows[:, 1] + rows[:, 2])[rows[:, 2] > 0].max()))
+        if width not in self._built:
+            self._built[width] = target.runtime.compile(self._module(width, steps))
+        state = [target.runtime.put([operand]) for operand in (rows, generation.seen)]
+        caches = [*target.caches, *draft.caches]
+        weights = [weight for decoder in (target, draft) for weight in decoder.operands(range(decoder.config.n_layer))]
+        with target.guarded(), draft.guarded():
+            tokens, made, *caches = self._built[width](*state, *caches, *weights)
+            target.caches, draft.caches = caches[: len(target.caches)], caches[len(target.caches) :]
+            return tokens.numpy()[:, : int(made.numpy())]
+
+    def _module(self, width: int, steps: int) -> HloModuleProto:
+        """Parameters: s32[slots, LOOP_COLUMNS + 1], the rows of `Programs.loop` and the token before each row's; seen;
+        caches of target and draft; weights of target and draft. Results: tokens; how many columns of them; the caches.
+        """
+        target, draft = self.target.decoder.programs, self.draft.decoder.programs
+
+        def program(scribe: HloScribe) -> list[Tensor]:
+            parameters = hlo.Parameters()
+            packed = parameters.add(dtype_named("s32")[target.slots, LOOP_COLUMNS + 1], "rows")
+            seen = parameters.add(dtype_named("pred")[target.slots, target.config.vocab_size], "seen")
+            before = target.declare_caches(parameters, len(target.layers))
+            before += draft.declare_caches(parameters, len(draft.layers))
+            checker, guesser = (_Model(scribe, each, parameters, width) for each in (target, draft))
+            column = [hlo.reshape(hlo.slice(packed, 1, i, i + 1), target.slots) for i in (0, 1, 2, LOOP_COLUMNS)]
+            tokens = hlo.full(NOTHING, "s32", [target.slots, steps + self.k])
+            state = [hlo.constant(0, "s32"), *column, seen, tokens]
+            result = hlo.while_loop(
+                lambda made, token, position, wanted, *_: hlo.logical_and(made < steps, hlo.any(wanted > 0, 0)),
+                self._round(checker, guesser, packed),
+                [*state, *flattened(before)],
+            )
+            after = in_place(result[len(state) :], flattened(before))
+            return [result[len(state) - 1], result[0], *after]
+
+        return compile_py_func(program)
+
+    def _round(self, target: _Model, draft: _Model, packed: Tensor) -> Callable[..., list[Tensor]]:
+        """What the loop does once: guess, check, and take what was right."""
+        policy = unpacked(hlo.slice(packed, 1, 3, 3 + POLICY_COLUMNS))
+        eos = hlo.slice(packed, 1, 3 + POLICY_COLUMNS, LOOP_COLUMNS)
+        split = 2 * len(target.programs.layers)
+
+        def body(
+            made: Tensor, token: Tensor, position: Tensor, wanted: Tensor, previous: Tensor, seen: Tensor,
+            tokens: Tensor, *flat: Tensor,
+        ) -> list[Tensor]:  # fmt: skip
+            active = hlo.convert(wanted > 0, "s32")
+            guesses, drafted = self._guesses(draft, token, previous, position, active, seen, policy, flat[split:])
+            ids = side_by_side([token, *guesses])
+            length = hlo.minimum(wanted, self.k + 1)
+            step = Step(ids, position, length, position + length, None, target.width)
+            logits, checked = target.run(flat[:split], step, every=True)
+            chosen = chosen_after(logits, step, seen, policy)
+            count = _right(guesses, chosen, eos, wanted)
+            columns = []
+            for number, choice in enumerate(chosen):
+                used = hlo.logical_and(wanted > 0, number < count)
+                choice = hlo.select(used, choice, NOTHING)
+                columns.append(choice)
+                ended = hlo.logical_or(choice < 0, hlo.any(hlo.equal(hlo.reshape(choice, -1, 1), eos), 1))
+                wanted = hlo.select(used, hlo.select(ended, 0, wanted - 1), wanted)
+                previous, position = hlo.select(used, token, previous), position + hlo.convert(used, "s32")
+                token = hlo.select(choice < 0, token, choice)
+                seen = with_tokens(seen, choice)
+            tokens = hlo.dynamic_update_slice(tokens, side_by_side(columns), [hlo.constant(0, "s32"), made])
+            return [made + count, token, position, wanted, previous, seen, tokens, *checked, *drafted]
+
+        return body
+
+    def _guesses(
+        self, draft: _Model, token: Tensor, previous: Tensor, position: Tensor, active: Tensor, seen: Tensor,
+        policy: Policy, flat: tuple[Tensor, ...],
+    ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+        """The draft's guesses, s32[b] each, and its caches. It is fed the token before a row's, too: that may be its
+        last guess of the round before, which it has not been fed.
+        """
+        step = Step(side_by_side([previous, token]), position - 1, active * 2, position + active, None, draft.width)
+        guesses: list[Tensor] = []
+        after = list(flat)
+        for number in range(1, self.k + 1):
+            logits, after = draft.run(after, step)
+            guess = hlo.maximum(choose(hlo.reshape(logits, token.sizes[0], -1), seen, policy, position + number), 0)
+            guesses.append(guess)
+            seen = with_tokens(seen, guess)
+            at = position + number
+            step = Step(hlo.reshape(guess, -1, 1), at, active, at + active, None, draft.width)
+        return guesses, after
+
+
+def _right(guesses: Sequence[Tensor], chosen: Sequence[Tensor], eos: Tensor, wanted: Tensor) -> Tensor:
+    """How many columns of `chosen` to take: those the row with the fewest right guesses has, and one more. s32"""
+    right, running = hlo.full(0, "s32", wanted.sizes), wanted > 0
+    ended = wanted <= 0
+    for guess, choice in zip(guesses, chosen, strict=False):
+        ends = hlo.logical_or(choice < 0, hlo.any(hlo.equal(hlo.reshape(choice, -1, 1), eos), 1))
+        ended = hlo.logical_or(ended, hlo.logical_and(running, ends))
+        running = hlo.logical_and(running, hlo.equal(guess, choice))
+        right = right + hlo.convert(running, "s32")
+    right = hlo.select(ended, len(chosen), right + 1)
+    return hlo.minimum(hlo.min(right, 0), hlo.max(wanted, 0))
