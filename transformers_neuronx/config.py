@@ -17,11 +17,13 @@ class NeuronConfig:
     """Options that are not of one model.
 
     `runtime` is where programs run: "cpu" (the default) or "cuda"; None leaves it to NEURONX_RUNTIME. With
-    `output_all_logits`, `forward` returns the logits of every token it is given.
+    `output_all_logits`, `forward` returns the logits of every token it is given. `tokens_per_dispatch` is how many
+    tokens `sample` makes in a loop on the devices before the host sees them; with 0 the host has the loop.
     """
 
     runtime: str | None = None
     output_all_logits: bool = False
+    tokens_per_dispatch: int = 32
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class CompileOptions:
     def __post_init__(self) -> None:
         if self.amp not in AMP:
             raise ConfigError(f"amp wants one of {', '.join(AMP)}, got {self.amp!r}")
+        if self.chunk < 0:
+            raise ConfigError(f"tokens_per_dispatch wants 0 or more, got {self.chunk}")
         for name in ("batch_size", "prompt_batch_size", "tp_degree", "unroll", "context_unroll"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} wants a positive number, got {value}")

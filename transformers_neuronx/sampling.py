@@ -93,6 +93,7 @@ class ForSampling:
             tp_degree=tp_degree,
             unroll=unroll,
             context_unroll=context_unroll,
+            chunk=self.neuron_config.tokens_per_dispatch,
         )
         self._checkpoint: Checkpoint | None = None
         self._decoder: Decoder | None = None

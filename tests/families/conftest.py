@@ -4,6 +4,8 @@ import pytest
 import torch
 from parity import assert_close, continued, padded, prompts, randomized
 
+from transformers_neuronx.config import NeuronConfig
+
 
 def pytest_collection_modifyitems(items):
     """Eight devices, and half precision on one, are left to `make test-all`."""
@@ -24,8 +26,11 @@ def parity(tmp_path):
     def check(cls, config, *, degree=1, amp="f32", **options):
         reference = randomized(config)
         reference.save_pretrained(tmp_path / "model")
+        step_by_step = NeuronConfig(tokens_per_dispatch=0)
         options = dict(n_positions=[24, 48], batch_size=3, context_length_estimate=8) | options
-        model = cls.from_pretrained(tmp_path / "model", tp_degree=degree, amp=amp, **options)
+        model = cls.from_pretrained(
+            tmp_path / "model", tp_degree=degree, amp=amp, neuron_config=step_by_step, **options
+        )
         model.to_neuron()
         rows, tokens = prompts(config.vocab_size, [7, 21, 12]), prompts(config.vocab_size, [6, 6, 6], seed=1)
         ids, mask = padded(rows, "left")

@@ -7,9 +7,11 @@ import torch
 from parity import assert_close, padded, prompts
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+STEPS = NeuronConfig(tokens_per_dispatch=0)  # these tests make no tokens
 DEGREES = [1, 2, 5]  # 2 does not divide the vocabularies, 1023 and 50257; 5 does not divide 4 or 12 heads
 
 
@@ -40,7 +42,12 @@ def reference(checkpoint):
 @pytest.fixture(scope="module", params=DEGREES, ids="tp{}".format)
 def model(request, checkpoint):
     model = GPT2ForSampling.from_pretrained(
-        checkpoint, tp_degree=request.param, batch_size=3, n_positions=[48, 100], context_length_estimate=[16, 32]
+        checkpoint,
+        tp_degree=request.param,
+        batch_size=3,
+        n_positions=[48, 100],
+        context_length_estimate=[16, 32],
+        neuron_config=STEPS,
     )
     model.to_neuron()
     return model
@@ -128,7 +135,7 @@ class TestTokens:
 def test_how_a_model_is_cut_into_programs_changes_nothing(options):
     reference = AutoModelForCausalLM.from_pretrained(TINY_KJV, dtype=torch.float32)
     options = dict(n_positions=[16, 32], batch_size=2) | options
-    model = GPT2ForSampling.from_pretrained(TINY_KJV, **options)
+    model = GPT2ForSampling.from_pretrained(TINY_KJV, neuron_config=STEPS, **options)
     model.to_neuron()
     rows = prompts(1023, [13, 21])
     ids, mask = padded(rows, "right")
@@ -144,7 +151,8 @@ def test_half_precision_is_as_near_to_the_truth_as_transformers(amp, degree):
     truth = expected(AutoModelForCausalLM.from_pretrained(TINY_KJV, dtype=torch.float32), rows)
     half = {"bf16": torch.bfloat16, "f16": torch.float16}[amp]
     theirs = expected(AutoModelForCausalLM.from_pretrained(TINY_KJV, dtype=half), rows).float()
-    model = GPT2ForSampling.from_pretrained(TINY_KJV, amp=amp, tp_degree=degree, n_positions=64, batch_size=2)
+    options = dict(amp=amp, tp_degree=degree, n_positions=64, batch_size=2, neuron_config=STEPS)
+    model = GPT2ForSampling.from_pretrained(TINY_KJV, **options)
     model.to_neuron()
     ids, mask = padded(rows, "right")
     ours = model.forward(ids, attention_mask=mask)

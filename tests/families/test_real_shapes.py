@@ -8,6 +8,7 @@ from parity import assert_close, continued, padded, prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families
+from transformers_neuronx.config import NeuronConfig
 
 SHAPES = {
     "gpt2": dict(n_embd=1600, n_head=25, n_layer=2),  # gpt2-xl
@@ -54,7 +55,12 @@ def test_at_a_true_size(family):
         del reference
         for degree in (1, 2):
             model = NeuronAutoModelForCausalLM.from_pretrained(
-                directory, n_positions=128, batch_size=2, context_length_estimate=64, tp_degree=degree
+                directory,
+                n_positions=128,
+                batch_size=2,
+                context_length_estimate=64,
+                tp_degree=degree,
+                neuron_config=NeuronConfig(tokens_per_dispatch=0),
             )
             model.to_neuron()
             ids, mask = padded(rows, "left")

@@ -1,0 +1,190 @@
+"""The loop on the devices, what ends it, and what the host may say: the same tokens, whoever has the loop."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from transformers_neuronx.config import NeuronConfig
+from transformers_neuronx.errors import EngineError, InputError
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
+
+
+def compiled(tokens_per_dispatch=32, **options):
+    model = GPT2ForSampling.from_pretrained(
+        TINY_KJV, **dict(n_positions=[64, 128], batch_size=4) | options,
+        neuron_config=NeuronConfig(tokens_per_dispatch=tokens_per_dispatch),
+    )  # fmt: skip
+    model.to_neuron()
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return compiled()
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return AutoModelForCausalLM.from_pretrained(TINY_KJV)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    tokenizer = AutoTokenizer.from_pretrained(TINY_KJV, pad_token="<|endoftext|>")
+    return tokenizer(TEXTS, return_tensors="pt", padding=True, padding_side="left")
+
+
+OPTIONS = [
+    dict(top_k=1),
+    dict(seed=1),
+    dict(top_k=0, top_p=0.9, temperature=0.7, seed=2),
+    dict(top_k=[1, 20, 0], min_p=[0.0, 0.1, 0.05], repetition_penalty=1.2, seed=3),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(tokens_per_dispatch=0),
+        dict(tokens_per_dispatch=5),
+        dict(tp_degree=2),
+        dict(unroll=2),
+        dict(n_positions=128),
+    ],
+    ids=str,
+)
+def test_wherever_the_loop_is_the_tokens_are_the_same(model, batch, options):
+    other = compiled(**options)
+    for rules in OPTIONS:
+        rules = rules | dict(attention_mask=batch.attention_mask, eos_token_override=-1)
+        want = model.sample(batch.input_ids, 100, **rules)
+        assert torch.equal(other.sample(batch.input_ids, 100, **rules), want)
+
+
+class TestAgainstTransformers:
+    @pytest.mark.parametrize("options", [dict(repetition_penalty=1.3), dict(no_repeat_ngram_size=3)], ids=str)
+    def test_greedy_with_what_processors_change(self, model, reference, batch, options):
+        # One prompt: with several, Transformers counts padding among the tokens that are there already.
+        ids = batch.input_ids[2:]
+        want = reference.generate(ids, max_length=90, min_length=90, do_sample=False, pad_token_id=0, **options)
+        plain = model.sample(ids, 90, top_k=1, eos_token_override=-1)
+        got = model.sample(ids, 90, top_k=1, eos_token_override=-1, **options)
+        assert torch.equal(got, want)
+        assert not torch.equal(got, plain)
+
+    def test_scores_are_the_logits(self, model, reference, batch):
+        options = dict(attention_mask=batch.attention_mask)
+        ids, scores = model.sample(batch.input_ids, 40, top_k=1, output_scores=True, **options)
+        want = reference.generate(
+            batch.input_ids, max_length=40, do_sample=False, pad_token_id=0, output_logits=True,
+            return_dict_in_generate=True, **options,
+        )  # fmt: skip
+        assert torch.equal(ids, want.sequences)
+        assert len(scores) == 40 - batch.input_ids.shape[1]
+        torch.testing.assert_close(torch.stack(scores), torch.stack(want.logits), atol=1e-4, rtol=1e-4)
+
+
+class TestWhatEndsIt:
+    def test_criteria_see_the_prompt_and_every_token_in_order(self, model, batch):
+        options = dict(top_k=1, attention_mask=batch.attention_mask, eos_token_override=-1)
+        want = model.sample(batch.input_ids, 60, **options)
+        seen = []
+
+        def criterion(ids, scores):
+            seen.append(ids.clone())
+            return ids.shape[1] >= 43
+
+        got = model.sample(batch.input_ids, 60, stopping_criteria_list=criterion, **options)
+        assert torch.equal(got, want[:, :43])
+        assert [ids.shape[1] for ids in seen] == list(range(batch.input_ids.shape[1] + 1, 44))
+        assert all(torch.equal(ids, want[:, : ids.shape[1]]) for ids in seen)
+
+    def test_criteria_end_single_rows(self, model, batch):
+        options = dict(top_k=1, attention_mask=batch.attention_mask)
+        free = model.sample(batch.input_ids, 60, eos_token_override=-1, **options)
+
+        def second_row_at_thirty(ids, scores):
+            return torch.tensor([False, ids.shape[1] >= 30, False])
+
+        got = model.sample(
+            batch.input_ids, 60, eos_token_override=7, stopping_criteria_list=second_row_at_thirty, **options
+        )
+        assert torch.equal(got[1, :30], free[1, :30])
+        assert (got[1, 30:] == 7).all()
+        assert torch.equal(got[2, :40], free[2, :40])
+
+    def test_each_of_several_eos_tokens(self, model, batch):
+        options = dict(top_k=1, attention_mask=batch.attention_mask)
+        width = batch.input_ids.shape[1]
+        free = model.sample(batch.input_ids, 60, eos_token_override=-1, **options)[:, width:]
+        ends = [int(free[0, 4]), int(free[1, 9])]
+        got = model.sample(batch.input_ids, 60, eos_token_override=ends, **options)[:, width:]
+        for row in range(3):
+            first = np.flatnonzero(np.isin(free[row], ends))[0]
+            assert torch.equal(got[row, : first + 1], free[row, : first + 1])
+            assert (got[row, first + 1 :] == ends[0]).all()
+        with pytest.raises(InputError, match="eos_token_id wants at most 8 tokens, got 9"):
+            model.sample(batch.input_ids, 60, eos_token_override=list(range(9)))
+
+    def test_a_conversation_goes_on_where_it_was(self, model, reference):
+        first = torch.tensor([[5, 6, 7, 8]])
+        answer = model.sample(first, 20, top_k=1, eos_token_override=-1)
+        # The last token has been chosen and not yet been read: it starts the next turn.
+        turn = torch.cat([answer[:, -1:], torch.tensor([[9, 10, 11]])], 1)
+        got = model.sample(turn, 40, top_k=1, cache_ids=torch.arange(19, 23), eos_token_override=-1)
+        whole = torch.cat([answer[:, :-1], turn], 1)
+        want = reference.generate(whole, max_length=40, min_length=40, do_sample=False, pad_token_id=0)
+        assert torch.equal(got, want[:, 19:])
+
+
+class TestWhenSomethingGoesWrong:
+    def test_logits_that_are_nan_are_reported_and_the_model_stays_usable(self, model, batch):
+        options = dict(top_k=1, attention_mask=batch.attention_mask)
+        before = model.sample(batch.input_ids, 40, **options)
+        decoder = model.decoder
+        poison = np.full(decoder.programs.cache_sizes(), np.nan, np.float32)
+        decoder.caches = [decoder.runtime.put([poison]) for _ in decoder.caches]
+        with pytest.raises(EngineError, match=r"the logits of rows \[0\] are NaN or all -inf"):
+            model.sample([[5]], 20, cache_ids=[10], top_k=1)
+        decoder.tainted[:] = True  # all of them were poisoned, behind the decoder's back
+        assert torch.equal(model.sample(batch.input_ids, 40, **options), before)
+
+    @pytest.mark.parametrize("what", ["loop", "choose", "run"])
+    def test_an_interrupt_leaves_the_model_usable(self, model, batch, monkeypatch, what):
+        options = dict(top_k=1, attention_mask=batch.attention_mask)
+        before = model.sample(batch.input_ids, 60, **options)
+
+        def fail(*operands):
+            raise KeyboardInterrupt
+
+        for key, [(piece, _)] in list(model.decoder._built.items()):
+            if {"Loop": "loop", "Choice": "choose", "Shape": "run"}[type(key).__name__] == what:
+                monkeypatch.setitem(model.decoder._built, key, [(piece, fail)])
+        with pytest.raises(KeyboardInterrupt):
+            model.sample(batch.input_ids, 60, **options)
+        monkeypatch.undo()
+        assert torch.equal(model.sample(batch.input_ids, 60, **options), before)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (dict(min_p=1.5), "min_p wants to be from 0 to 1, got 1.5"),
+            (dict(top_p=0.0), "top_p wants to be above 0 and at most 1, got 0.0"),
+            (dict(repetition_penalty=0), "repetition_penalty wants to be above 0, got 0"),
+            (dict(temperature=-1.0), "temperature wants to be above 0 .* got -1.0"),
+            (dict(temperature=[1.0, 0.0, 1.0]), r"temperature wants to be above 0 .* got \[1.0, 0.0, 1.0\]"),
+            (dict(top_k=[1, 2]), "top_k wants one value or one for each of 3 rows, got 2"),
+            (dict(top_k=2.5), "top_k wants at least 1, or 0 for all tokens, got 2.5"),
+            (dict(seed=-1), "seed wants to be 0 or more, got -1"),
+        ],
+        ids=str,
+    )
+    def test_options_that_contradict_themselves(self, model, batch, options, message):
+        with pytest.raises(InputError, match=message):
+            model.sample(batch.input_ids, 40, **options)
