@@ -50,13 +50,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize(
     "options",
-    [
-        dict(tokens_per_dispatch=0),
-        dict(tokens_per_dispatch=5),
-        dict(tp_degree=2),
-        dict(unroll=2),
-        dict(n_positions=128),
-    ],
+    [dict(tokens_per_dispatch=0), dict(tokens_per_dispatch=5), dict(tp_degree=2), dict(unroll=2)],
     ids=str,
 )
 def test_wherever_the_loop_is_the_tokens_are_the_same(model, batch, options):
@@ -72,7 +66,7 @@ class TestAgainstTransformers:
     def test_greedy_with_what_processors_change(self, model, reference, batch, options):
         # One prompt: with several, Transformers counts padding among the tokens that are there already.
         ids = batch.input_ids[2:]
-        want = reference.generate(ids, max_length=90, min_length=90, do_sample=False, pad_token_id=0, **options)
+        want = reference.generate(ids, max_length=90, eos_token_id=None, do_sample=False, pad_token_id=0, **options)
         plain = model.sample(ids, 90, top_k=1, eos_token_override=-1)
         got = model.sample(ids, 90, top_k=1, eos_token_override=-1, **options)
         assert torch.equal(got, want)
@@ -126,7 +120,9 @@ class TestWhatEndsIt:
         ends = [int(free[0, 4]), int(free[1, 9])]
         got = model.sample(batch.input_ids, 60, eos_token_override=ends, **options)[:, width:]
         for row in range(3):
-            first = np.flatnonzero(np.isin(free[row], ends))[0]
+            found = np.flatnonzero(np.isin(free[row], ends))
+            assert found.size or row == 2
+            first = found[0] if found.size else got.shape[1] - 1
             assert torch.equal(got[row, : first + 1], free[row, : first + 1])
             assert (got[row, first + 1 :] == ends[0]).all()
         with pytest.raises(InputError, match="eos_token_id wants at most 8 tokens, got 9"):
@@ -139,7 +135,7 @@ class TestWhatEndsIt:
         turn = torch.cat([answer[:, -1:], torch.tensor([[9, 10, 11]])], 1)
         got = model.sample(turn, 40, top_k=1, cache_ids=torch.arange(19, 23), eos_token_override=-1)
         whole = torch.cat([answer[:, :-1], turn], 1)
-        want = reference.generate(whole, max_length=40, min_length=40, do_sample=False, pad_token_id=0)
+        want = reference.generate(whole, max_length=40, eos_token_id=None, do_sample=False, pad_token_id=0)
         assert torch.equal(got, want[:, 19:])
 
 
@@ -164,7 +160,7 @@ class TestWhenSomethingGoesWrong:
             raise KeyboardInterrupt
 
         for key, [(piece, _)] in list(model.decoder._built.items()):
-            if {"Loop": "loop", "Choice": "choose", "Shape": "run"}[type(key).__name__] == what:
+            if {"Loop": "loop", "Choice": "choose", "Shape": "run"}.get(type(key).__name__) == what:
                 monkeypatch.setitem(model.decoder._built, key, [(piece, fail)])
         with pytest.raises(KeyboardInterrupt):
             model.sample(batch.input_ids, 60, **options)
