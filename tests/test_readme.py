@@ -25,7 +25,7 @@ def test_the_readme_runs_as_one_program(tmp_path):
 
 
 def test_links_in_the_documents_lead_somewhere():
-    for document in ("README.md", "CONTRIBUTING.md"):
+    for document in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text()):
             assert target.startswith("https://") or (ROOT / target).exists(), f"{document} links to {target}"
 

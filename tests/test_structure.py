@@ -13,9 +13,10 @@ PACKAGE = ROOT / "transformers_neuronx"
 FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 # Each imports only what stands before it; families stand beside each other.
 ORDER = [
-    "errors", "version", "env", "config", "pyhlo", "hlo", "compiler", "module", "weights", "layers", "runtimes",
-    "programs", "decoder", "inputs", "generation", "sampling", "speculation", "fused_speculation",
-    "FAMILY", "auto", "modeling_auto", "generation_utils", "__init__",
+    "errors", "version", "env", "constants", "dtypes", "stopping_criteria", "utils", "switches", "config", "pyhlo",
+    "hlo", "compiler", "module", "weights", "layers", "runtimes", "programs", "decoder", "inputs", "generation",
+    "sampling_functions", "sampling", "speculation", "fused_speculation", "FAMILY", "auto", "modeling_auto",
+    "generation_utils", "__init__",
 ]  # fmt: skip
 FILE_LINES, FUNCTION_LINES = 400, 40
 FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 40, "model.py": 40}

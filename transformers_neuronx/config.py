@@ -7,23 +7,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.switches import (
+    ContinuousBatchingConfig as ContinuousBatchingConfig,
+    GenerationConfig as GenerationConfig,
+    NeuronConfig as NeuronConfig,
+)
 
 WHOLE = "whole"  # a context length estimate: as long as the longest sequence
 AMP = ("f32", "bf16", "f16")
-
-
-@dataclass(frozen=True)
-class NeuronConfig:
-    """Options that are not of one model.
-
-    `runtime` is where programs run: "cpu" (the default) or "cuda"; None leaves it to NEURONX_RUNTIME. With
-    `output_all_logits`, `forward` returns the logits of every token it is given. `tokens_per_dispatch` is how many
-    tokens `sample` makes in a loop on the devices before the host sees them; with 0 the host has the loop.
-    """
-
-    runtime: str | None = None
-    output_all_logits: bool = False
-    tokens_per_dispatch: int = 32
 
 
 @dataclass(frozen=True)
@@ -84,7 +75,7 @@ class Buckets:
 @dataclass(frozen=True)
 class CompileOptions:
     """What programs are compiled for: sequences and prompts at once, element type, devices, layers per program, and
-    tokens of one loop on the devices, 0 for none.
+    tokens of one loop on the devices, 0 for none; and how many are compiled at once, None for one per processor.
     """
 
     buckets: Buckets
@@ -95,12 +86,11 @@ class CompileOptions:
     unroll: int | None = None
     context_unroll: int | None = None
     chunk: int = 32
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:
             raise ConfigError(f"amp wants one of {', '.join(AMP)}, got {self.amp!r}")
-        if self.chunk < 0:
-            raise ConfigError(f"tokens_per_dispatch wants 0 or more, got {self.chunk}")
         for name in ("batch_size", "prompt_batch_size", "tp_degree", "unroll", "context_unroll"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} wants a positive number, got {value}")

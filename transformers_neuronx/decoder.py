@@ -88,7 +88,7 @@ class Decoder:
             progress(str(what))
 
         missing = [what for what in dict.fromkeys(wanted) if what not in self._built]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(self.options.workers or os.cpu_count()) as pool:
             list(pool.map(build, missing))
 
     def _parts(self, what: What) -> Built:

@@ -90,13 +90,14 @@ def read_slots(
     slots: int,
 ) -> Rows:
     """The rows of a call that names their slots: input_ids and cache_ids [batch, n], padded on the right, start_ids
-    [batch]. A row's tokens are those whose cache_ids, their positions, go on counting from its first.
+    [batch] or [batch, 1], or None for the first slots in order. A row's tokens are those whose cache_ids, their
+    positions, go on counting from its first.
     """
-    if cache_ids is None or start_ids is None:
-        raise InputError("continuous batching wants cache_ids, the positions, and start_ids, the slots")
-    ids, positions, where = (integers(name, value, ndim) for name, value, ndim in (
-        ("input_ids", input_ids, 2), ("cache_ids", cache_ids, 2), ("start_ids", start_ids, 1)
-    ))  # fmt: skip
+    if cache_ids is None:
+        raise InputError("start_ids names slots, and wants cache_ids [batch, n], the positions, beside it")
+    ids, positions = integers("input_ids", input_ids, 2), integers("cache_ids", cache_ids, 2)
+    named = np.arange(len(ids)) if start_ids is None else start_ids
+    where = integers("start_ids", named, 2 if np.ndim(named) == 2 else 1).reshape(-1)
     if positions.shape != ids.shape or where.shape != ids.shape[:1] or not ids.size:
         raise InputError(
             "input_ids, cache_ids and start_ids want shapes [batch, n], [batch, n] and [batch], got "
@@ -106,7 +107,8 @@ def read_slots(
         raise InputError(f"start_ids wants slots below batch_size={slots}, each once, got {where.tolist()}")
     real = np.cumprod(positions == positions[:, :1] + np.arange(ids.shape[1]), axis=1).astype(bool)
     if (positions[:, 0] < 0).any() or (positions[~real] > 0).any():
-        raise InputError(f"cache_ids wants positions that count up, and then padding of 0 or -1, got {cache_ids}")
+        wanted = "positions that count up, and then padding of 0 or -1"
+        raise InputError(f"cache_ids wants {wanted}, got {positions.tolist()}")
     return _rows(ids, real, positions[:, 0], where, vocab_size, longest)
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig
+from transformers_neuronx.config import Buckets, CompileOptions, GenerationConfig, NeuronConfig
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.generation import (
@@ -27,10 +29,19 @@ from transformers_neuronx.generation import (
     feed,
     generate,
 )
-from transformers_neuronx.inputs import Integers, Rows, integers, read_rows
+from transformers_neuronx.inputs import Integers, Rows, integers, read_rows, read_slots
 from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
-from transformers_neuronx.programs import Family, Reorder
+from transformers_neuronx.programs import Choice, Family, Reorder
 from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.sampling_functions import (
+    sample_greedy as sample_greedy,
+    sample_llama as sample_llama,
+    sample_tokens as sample_tokens,
+    select_tokens as select_tokens,
+    simple_sample as simple_sample,
+    top_k_top_p_filtering as top_k_top_p_filtering,
+    validate_top_k_top_p_min_tokens_to_keep as validate_top_k_top_p_min_tokens_to_keep,
+)
 
 STREAMED = 8  # tokens at once for a streamer
 
@@ -52,7 +63,8 @@ class ForSampling:
     f32, bf16 or f16. `tp_degree` devices share each layer. `context_length_estimate` is the number of prompt tokens
     that one program encodes, or several; 0 is one by one; `init_n_active_tokens` is an older name of it. `unroll` and
     `context_unroll` are the layers per program. With `reorder_cache`, beams have their program compiled beforehand,
-    not when first needed. `tag` names the model in what is shown of it.
+    not when first needed. `tag` names the model in what is shown of it. `neuron_config` has what is not of one model;
+    its `continuous_batching` says `batch_size`, and has prompts encoded one at a time.
     """
 
     family: ClassVar[Family]
@@ -62,7 +74,7 @@ class ForSampling:
         config: Any,
         *,
         n_positions: int | Sequence[int] | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         prompt_batch_size: int | None = None,
         amp: str = "f32",
         tp_degree: int = 1,
@@ -80,23 +92,37 @@ class ForSampling:
         self.neuron_config = neuron_config or NeuronConfig()
         self.tag = tag or type(self).__name__
         self.reorders = reorder_cache
-        trained = self.config.n_positions
         context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
-        buckets = Buckets.of(trained or 2048 if n_positions is None else n_positions, context)
-        if trained is not None and buckets.longest > trained:
-            raise ConfigError(f"n_positions={buckets.longest} is more than the {trained} the model was made with")
         self.options = CompileOptions(
-            buckets=buckets,
-            batch_size=batch_size,
-            prompt_batch_size=batch_size if prompt_batch_size is None else prompt_batch_size,
+            buckets=self._buckets(n_positions, context),
+            **self._batch_sizes(batch_size, prompt_batch_size),
             amp=amp,
             tp_degree=tp_degree,
             unroll=unroll,
             context_unroll=context_unroll,
             chunk=self.neuron_config.tokens_per_dispatch,
+            workers=self.neuron_config.compilation_worker_count,
         )
+        self._rules().packed(self.options.batch_size)
         self._checkpoint: Checkpoint | None = None
         self._decoder: Decoder | None = None
+
+    def _batch_sizes(self, batch_size: int | None, prompt_batch_size: int | None) -> dict[str, int]:
+        if batching := self.neuron_config.continuous_batching:
+            batch_size = batching.batch_size(batch_size)
+        rows = 1 if batch_size is None else batch_size
+        prompts = (1 if batching else rows) if prompt_batch_size is None else prompt_batch_size
+        return dict(batch_size=rows, prompt_batch_size=prompts)
+
+    def _buckets(self, n_positions: int | Sequence[int] | None, context: int | Sequence[int] | str | None) -> Buckets:
+        trained, batching = self.config.n_positions, self.neuron_config.continuous_batching
+        promised = batching.max_model_len if batching else None
+        buckets = Buckets.of(promised or trained or 2048 if n_positions is None else n_positions, context)
+        if trained is not None and buckets.longest > trained:
+            raise ConfigError(f"n_positions={buckets.longest} is more than the {trained} the model was made with")
+        if promised is not None and buckets.longest < promised:
+            raise ConfigError(f"n_positions={buckets.longest} wants to be max_model_len={promised} or more")
+        return buckets
 
     @classmethod
     def from_pretrained(cls, path_or_name: str | os.PathLike[str], **options: Any) -> Self:
@@ -126,8 +152,10 @@ class ForSampling:
         with tqdm(total=count, desc=f"{self.tag}: loading weights", disable=None, leave=False) as bar:
             decoder.load(self._checkpoint, lambda name: bar.update())
         planned = decoder.planned()
-        if self.reorders or self.options.repeats > 1:
+        if self.reorders or self._broadcasts:
             planned.append(Reorder())
+        if self.neuron_config.on_device_generation:
+            planned.append(Choice(self.options.batch_size))
         with tqdm(total=len(planned), desc=f"{self.tag}: compiling programs", disable=None, leave=False) as bar:
             decoder.compile(planned, lambda what: bar.update())
         self._decoder = decoder
@@ -154,7 +182,7 @@ class ForSampling:
         start_ids: Integers | None = None,
         attention_mask: Integers | None = None,
         output_all_logits: bool | None = None,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Logits after the last token of each row, f32[batch, vocab].
 
         input_ids [batch, n] start new sequences, or go on with those of the last call: then cache_ids, [n] or
@@ -162,29 +190,57 @@ class ForSampling:
         how many of them are padding on the left. In place of both, attention_mask [batch, columns so far] has zeros
         for padding, on whatever side it is.
 
+        With padding_side="right" in the NeuronConfig, cache_ids [batch, n] are positions, padded with zeros, and
+        start_ids [batch] the slots of the sequences: any, in any order, while others wait.
+
         With output_all_logits, which the NeuronConfig may have as its default, logits after every token, f32[batch, n,
-        vocab], where those of padding are zeros.
+        vocab], where those of padding are zeros. With log_softmax_scores there, a pair of logits and their
+        log-softmax. With on_device_generation there, and unless the caller says output_all_logits, the tokens chosen
+        from them, s64[batch, 1].
         """
         rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
-        every = self.neuron_config.output_all_logits if output_all_logits is None else output_all_logits
-        logits = self._encode(rows, self._repeats(rows), every)
-        if not every:
-            return torch.from_numpy(logits[:, 0])
-        columns = np.zeros((len(logits), *rows.real.shape[1:], self.config.vocab_size), np.float32)
-        for row, real in enumerate(np.tile(rows.real, (len(logits) // len(rows.real), 1))):
-            columns[row, real] = logits[row, : real.sum()]
-        return torch.from_numpy(columns)
+        switches, repeats = self.neuron_config, self._repeats(rows)
+        every = switches.output_all_logits if output_all_logits is None else output_all_logits
+        logits = self._encode(rows, repeats, every)
+        if switches.on_device_generation and output_all_logits is None:
+            return self._chosen(rows, repeats, logits[:, 0])
+        scores = torch.from_numpy(_spread(logits, rows, repeats) if every else logits[:, 0])
+        return (scores, scores.log_softmax(-1)) if switches.log_softmax_scores else scores
 
     __call__ = forward
+
+    def score(
+        self, input_ids: Integers, start_ids: Integers | None = None, attention_mask: Integers | None = None
+    ) -> torch.Tensor:
+        """The log-probability of every token after those before it in its row, f32[batch, n].
+
+        Zero for padding, and for each row's first token. Operands as in `forward`.
+        """
+        rows = self._read(input_ids, start_ids=start_ids, attention_mask=attention_mask)
+        scores = torch.zeros(rows.real.shape)
+        logits = torch.from_numpy(feed(self.decoder, rows, every=True))
+        for row, (tokens, real) in enumerate(zip(rows.tokens, torch.from_numpy(rows.real), strict=True)):
+            after = torch.from_numpy(tokens[1:])[:, None]
+            before = logits[row, : len(after)].log_softmax(-1)
+            scores[row, real] = torch.cat([torch.zeros(1), before.gather(1, after)[:, 0]])
+        return scores
+
+    def update_generation_config(self, generation_config: GenerationConfig) -> None:
+        """From now on choose tokens by other rules than the NeuronConfig's; no program is compiled for it."""
+        if self.neuron_config.on_device_generation is None:
+            raise ConfigError("update_generation_config wants a model with on_device_generation in its NeuronConfig")
+        copied = replace(deepcopy(generation_config))  # checked anew: its lists may have been changed
+        Rules(**copied.rules()).packed(self.options.batch_size)
+        self.neuron_config = replace(self.neuron_config, on_device_generation=copied)
 
     def sample(
         self,
         input_ids: Integers,
         sequence_length: int,
         start_ids: Integers | None = None,
-        top_k: int | Sequence[int] = 50,
-        top_p: Number = 1.0,
-        temperature: Number = 1.0,
+        top_k: int | Sequence[int] | None = None,
+        top_p: Number | None = None,
+        temperature: Number | None = None,
         eos_token_override: int | Sequence[int] | None = None,
         streamer: Streamer | None = None,
         stopping_criteria_list: Criteria | None = None,
@@ -199,23 +255,45 @@ class ForSampling:
     ) -> Any:
         """The prompts and what the model makes of them, s64[batch, up to sequence_length].
 
-        Tokens are chosen as `generation.Rules` says; the same `seed` draws the same ones on every runtime and at every
-        tp_degree. A row that has come to its end-of-sequence token (`eos_token_override`: another, several, or -1 for
-        none) repeats it. It ends when all rows have, when `stopping_criteria_list` says so of all, or at
-        `sequence_length` columns, prompt and padding included. `streamer` gets the prompt, then each column. No n-gram
-        of `no_repeat_ngram_size` tokens comes twice. With `output_scores`, also a list of the logits f32[batch, vocab]
-        that each token was chosen by. For `speculator` see `speculation`; what is not named here is as in `forward`.
+        Tokens are chosen as `generation.Rules` says, None meaning as on_device_generation has it; the same `seed` draws
+        the same on every runtime and at every tp_degree. A row that has come to its end-of-sequence token
+        (`eos_token_override`: another, several, or -1 for none) repeats it. It ends when all rows have, when
+        `stopping_criteria_list` says so of all, or at `sequence_length` columns, padding included. `streamer` gets the
+        prompt, then each column. No n-gram of `no_repeat_ngram_size` tokens comes twice. With `output_scores`, also a
+        list of the logits f32[batch, vocab] that each token was chosen by. For `speculator` see `speculation`; what is
+        not named here is as in `forward`.
         """
-        rules = Rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
-        eos = self.eos_token_ids if eos_token_override is None else _token_ids(eos_token_override)
+        rules = self._rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
+        eos = self._ends(eos_token_override)
         rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
         ids = torch.from_numpy(integers("input_ids", input_ids, 2))
         count = sequence_length - (ids.shape[1] if cache_ids is None else int(np.max(np.asarray(cache_ids))) + 1)
-        self._check_room(sequence_length, count, int(rows.end.max()))
+        self._check_room(rows, sequence_length, count)
         first, last = ids.repeat(self._repeats(rows), 1), [*eos, *self.eos_token_ids, 0][0]
         seen = Transcript([first], last, stopping_criteria_list, no_repeat_ngram_size, output_scores)
         self._continue(rows, rules, eos, count, seen, streamer, speculator)
         return (seen.ids, seen.scores) if output_scores else seen.ids
+
+    def _rules(self, *values: Any) -> Rules:
+        """The fields of `Rules` in order; in place of None is what on_device_generation says."""
+        default = self.neuron_config.on_device_generation
+        named = {f.name: value for f, value in zip(fields(Rules), values, strict=False) if value is not None}
+        return Rules(**(default.rules() if default else {}) | named)
+
+    def _ends(self, override: int | Sequence[int] | None) -> list[int]:
+        default = self.neuron_config.on_device_generation
+        if override is None and default is None:
+            return self.eos_token_ids
+        return _token_ids(default.eos_token_id if default and override is None else override)
+
+    def _chosen(self, rows: Rows, repeats: int, logits: np.ndarray[Any, Any]) -> torch.Tensor:
+        """The token after each row, by the rules of the slot it has. logits f32[batch, vocab] -> s64[batch, 1]"""
+        slots, count = rows.slots if repeats == 1 else np.arange(len(logits)), self.options.batch_size
+        whole, end = np.zeros((count, logits.shape[1]), np.float32), np.zeros(count, np.int64)
+        whole[slots], end[slots] = logits, np.tile(rows.end, repeats)
+        generation = Generation(self.decoder, [np.zeros(0, np.int64)] * count, end, self._rules(), [])
+        generation.wanted[slots] = 1
+        return torch.from_numpy(generation.choose(whole)[slots, None])
 
     def _continue(
         self,
@@ -242,7 +320,10 @@ class ForSampling:
             for tokens in seen.read(blocks, generation):
                 put(tokens)
 
-    def _check_room(self, sequence_length: int, count: int, end: int) -> None:
+    def _check_room(self, rows: Rows, sequence_length: int, count: int) -> None:
+        end = int(rows.end.max())
+        if (rows.slots != np.arange(len(rows.slots))).any():
+            raise InputError(f"start_ids wants the slots 0, 1, … in order for sample(), got {rows.slots.tolist()}")
         if count < 1:
             wanted = f"more than the {sequence_length - count} columns of the prompt"
             raise InputError(f"sequence_length wants to be {wanted}, got {sequence_length}")
@@ -253,17 +334,25 @@ class ForSampling:
             )
 
     def _read(self, input_ids: Integers, **where: Integers | None) -> Rows:
-        rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=self.options.buckets.longest, **where)
-        if len(rows.tokens) > self.options.batch_size:
-            raise InputError(
-                f"batch_size={self.options.batch_size} is what this model takes, got {len(rows.tokens)} rows"
-            )
+        vocab_size, longest, slots = self.config.vocab_size, self.options.buckets.longest, self.options.batch_size
+        named = {name for name, value in where.items() if value is not None}
+        if self.neuron_config.padding_side == "right" and named and "attention_mask" not in named:
+            ids = where["cache_ids"], where["start_ids"]
+            return read_slots(input_ids, *ids, vocab_size=vocab_size, longest=longest, slots=slots)
+        rows = read_rows(input_ids, vocab_size=vocab_size, longest=longest, **where)
+        if len(rows.tokens) > slots:
+            raise InputError(f"batch_size={slots} is what this model takes, got {len(rows.tokens)} rows")
         return rows
+
+    @property
+    def _broadcasts(self) -> bool:
+        """Whether a prompt may serve several sequences: never where callers name the slots."""
+        return self.options.repeats > 1 and self.neuron_config.padding_side == "left"
 
     def _repeats(self, rows: Rows) -> int:
         """How many sequences each prompt serves."""
         fits = len(rows.tokens) == self.options.prompt_batch_size and not rows.start.any()
-        return self.options.repeats if fits else 1
+        return self.options.repeats if fits and self._broadcasts else 1
 
     def _encode(self, rows: Rows, repeats: int, every: bool = False) -> np.ndarray[Any, Any]:
         """Logits as `feed` has them; a prompt that serves several sequences is copied to their slots."""
@@ -272,6 +361,14 @@ class ForSampling:
             return logits
         self.decoder.reorder(np.tile(np.arange(self.options.prompt_batch_size), repeats))
         return np.tile(logits, (repeats, 1, 1))
+
+
+def _spread(logits: np.ndarray[Any, Any], rows: Rows, repeats: int) -> np.ndarray[Any, Any]:
+    """Logits of each row's tokens at the columns where the caller has them. -> f32[batch, n, vocab]"""
+    columns = np.zeros((len(logits), rows.real.shape[1], logits.shape[2]), np.float32)
+    for row, real in enumerate(np.tile(rows.real, (repeats, 1))):
+        columns[row, real] = logits[row, : real.sum()]
+    return columns
 
 
 def _token_ids(value: int | Sequence[int] | None) -> list[int]:

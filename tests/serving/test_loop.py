@@ -84,6 +84,19 @@ class TestAgainstTransformers:
         torch.testing.assert_close(torch.stack(scores), torch.stack(want.logits), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_scores_of_a_given_text_are_its_log_probabilities(model, reference, side):
+    tokenizer = AutoTokenizer.from_pretrained(TINY_KJV, pad_token="<|endoftext|>")
+    batch = tokenizer(TEXTS, return_tensors="pt", padding=True, padding_side=side)
+    got = model.score(batch.input_ids, attention_mask=batch.attention_mask)
+    for row, text in enumerate(TEXTS):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        with torch.inference_mode():
+            loss = reference(ids, labels=ids).loss
+        assert got[row].sum() == pytest.approx(-float(loss) * (ids.shape[1] - 1), rel=1e-5)
+        assert (got[row] != 0).sum() == ids.shape[1] - 1
+
+
 class TestWhatEndsIt:
     def test_criteria_see_the_prompt_and_every_token_in_order(self, model, batch):
         options = dict(top_k=1, attention_mask=batch.attention_mask, eos_token_override=-1)

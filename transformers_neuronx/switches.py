@@ -1,0 +1,236 @@
+"""Options that are not of one model, as configurations for the original have them.
+
+A field's row says what comes of it: it works, it is accepted and changes nothing, or it is refused unless it is the
+default. docs/compatibility.md says the same to users.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx.constants import GQA, Layout
+from transformers_neuronx.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
+_MENTIONED: set[str] = set()  # switches that the log has spoken of
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a value has to be, in words and as a check."""
+
+    text: str
+    holds: Callable[[Any], Any]
+
+
+def _one_of(*values: Any) -> Wanted:
+    return Wanted(f"one of {', '.join(map(str, values))}", lambda value: value in values)
+
+
+def _or_none(wanted: Wanted) -> Wanted:
+    return Wanted(f"{wanted.text} or None", lambda value: value is None or wanted.holds(value))
+
+
+def _each(wanted: Wanted) -> Wanted:
+    return Wanted(
+        f"{wanted.text}, or a list of such",
+        lambda value: all(map(wanted.holds, value if isinstance(value, list | tuple) else [value])),
+    )
+
+
+def _whole(least: int) -> Wanted:
+    return Wanted(
+        f"a whole number of at least {least}", lambda value: isinstance(value, Integral) and int(value) >= least
+    )
+
+
+def _real(text: str, holds: Callable[[float], bool]) -> Wanted:
+    return Wanted(f"a number {text}", lambda value: isinstance(value, Real) and holds(float(value)))
+
+
+def _made_of(kind: type, text: str) -> Wanted:
+    return Wanted(f"{text} or None", lambda value: value is None or isinstance(value, kind))
+
+
+_TRUTH = _one_of(False, True)
+_DTYPE = _one_of("float32", "float16", "bfloat16")
+_TILES = Wanted(
+    "an order of the axes 0 to 3 that has 2 before 3",
+    lambda value: isinstance(value, list | tuple) and sorted(value) == [0, 1, 2, 3] and value.index(2) < value.index(3),
+)
+
+
+def works(default: Any, wanted: Wanted) -> Any:
+    return field(default=default, metadata=dict(wanted=wanted))
+
+
+def idle(default: Any, wanted: Wanted = _TRUTH) -> Any:
+    """A switch that changes nothing here, such as those that traded memory for time with AWS's compiler."""
+    return field(default=default, metadata=dict(wanted=wanted, idle=True))
+
+
+def refused(default: Any, why: str) -> Any:
+    """A switch that would change what comes out, or what goes in, and is not there."""
+    return field(default=default, metadata=dict(wanted=Wanted(f"{default}: {why}", lambda value: value == default)))
+
+
+def _check(config: Any) -> None:
+    for f in fields(config):
+        value, wanted = getattr(config, f.name), f.metadata["wanted"]
+        if not wanted.holds(value):
+            raise ConfigError(f"{f.name} wants {wanted.text}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class ContinuousBatchingConfig:
+    """Requests that come and go: `forward` names, row by row, the slot of the cache that a sequence has.
+
+    `max_num_seqs` sequences fit, of `max_model_len` tokens each; `batch_size_for_shared_caches` is an older name.
+    """
+
+    max_num_seqs: int | None = works(None, _or_none(_whole(1)))
+    batch_size_for_shared_caches: int | None = works(None, _or_none(_whole(1)))
+    max_model_len: int | None = works(None, _or_none(_whole(1)))
+    optimized_paged_attention: bool = refused(False, "a sequence has one slot, and no pages")
+    enable_chunked_prefill: bool = refused(False, "it wants a cache of pages; long prompts go in windows as they are")
+
+    def __post_init__(self) -> None:
+        _check(self)
+        given = {self.max_num_seqs, self.batch_size_for_shared_caches} - {None}
+        if len(given) != 1:
+            raise ConfigError(
+                "ContinuousBatchingConfig wants max_num_seqs, or batch_size_for_shared_caches for the same, "
+                f"got {self.max_num_seqs} and {self.batch_size_for_shared_caches}"
+            )
+        for name in ("max_num_seqs", "batch_size_for_shared_caches"):
+            object.__setattr__(self, name, *given)
+
+    def init_cache_engine(self, block_size: int, num_blocks: int) -> None:
+        """Kept for vLLM, which says how it has divided the cache: a block has to be a sequence."""
+        if self.max_model_len is not None and block_size < self.max_model_len:
+            raise ConfigError(f"block_size wants to be max_model_len={self.max_model_len} or more, got {block_size}")
+
+    def batch_size(self, asked: int | None) -> int:
+        """The number of slots, which is what `asked` has to be if it is given."""
+        assert self.max_num_seqs is not None
+        if asked not in (None, self.max_num_seqs):
+            raise ConfigError(f"batch_size wants to be max_num_seqs={self.max_num_seqs}, got {asked}")
+        return self.max_num_seqs
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """How `forward` chooses tokens when it does, for all slots alike or with a list of one value for each.
+
+    Without `do_sample` or `dynamic` it takes the likeliest token; so it does in slots whose `temperature` is 0.
+    `global_top_k` is a bound on every `top_k`. With `deterministic`, each run draws the same.
+    """
+
+    max_length: int | None = idle(None, _or_none(_whole(1)))
+    do_sample: bool = works(False, _TRUTH)
+    top_k: int | Sequence[int] | None = works(50, _or_none(_each(_whole(0))))
+    top_p: float | Sequence[float] = works(1.0, _each(_real("above 0 and at most 1", lambda p: 0 < p <= 1)))
+    top_p_min_tokens: int | Sequence[int] = works(1, _each(_one_of(0, 1)))
+    global_top_k: int | None = works(None, _or_none(_whole(1)))
+    eos_token_id: int | Sequence[int] | None = works(None, _or_none(_each(_whole(-1))))
+    temperature: float | Sequence[float] | None = works(1.0, _or_none(_each(_real("from 0 on", lambda t: t >= 0))))
+    dynamic: bool = works(False, _TRUTH)
+    deterministic: bool = works(False, _TRUTH)
+    per_batch_line: bool = idle(False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def rules(self) -> dict[str, Any]:
+        """The same as keywords of `sample`."""
+        temperature = np.asarray(1.0 if self.temperature is None else self.temperature)
+        top_k = np.asarray(0 if self.top_k is None else self.top_k)
+        if self.global_top_k is not None:
+            top_k = np.where(top_k == 0, self.global_top_k, np.minimum(top_k, self.global_top_k))
+        greedy = (temperature == 0) | (not (self.do_sample or self.dynamic))
+        return dict(
+            top_k=np.where(greedy, 1, top_k),
+            top_p=self.top_p,
+            temperature=np.where(temperature == 0, 1.0, temperature),
+            seed=0 if self.deterministic else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronConfig:
+    """Options that are not of one model.
+
+    `runtime` is where programs run: "cpu" (the default) or "cuda"; None leaves it to NEURONX_RUNTIME. With
+    `output_all_logits`, `forward` returns the logits of every token it is given; with `log_softmax_scores` their
+    log-softmax as well; with `on_device_generation` the token that they lead to instead. `continuous_batching` has
+    requests come and go, and `padding_side="right"`, which it brings along, has calls that name positions and slots
+    row by row. `compilation_worker_count` programs are compiled at once. `tokens_per_dispatch` is how many tokens
+    `sample` makes in a loop on the devices before the host sees them; with 0 the host has the loop.
+    """
+
+    runtime: str | None = works(None, _made_of(str, "a name"))
+    output_all_logits: bool = works(False, _TRUTH)
+    log_softmax_scores: bool = works(False, _TRUTH)
+    on_device_generation: GenerationConfig | None = works(None, _made_of(GenerationConfig, "a GenerationConfig"))
+    continuous_batching: ContinuousBatchingConfig | None = works(
+        None, _made_of(ContinuousBatchingConfig, "a ContinuousBatchingConfig")
+    )
+    padding_side: str = works("left", _one_of("left", "right"))
+    compilation_worker_count: int | None = works(None, _or_none(_whole(1)))
+    tokens_per_dispatch: int = works(32, _whole(0))
+
+    quant: None = refused(None, "quantized weights are not supported yet")
+    kv_cache_quant: None = refused(None, "a quantized cache is not supported yet")
+    sparse_attn: None = refused(None, "a token looks at all before it, or at the window of the model's configuration")
+    cast_logits_dtype: str = refused("float32", "logits are always float32")
+    is_eagle_target: bool = refused(False, "there is no speculation with EAGLE")
+    is_eagle_draft: bool = refused(False, "there is no speculation with EAGLE")
+    has_pre_attention_norm: bool = refused(True, "the models here have it; drafts for EAGLE are not there")
+
+    on_device_embedding: bool = idle(False)
+    group_query_attention: GQA | str | None = idle(None, _or_none(_one_of(*GQA)))
+    attention_layout: Layout | str = idle(Layout.HSB, _one_of(Layout.HSB, Layout.BSH))
+    collectives_layout: Layout | str = idle(Layout.HSB, _one_of(Layout.HSB, Layout.BSH))
+    cache_layout: Layout | str = idle(Layout.SBH, _one_of(Layout.SBH, Layout.BSH))
+    all_reduce_dtype: str | None = idle(None, _or_none(_DTYPE))
+    bf16_rms_norm: bool = idle(False)
+    sequence_parallel_norm: bool = idle(False)
+    sequence_parallel_norm_threshold: int = idle(2048, _whole(1))
+    shard_over_sequence: bool = idle(False)
+    duplicate_q_weight_sos: bool = idle(False)
+    fuse_qkv: bool = idle(False)
+    qkv_tiling: bool = idle(False)
+    weight_tiling: bool = idle(False)
+    mlp_in_weight_tiling_permute_order: Sequence[int] = idle((1, 2, 0, 3), _TILES)
+    mlp_out_weight_tiling_permute_order: Sequence[int] = idle((1, 2, 0, 3), _TILES)
+    mlp_out_weight_transpose: bool = idle(False)
+    attn_output_transposed: bool = idle(False)
+    fused_rmsnorm_qkv: bool = idle(False)
+    fused_rmsnorm_mlp: bool = idle(False)
+    fuse_mlp: bool = idle(False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for name in ("output_all_logits", "log_softmax_scores"):
+            if self.on_device_generation is not None and getattr(self, name):
+                raise ConfigError(f"{name} wants logits, and on_device_generation has tokens in their place: pass one")
+        if self.continuous_batching is not None:
+            object.__setattr__(self, "padding_side", "right")
+        _mention([f.name for f in fields(self) if "idle" in f.metadata and _frozen(getattr(self, f.name)) != f.default])
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _mention(names: Sequence[str]) -> None:
+    """Say of each switch once that it changes nothing."""
+    if new := [name for name in names if name not in _MENTIONED]:
+        _MENTIONED.update(new)
+        _LOG.warning("These switches of NeuronConfig tuned AWS's compiler and change nothing here: %s.", ", ".join(new))
