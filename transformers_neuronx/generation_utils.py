@@ -6,33 +6,109 @@ where they are.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import TransformersKwargs
 
+from transformers_neuronx.errors import InputError
 from transformers_neuronx.sampling import ForSampling
+
+# What Transformers' models may take, and ignoring it would give something other than was asked for.
+REFUSED = (TransformersKwargs.__optional_keys__ | {"inputs_embeds", "labels"}) - {"position_ids"}
 
 
 class DeviceCache(Cache):
-    """Stands for the sequences cached on the devices, of which it knows the number of columns."""
+    """Stands for sequences cached on the devices: how many there are, and of how many columns.
+
+    There is one cache on the devices, so whoever calls the model otherwise takes the place of these sequences.
+    """
 
     is_compileable = False
 
     def __init__(self, model: ForSampling) -> None:
         super().__init__(layers=[])
         self.model = model
-        self.columns = 0
+        self.rows = self.columns = 0
+        self.drafts = False
+        self._left: object = None  # what the devices held after the last call for these sequences
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns
 
+    def feed(self, ids: torch.Tensor, mask: torch.Tensor | None, every: bool) -> torch.Tensor:
+        """Logits after the last token of each row, or after `every` one: f32[batch, 1 or n, vocab].
+
+        ids [batch, n] are the next columns; mask [batch, all columns] has zeros for padding, None is no padding.
+        """
+        self._check(len(ids))
+        first, (rows, n) = self.columns, ids.shape
+        mask = None if mask is None else mask[:, : first + n]
+        end = first + n if mask is None else int(mask.sum(1).max())
+        cut = n - max(0, end - self.model.options.buckets.longest) if self.drafts else n
+        where: dict[str, Any] = dict(cache_ids=np.arange(first, first + cut))
+        if mask is not None:
+            where = dict(attention_mask=mask[:, : first + cut])
+        logits = self.model.forward(ids[:, :cut], output_all_logits=every, **where)[:rows]
+        self.rows, self.columns, self._left = rows, first + n, self._held()
+        if not every:
+            return logits[:, None]
+        column = torch.arange(n).clamp(max=cut - 1).expand(rows, n)
+        if mask is not None:  # after padding what comes after the token before it
+            column = torch.where(mask[:, first:] != 0, column, 0).cummax(1).values
+        return logits.take_along_dim(column[..., None], 1)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last `-tokens_to_remove` columns; what follows is written over them.
+
+        Earlier versions of Transformers 5 say in a positive number how many are to stay.
+        """
+        left = tokens_to_remove if tokens_to_remove > 0 else self.columns + tokens_to_remove
+        self.columns = max(0, min(self.columns, left))
+
+    def activate_past_recording(self) -> None:
+        """What is fed from now on are drafts. Those past the longest sequence will be cropped, and need not be run."""
+        self.drafts = True
+
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row `i` goes on with the sequence of row `beam_idx[i]`."""
+        self._check(self.rows)
         self.model.reorder_cache(beam_idx)
+        self.rows, self._left = len(beam_idx), self._held()
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.reorder_cache(torch.arange(self.rows).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        self.columns = 0
+
+    def check_positions(self, positions: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Tokens stand where the mask says, and nowhere else."""
+        window = slice(self.columns, self.columns + ids.shape[1])
+        mask = torch.ones(len(ids), window.stop) if mask is None else mask
+        real = mask[:, window] != 0
+        if not torch.equal(positions.expand(ids.shape)[real], (mask.cumsum(1) - 1)[:, window][real].long()):
+            raise InputError(f"position_ids want to count the tokens of attention_mask, got {positions.tolist()}")
+
+    def _held(self) -> object:
+        return self.model.decoder.caches[-1]  # every program that writes makes it another
+
+    def _check(self, rows: int) -> None:
+        if not self.columns:
+            return
+        if self._left is not self._held():
+            raise InputError("past_key_values are no longer on the devices: the model has been called for others since")
+        if rows != self.rows:
+            raise InputError(f"past_key_values are of {self.rows} rows, got {rows}")
 
 
 class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
@@ -53,6 +129,9 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     def __init__(self, config: PreTrainedConfig, model: ForSampling) -> None:
         super().__init__(config)
         self.model = model
+        if config.name_or_path:
+            with suppress(OSError):  # there is none
+                self.generation_config = GenerationConfig.from_pretrained(config.name_or_path, local_files_only=True)
 
     @property
     def device(self) -> torch.device:
@@ -67,26 +146,64 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     def reset_generation(self) -> None:
         """Kept for callers of the original, which needed it between calls."""
 
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        model_kwargs.setdefault("past_key_values", DeviceCache(self.model))
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        _refuse(model_kwargs)
+        super()._validate_model_kwargs(model_kwargs)  # type: ignore[misc]
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, *_: Any
+    ) -> None:
+        """Where Transformers makes the cache, knowing how large: the last step before it generates."""
+        self._check_limits(generation_config, model_kwargs.get("attention_mask"), batch_size)
+        generation_config.prefill_chunk_size = None  # long prompts go in windows anyway
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = DeviceCache(self.model)
+
+    def _check_limits(self, options: Any, mask: torch.Tensor | None, prompts: int) -> None:
+        rows = prompts * max(options.num_beams, options.num_return_sequences)
+        if rows > self.model.options.batch_size:
+            raise InputError(
+                f"batch_size={self.model.options.batch_size} is what this model takes, got {rows} rows: {prompts} "
+                f"prompts with num_beams={options.num_beams}, num_return_sequences={options.num_return_sequences}"
+            )
+        end = options.max_length - (0 if mask is None else int((mask == 0).sum(1).min()))
+        if end > self.model.options.buckets.longest:
+            raise InputError(
+                f"n_positions={self.model.options.buckets.longest} is the longest sequence this model takes; "
+                f"max_length={options.max_length} (max_new_tokens={options.max_new_tokens}) needs {end}"
+            )
 
     def forward(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values: DeviceCache | None = None,
-        **_: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits after the last token of each row, f32[batch, 1, vocab].
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits after the last `logits_to_keep` tokens of each row, or after those columns, or all where it is 0.
 
         input_ids [batch, n] follow the columns that `past_key_values` knows of; attention_mask [batch, all columns].
         """
+        _refuse(others)
+        if input_ids is None:
+            raise InputError("input_ids is missing: it is what a compiled model takes")
         cache = DeviceCache(self.model) if past_key_values is None else past_key_values
-        columns = cache.columns + input_ids.shape[1]
-        if attention_mask is None:
-            attention_mask = torch.ones(len(input_ids), columns, dtype=torch.long)
-        logits = self.model.forward(input_ids, attention_mask=attention_mask[:, :columns])
-        cache.columns = columns
-        return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=cache)
+        if not isinstance(cache, DeviceCache) or cache.model is not self.model:
+            raise InputError(f"past_key_values wants those that this model returned, got {type(cache).__name__}")
+        if (positions := others.get("position_ids")) is not None:
+            cache.check_positions(positions, input_ids, attention_mask)
+        last = isinstance(logits_to_keep, int) and logits_to_keep == 1
+        logits = cache.feed(input_ids, attention_mask, every=not last)
+        if not last:
+            logits = logits[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
+        output = CausalLMOutputWithPast(logits=logits, past_key_values=None if use_cache is False else cache)
+        return output.to_tuple() if return_dict is False else output
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    for name in sorted(REFUSED & options.keys()):
+        if options[name] is not None and options[name] is not False:
+            raise InputError(f"{name} is not supported: a compiled model takes token ids and a mask, and gives logits")

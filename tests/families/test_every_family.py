@@ -69,6 +69,20 @@ def test_greedy_generation_past_an_eos_in_one_row(pair):
     got = model.sample(ids, ids.shape[1] + 20, attention_mask=mask, top_k=1, eos_token_override=eos)
     assert torch.equal(got, want.repeat(2, 1))
     adapter = HuggingFaceGenerationModelAdapter(reference.config, model)
-    twice = ids.repeat(2, 1), mask.repeat(2, 1)
-    got = adapter.generate(twice[0], eos_token_id=eos, pad_token_id=eos, **greedy | dict(attention_mask=twice[1]))
-    assert torch.equal(got, want.repeat(2, 1))
+    greedy |= dict(eos_token_id=eos, pad_token_id=eos)
+    assert torch.equal(adapter.generate(ids, **greedy), want)
+    rows = [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
+    ids, mask = padded(rows, "right")
+    got = adapter.generate(ids, **greedy | dict(attention_mask=mask))
+    assert torch.equal(got, torch.cat([ids, want[:, ids.shape[1] :]], 1))
+
+
+def test_beams_of_unequal_prompts(pair):
+    model, reference = pair
+    ids, mask = padded(prompts(131, [13, 7]), "left")
+    options = dict(attention_mask=mask, num_beams=2, num_return_sequences=2, max_new_tokens=12, pad_token_id=0)
+    eos = reference.generate(ids, eos_token_id=None, **options)[0, 17].item()
+    options |= dict(eos_token_id=eos, length_penalty=-1.0, early_stopping=True)
+    want = reference.generate(ids, **options)
+    assert torch.equal(HuggingFaceGenerationModelAdapter(reference.config, model).generate(ids, **options), want)
+    assert (want[:, ids.shape[1] :] == eos).any()

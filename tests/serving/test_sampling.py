@@ -1,4 +1,4 @@
-"""sample() and generate() on the trained checkpoint, token for token against Transformers."""
+"""sample() on the trained checkpoint, token for token against Transformers."""
 
 from pathlib import Path
 
@@ -7,8 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from transformers_neuronx.errors import InputError
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.gpt2.model import GPT2ForSampling, GPT2ForSamplingWithContextBroadcasting
 from transformers_neuronx.programs import Loop, Shape
 
@@ -40,11 +38,6 @@ def broadcasting(request):
     )
     model.to_neuron()
     return model
-
-
-@pytest.fixture(scope="module")
-def adapter(model, reference):
-    return HuggingFaceGenerationModelAdapter(reference.config, model)
 
 
 def greedy(reference, ids, length):
@@ -154,36 +147,6 @@ class TestPromptsThatServeSeveralSequences:
         ids = tokenizer(TEXTS[0], return_tensors="pt").input_ids.repeat(6, 1)
         want = greedy(reference, ids[:1], 40)
         assert torch.equal(broadcasting.sample(ids, 40, top_k=1, eos_token_override=-1), want.repeat(6, 1))
-
-
-class TestGenerate:
-    @pytest.mark.parametrize(
-        "options",
-        [
-            dict(do_sample=False),
-            dict(num_beams=4, num_return_sequences=2),
-            dict(num_beams=2, length_penalty=0.5, early_stopping=True, no_repeat_ngram_size=3),
-            dict(repetition_penalty=1.3),
-        ],
-        ids=str,
-    )
-    def test_tokens_are_those_of_transformers(self, adapter, reference, tokenizer, options):
-        batch = tokenizer(TEXTS[:2], return_tensors="pt", padding=True, padding_side="left")
-        options = dict(max_length=60, pad_token_id=0) | options
-        assert torch.equal(adapter.generate(**batch, **options), reference.generate(**batch, **options))
-
-    def test_a_seed_draws_what_transformers_draws(self, adapter, reference, tokenizer):
-        batch = tokenizer(TEXTS[0], return_tensors="pt")
-        options = dict(max_length=60, do_sample=True, temperature=0.7, pad_token_id=0)
-        torch.manual_seed(0)
-        ours = adapter.generate(**batch, **options)
-        torch.manual_seed(0)
-        assert torch.equal(ours, reference.generate(**batch, **options))
-
-    def test_more_beams_than_the_batch_is_refused(self, adapter, tokenizer):
-        batch = tokenizer(TEXTS[0], return_tensors="pt")
-        with pytest.raises(InputError, match="batch_size=8 is what this model takes, got 9 rows"):
-            adapter.generate(**batch, num_beams=9, max_length=60)
 
 
 def test_caches_stay_on_the_device_in_the_same_memory(model, tokenizer):
