@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from lines import family_lines
 
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import get_runtime
+
+# Between two operations torch's threads go on spinning for milliseconds, on the cores that the programs need.
+torch.set_num_threads(1)
 
 
 def pytest_terminal_summary(terminalreporter):
