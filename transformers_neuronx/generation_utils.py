@@ -7,6 +7,7 @@ where they are.
 from __future__ import annotations
 
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,38 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import TransformersKwargs
 
-from transformers_neuronx.errors import InputError
+from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.sampling import ForSampling
 
 # What Transformers' models may take, and ignoring it would give something other than was asked for.
 REFUSED = (TransformersKwargs.__optional_keys__ | {"inputs_embeds", "labels"}) - {"position_ids"}
+
+
+class _OneTorchThread:
+    """While anything runs inside, torch has one thread; then it has again what it had before.
+
+    Between two operations torch's threads go on spinning for milliseconds, on the cores that the programs need.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._inside = self._before = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.get_num_threads()
+                torch.set_num_threads(1)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.set_num_threads(self._before)
+
+
+_ONE_TORCH_THREAD = _OneTorchThread()
 
 
 class DeviceCache(Cache):
@@ -55,14 +83,14 @@ class DeviceCache(Cache):
         where: dict[str, Any] = dict(cache_ids=np.arange(first, first + cut))
         if mask is not None:
             where = dict(attention_mask=mask[:, : first + cut])
-        logits = self.model.forward(ids[:, :cut], output_all_logits=every, **where)[:rows]
+        logits: torch.Tensor = self.model.forward(ids[:, :cut], output_all_logits=every, **where)[:rows]
         self.rows, self.columns, self._left = rows, first + n, self._held()
         if not every:
             return logits[:, None]
         column = torch.arange(n).clamp(max=cut - 1).expand(rows, n)
         if mask is not None:  # after padding what comes after the token before it
             column = torch.where(mask[:, first:] != 0, column, 0).cummax(1).values
-        return logits.take_along_dim(column[..., None], 1)
+        return torch.take_along_dim(logits, column[..., None], 1)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last `-tokens_to_remove` columns; what follows is written over them.
@@ -127,6 +155,8 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         return True
 
     def __init__(self, config: PreTrainedConfig, model: ForSampling) -> None:
+        if model.neuron_config.log_softmax_scores:
+            raise ConfigError("log_softmax_scores has forward() return a pair, and generate() wants logits alone")
         super().__init__(config)
         self.model = model
         if config.name_or_path:
@@ -145,6 +175,11 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
 
     def reset_generation(self) -> None:
         """Kept for callers of the original, which needed it between calls."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As Transformers' `generate`, whose own part runs on one thread."""
+        with _ONE_TORCH_THREAD:
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         _refuse(model_kwargs)

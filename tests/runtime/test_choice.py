@@ -8,20 +8,27 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from transformers_neuronx import hlo
 from transformers_neuronx.generation import Rules
 from transformers_neuronx.layers.choice import BROKEN, CANDIDATES, choose, unpacked
+from transformers_neuronx.runtimes import get_runtime
 
 INF = np.inf
 
 
 @pytest.fixture(scope="module")
-def draw(run):
-    """`draw(logits, rules, …)`: the token of each row."""
+def draw(write):
+    """`draw(logits, rules, …)`: the token of each row. A program is compiled once for each shape."""
+    programs = {}
 
     def drawn(logits, rules=None, position=0, seen=None, degree=1):
         logits = np.atleast_2d(np.asarray(logits, np.float32))
         rows = len(logits)
         seen = np.zeros(logits.shape, bool) if seen is None else seen
         operands = logits, seen, (rules or Rules(seed=0)).packed(rows), np.full(rows, position, np.int32)
-        return run(lambda a, b, c, d: choose(a, b, unpacked(c), d), *operands, degree=degree)[0]
+        runtime = get_runtime("cpu", degree)
+        if (logits.shape, degree) not in programs:
+            module = write(lambda a, b, c, d: choose(a, b, unpacked(c), d), *operands)
+            programs[logits.shape, degree] = runtime.compile(module)
+        [tokens] = programs[logits.shape, degree](*(runtime.put([operand]) for operand in operands))
+        return tokens.numpy()
 
     return drawn
 

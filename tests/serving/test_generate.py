@@ -346,3 +346,24 @@ def test_cached_rows_are_selected_and_repeated(adapter, reference, one):
         ids = one.input_ids.repeat(2, 1)
         results.append(generated(model, dict(input_ids=ids), past_key_values=cache, do_sample=True))
     assert torch.equal(*results)
+
+
+def test_torch_has_its_threads_again_after_generating(adapter, tokenizer):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen = []
+
+    class Streamer:
+        def put(self, value):
+            seen.append(torch.get_num_threads())
+
+        def end(self):
+            raise RuntimeError("the reader has gone")
+
+    try:
+        with pytest.raises(RuntimeError, match="the reader has gone"):
+            adapter.generate(**tokenizer("In the", return_tensors="pt"), max_new_tokens=3, streamer=Streamer())
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
