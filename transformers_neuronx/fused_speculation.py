@@ -22,7 +22,7 @@ from transformers_neuronx.programs import (
     Programs,
     chosen_after,
     flattened,
-    in_place,
+    looped,
     side_by_side,
     with_tokens,
 )
@@ -106,13 +106,14 @@ class FusedSpeculativeDecoder:
             column = [hlo.reshape(hlo.slice(packed, 1, i, i + 1), target.slots) for i in (0, 1, 2, LOOP_COLUMNS)]
             tokens = hlo.full(NOTHING, "s32", [target.slots, steps + self.k])
             state = [hlo.constant(0, "s32"), *column, seen, tokens]
-            result = hlo.while_loop(
+            (made, *_, tokens), after = looped(
                 lambda made, token, position, wanted, *_: hlo.logical_and(made < steps, hlo.any(wanted > 0, 0)),
                 self._round(checker, guesser, packed),
-                [*state, *flattened(before)],
+                state,
+                before,
+                width,
             )
-            after = in_place(result[len(state) :], flattened(before))
-            return [result[len(state) - 1], result[0], *after]
+            return [tokens, made, *after]
 
         return compile_py_func(program)
 

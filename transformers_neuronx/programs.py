@@ -190,13 +190,14 @@ class Programs:
             rows = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), self.slots) for i in range(3))
             tokens = hlo.full(NOTHING, "s32", [self.slots, loop.steps])
             state = [hlo.constant(0, "s32"), *rows, seen, tokens]
-            flat = flattened(caches)
-            result = hlo.while_loop(
+            (*_, tokens), after = looped(
                 lambda i, token, position, wanted, *_: hlo.logical_and(i < loop.steps, hlo.any(wanted > 0, 0)),
                 self._next_tokens(scribe, weights, packed, loop.width),
-                [*state, *flat],
+                state,
+                caches,
+                loop.width,
             )
-            return [result[len(state) - 1], *in_place(result[len(state) :], flat)]
+            return [tokens, *after]
 
         return compile_py_func(program)
 
@@ -329,6 +330,27 @@ class Programs:
 
 def flattened(caches: list[Cache]) -> list[Tensor]:
     return [tensor for cache in caches for tensor in (cache.keys, cache.values)]
+
+
+def looped(
+    condition: Callable[..., Tensor],
+    body: Callable[..., list[Tensor]],
+    state: list[Tensor],
+    caches: list[Cache],
+    width: int,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """A `while_loop` with `state` and then the caches as its state: the state after it, and the caches in place.
+
+    While it runs the caches are cut to `width` positions: cutting them at each step costs more than it saves.
+    """
+    flat = flattened(caches)
+    cut = [cache if cache.sizes[1] == width else hlo.slice(cache, 1, 0, width) for cache in flat]
+    result = hlo.while_loop(condition, body, [*state, *cut])
+    after = [
+        new if new.sizes == cache.sizes else hlo.dynamic_update_slice(cache, new, [0, 0, 0])
+        for new, cache in zip(result[len(state) :], flat, strict=True)
+    ]
+    return result[: len(state)], in_place(after, flat)
 
 
 def in_place(after: list[Tensor], before: list[Tensor]) -> list[Tensor]:

@@ -116,3 +116,5 @@ def check_pair(draft: ForSampling, target: ForSampling) -> None:
     ):
         if ours != theirs:
             raise ConfigError(f"{name} wants to be the same for draft and target, got {ours} and {theirs}")
+    if (ours := draft.options.buckets.longest) < (theirs := target.options.buckets.longest):
+        raise ConfigError(f"n_positions wants to be at least the target's {theirs} for the draft, got {ours}")

@@ -126,7 +126,11 @@ def test_what_does_not_go_together_is_refused(target, draft, batch):
     with pytest.raises(ConfigError, match="batch_size wants to be the same for draft and target, got 3 and 1"):
         SpeculativeGenerator(draft, GPT2ForSampling.from_pretrained(TINY_KJV))
     with pytest.raises(ConfigError, match="tp_degree wants to be the same for draft and target, got 1 and 2"):
-        FusedSpeculativeDecoder(draft, GPT2ForSampling.from_pretrained(TINY_KJV, batch_size=3, tp_degree=2))
+        FusedSpeculativeDecoder(
+            draft, GPT2ForSampling.from_pretrained(TINY_KJV, batch_size=3, n_positions=128, tp_degree=2)
+        )
+    with pytest.raises(ConfigError, match="n_positions wants to be at least the target's 128 for the draft, got 64"):
+        SpeculativeGenerator(GPT2ForSampling.from_pretrained(TINY_KJV, batch_size=3, n_positions=64), target)
     with pytest.raises(ConfigError, match="k wants at least one guess, got 0"):
         SpeculativeGenerator(draft, target, 0)
     with pytest.raises(InputError, match="neither no_repeat_ngram_size nor output_scores"):
