@@ -67,10 +67,14 @@ class Decoder:
         self.reset()
 
     def planned(self) -> list[What]:
-        """The programs that ordinary use needs: a prompt in every context bucket, a token in every position bucket."""
+        """The programs that ordinary use needs: a prompt in every context bucket, a token in every position bucket.
+
+        And, where the devices have the loop over tokens, the loop, and the choice of the first one.
+        """
         options, buckets = self.options, self.options.buckets
         context = [Shape(options.prompt_batch_size, n, buckets.width(n)) for n in buckets.context]
-        loops = [Loop(width, options.chunk) for width in buckets.positions] if self.loops else []
+        loops: list[What] = [Loop(width, options.chunk) for width in buckets.positions]
+        loops = [*loops, Choice(self.slots)] if self.loops else []
         return [*context, *(Shape(self.slots, 1, width) for width in buckets.positions), *loops]
 
     @property
