@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.layers.choice import BROKEN
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.programs import (
     Choice,
@@ -67,15 +68,14 @@ class Decoder:
         self.reset()
 
     def planned(self) -> list[What]:
-        """The programs that ordinary use needs: a prompt in every context bucket, a token in every position bucket.
-
-        And, where the devices have the loop over tokens, the loop, and the choice of the first one.
+        """The programs that ordinary use needs: a prompt in every context bucket, in every position bucket one token
+        and the loop over tokens, and the choice of the first one.
         """
         options, buckets = self.options, self.options.buckets
         context = [Shape(options.prompt_batch_size, n, buckets.width(n)) for n in buckets.context]
-        loops: list[What] = [Loop(width, options.chunk) for width in buckets.positions]
-        loops = [*loops, Choice(self.slots)] if self.loops else []
-        return [*context, *(Shape(self.slots, 1, width) for width in buckets.positions), *loops]
+        tokens = [Shape(self.slots, 1, width) for width in buckets.positions]
+        loops = [Loop(width, options.chunk) for width in buckets.positions] if self.loops else []
+        return [*context, *tokens, *loops, Choice(self.slots)]
 
     @property
     def loops(self) -> bool:
@@ -133,12 +133,23 @@ class Decoder:
 
         rows s32[slots, LOOP_COLUMNS] and seen pred[slots, vocab] as `Programs.loop` has them.
         """
-        rows = rows.copy()
-        rows[:, 2] = np.minimum(rows[:, 2], steps)
-        width = self.options.buckets.width(int((rows[:, 1] + rows[:, 2])[rows[:, 2] > 0].max()))
-        parts = self._parts(Loop(width, self.options.chunk))
+        rows, width = self.capped(rows, steps)
+        parts = self._parts(Loop(width, max(steps, self.options.chunk)))
         with self.guarded():
-            return self._run(parts, self.runtime.put([rows]), self.runtime.put([seen])).numpy()[:, :steps]
+            tokens = self._run(parts, self.runtime.put([rows]), self.runtime.put([seen])).numpy()
+        return self.noted(tokens)[:, :steps]
+
+    def capped(self, rows: Array, steps: int) -> tuple[Array, int]:
+        """`rows` of a loop that want at most `steps` tokens, and the positions that it may look back to."""
+        capped = rows.copy()
+        capped[:, 2] = np.minimum(rows[:, 2], steps)
+        active = capped[capped[:, 2] > 0]
+        return capped, self.options.buckets.width(int((active[:, 1] + active[:, 2]).max()))
+
+    def noted(self, tokens: Array) -> Array:
+        """Tokens that a program has chosen, s32[slots, n]; where one is BROKEN, the caches are as well."""
+        self.tainted |= (tokens == BROKEN).any(1)
+        return tokens
 
     def verify(self, ids: Array, start: Array, length: Array, policy: Array, seen: Array) -> Array:
         """Feed as `run` does, a row per slot, and choose after each token. -> s32[slots, n]
@@ -149,7 +160,8 @@ class Decoder:
         parts = self._parts(Verify(active, self.options.buckets.width(max(active, int(end.max())))))
         packed = np.concatenate([np.stack([np.arange(self.slots), start, length, end], 1), ids], 1).astype(np.int32)
         with self.guarded():
-            return self._run(parts, *(self.runtime.put([operand]) for operand in (packed, policy, seen))).numpy()
+            tokens = self._run(parts, *(self.runtime.put([operand]) for operand in (packed, policy, seen))).numpy()
+        return self.noted(tokens)
 
     def choose(self, logits: Array, seen: Array, rows: Array) -> Array:
         """The next token of each row, or BROKEN. Operands as `Programs.choice` has them. -> s32[rows]"""

@@ -15,14 +15,16 @@ from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.generation import Generation, feed
 from transformers_neuronx.inputs import Integers, Rows
-from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, Policy, choose, unpacked
+from transformers_neuronx.layers.choice import NOTHING, Policy, choose
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.programs import (
     LOOP_COLUMNS,
     Programs,
     chosen_after,
+    ends,
     flattened,
     looped,
+    rules_of,
     side_by_side,
     with_tokens,
 )
@@ -75,11 +77,11 @@ class FusedSpeculativeDecoder:
             yield generation.take(self._run(generation))
 
     def _run(self, generation: Generation) -> Array:
-        target, draft, steps = self.target.decoder, self.draft.decoder, self.target.options.chunk
-        rows = np.concatenate([generation.rows, np.zeros((target.slots, 1), np.int32)], 1)
-        rows[:, 2] = np.minimum(rows[:, 2], steps)
-        rows[: generation.count, -1] = [history[-2] for history in generation.history]
-        width = self.target.options.buckets.width(int((rows[:, 1] + rows[:, 2])[rows[:, 2] > 0].max()))
+        target, draft, steps = self.target.decoder, self.draft.decoder, max(self.target.options.chunk, 1)
+        rows, width = target.capped(generation.rows, steps)
+        previous = np.zeros((target.slots, 1), np.int32)
+        previous[: generation.count, 0] = [history[-2] for history in generation.history]
+        rows = np.concatenate([rows, previous], 1)
         if width not in self._built:
             self._built[width] = target.runtime.compile(self._module(width, steps))
         state = [target.runtime.put([operand]) for operand in (rows, generation.seen)]
@@ -88,7 +90,7 @@ class FusedSpeculativeDecoder:
         with target.guarded(), draft.guarded():
             tokens, made, *caches = self._built[width](*state, *caches, *weights)
             target.caches, draft.caches = caches[: len(target.caches)], caches[len(target.caches) :]
-            return tokens.numpy()[:, : int(made.numpy())]
+            return target.noted(tokens.numpy())[:, : int(made.numpy())]
 
     def _module(self, width: int, steps: int) -> HloModuleProto:
         """Parameters: s32[slots, LOOP_COLUMNS + 1], the rows of `Programs.loop` and the token before each row's; seen;
@@ -119,8 +121,7 @@ class FusedSpeculativeDecoder:
 
     def _round(self, target: _Model, draft: _Model, packed: Tensor) -> Callable[..., list[Tensor]]:
         """What the loop does once: guess, check, and take what was right."""
-        policy = unpacked(hlo.slice(packed, 1, 3, 3 + POLICY_COLUMNS))
-        eos = hlo.slice(packed, 1, 3 + POLICY_COLUMNS, LOOP_COLUMNS)
+        policy, eos = rules_of(packed)
         split = 2 * len(target.programs.layers)
 
         def body(
@@ -140,8 +141,7 @@ class FusedSpeculativeDecoder:
                 used = hlo.logical_and(wanted > 0, number < count)
                 choice = hlo.select(used, choice, NOTHING)
                 columns.append(choice)
-                ended = hlo.logical_or(choice < 0, hlo.any(hlo.equal(hlo.reshape(choice, -1, 1), eos), 1))
-                wanted = hlo.select(used, hlo.select(ended, 0, wanted - 1), wanted)
+                wanted = hlo.select(used, hlo.select(ends(choice, eos), 0, wanted - 1), wanted)
                 previous, position = hlo.select(used, token, previous), position + hlo.convert(used, "s32")
                 token = hlo.select(choice < 0, token, choice)
                 seen = with_tokens(seen, choice)
@@ -175,8 +175,7 @@ def _right(guesses: Sequence[Tensor], chosen: Sequence[Tensor], eos: Tensor, wan
     right, running = hlo.full(0, "s32", wanted.sizes), wanted > 0
     ended = wanted <= 0
     for guess, choice in zip(guesses, chosen, strict=False):
-        ends = hlo.logical_or(choice < 0, hlo.any(hlo.equal(hlo.reshape(choice, -1, 1), eos), 1))
-        ended = hlo.logical_or(ended, hlo.logical_and(running, ends))
+        ended = hlo.logical_or(ended, hlo.logical_and(running, ends(choice, eos)))
         running = hlo.logical_and(running, hlo.equal(guess, choice))
         right = right + hlo.convert(running, "s32")
     right = hlo.select(ended, len(chosen), right + 1)

@@ -16,8 +16,8 @@ import torch
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.inputs import Rows
-from transformers_neuronx.layers.choice import BROKEN, NOTHING, POLICY_COLUMNS
-from transformers_neuronx.programs import EOS_COLUMNS, LOOP_COLUMNS
+from transformers_neuronx.layers.choice import BROKEN, NOTHING
+from transformers_neuronx.programs import EOS, EOS_COLUMNS, LOOP_COLUMNS, POLICY
 
 Array = np.ndarray[Any, Any]
 Number = float | Sequence[float]
@@ -122,10 +122,9 @@ class Generation:
         slots, vocab = decoder.slots, decoder.config.vocab_size
         self.rows = np.zeros((slots, LOOP_COLUMNS), np.int32)  # as `Programs.loop` has them
         self.rows[: self.count, 1] = end
-        self.rows[:, 3 : 3 + POLICY_COLUMNS] = Rules(1, seed=0).packed(slots)
-        self.rows[: self.count, 3 : 3 + POLICY_COLUMNS] = rules.packed(self.count)
-        self.rows[:, 3 + POLICY_COLUMNS :] = -1
-        self.rows[: self.count, 3 + POLICY_COLUMNS : 3 + POLICY_COLUMNS + len(eos)] = eos
+        self.rows[:, POLICY] = Rules(1, seed=0).packed(slots)
+        self.rows[: self.count, POLICY] = rules.packed(self.count)
+        self.rows[:, EOS] = [*eos, *[-1] * (EOS_COLUMNS - len(eos))]
         self.seen = np.zeros((slots, vocab), bool)
         self.history = [ids.tolist() for ids in tokens]
         for row, ids in enumerate(tokens):
@@ -140,8 +139,8 @@ class Generation:
         """Each row's next token, s64[batch]; NOTHING for rows that want none. logits f32[batch, vocab]"""
         whole = np.zeros(self.seen.shape, np.float32)
         whole[: self.count] = logits
-        columns = [1, *range(3, 3 + POLICY_COLUMNS)]
-        tokens = self.decoder.choose(whole, self.seen, self.rows[:, columns])
+        rows = np.concatenate([self.rows[:, 1:2], self.rows[:, POLICY]], 1)
+        tokens = self.decoder.choose(whole, self.seen, rows)
         return self.take(tokens[:, None], fed=0)[:, 0]
 
     def run(self, steps: int) -> Array:
@@ -161,8 +160,7 @@ class Generation:
         ids[:, 0] = self.rows[:, 0]
         ids[: self.count, 1:] = np.maximum(guesses, 0)
         length = np.minimum(self.rows[:, 2], count)
-        policy = self.rows[:, 3 : 3 + POLICY_COLUMNS]
-        tokens = decoder.verify(ids, self.rows[:, 1], length, policy, self.seen)
+        tokens = decoder.verify(ids, self.rows[:, 1], length, self.rows[:, POLICY], self.seen)
         right = (ids[:, 1:] == tokens[:, :-1]).cumprod(1).sum(1)
         ended = np.isin(tokens, self.eos) & (np.arange(count) <= right[:, None])
         right = np.where(ended.any(1), count, right)[length > 0]
@@ -185,9 +183,8 @@ class Generation:
             active = np.flatnonzero(self.wanted)
             chosen = tokens[active, column]
             if (chosen == BROKEN).any():
-                broken = active[chosen == BROKEN]
-                self.decoder.tainted[broken] = True
-                raise EngineError(f"the logits of rows {broken.tolist()} are NaN or all -inf: no token can be chosen")
+                broken = active[chosen == BROKEN].tolist()
+                raise EngineError(f"the logits of rows {broken} are NaN or all -inf: no token can be chosen")
             out[active, column] = chosen
             self.rows[active, 0] = chosen
             self.rows[active, 1] += fed
@@ -248,10 +245,10 @@ class Transcript:
         return self._process if self.keeps_scores or self.no_repeat_ngram_size else None
 
     def _process(self, logits: Array) -> Array:
-        from transformers import NoRepeatNGramLogitsProcessor  # takes a second to import
-
         changed = torch.from_numpy(logits)
         if self.no_repeat_ngram_size:
+            from transformers import NoRepeatNGramLogitsProcessor  # takes a second to import
+
             changed = NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size)(self.ids, changed)
         self.scores.append(changed)
         return changed.numpy()

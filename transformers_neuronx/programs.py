@@ -20,7 +20,10 @@ from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_
 from transformers_neuronx.weights import Heads, Weight, declare
 
 EOS_COLUMNS = 8  # end-of-sequence tokens that a row may have
-LOOP_COLUMNS = 3 + POLICY_COLUMNS + EOS_COLUMNS
+# The columns of a row of a loop: its token, its position, how many tokens it wants, and then these.
+POLICY = slice(3, 3 + POLICY_COLUMNS)
+EOS = slice(POLICY.stop, POLICY.stop + EOS_COLUMNS)
+LOOP_COLUMNS = EOS.stop
 
 
 class DecoderConfig(Protocol):
@@ -176,8 +179,7 @@ class Programs:
     def loop(self, loop: Loop) -> HloModuleProto:
         """The program that makes up to `steps` tokens for each slot, and stops when no row wants more.
 
-        Parameters: s32[slots, LOOP_COLUMNS] with, of each row, the token that comes next, its position, how many
-        tokens are wanted, its policy and its end-of-sequence tokens; seen pred[slots, vocab]; the caches; the weights.
+        Parameters: the rows s32[slots, LOOP_COLUMNS]; seen pred[slots, vocab]; the caches; the weights.
         Results: tokens s32[slots, steps], where a row has none NOTHING; the caches, in place.
         """
 
@@ -205,8 +207,7 @@ class Programs:
         self, scribe: HloScribe, weights: tuple[Any, list[Any]], packed: Tensor, width: int
     ) -> Callable[..., list[Tensor]]:
         """What the loop does once: feed each row's token, choose the next."""
-        policy = unpacked(hlo.slice(packed, 1, 3, 3 + POLICY_COLUMNS))
-        eos = hlo.slice(packed, 1, 3 + POLICY_COLUMNS, LOOP_COLUMNS)
+        policy, eos = rules_of(packed)
 
         def body(
             i: Tensor, token: Tensor, position: Tensor, wanted: Tensor, seen: Tensor, tokens: Tensor, *flat: Tensor
@@ -218,10 +219,9 @@ class Programs:
             logits, after = self.run(scribe, self.whole, *weights, None, caches, step, False)
             logits = hlo.reshape(logits, self.slots, self.config.vocab_size)
             chosen = hlo.select(active, choose(logits, seen, policy, position + count), NOTHING)
-            column = hlo.reshape(chosen, -1, 1)
-            tokens = hlo.dynamic_update_slice(tokens, column, [hlo.constant(0, "s32"), i])
-            ended = hlo.logical_or(chosen < 0, hlo.any(hlo.equal(column, eos), 1))
-            wanted = hlo.select(ended, 0, wanted - count)
+            here = [hlo.constant(0, "s32"), i]
+            tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(chosen, -1, 1), here)
+            wanted = hlo.select(ends(chosen, eos), 0, wanted - count)
             token = hlo.select(chosen < 0, token, chosen)
             return [i + 1, token, position + count, wanted, with_tokens(seen, chosen), tokens, *flattened(after)]
 
@@ -243,10 +243,7 @@ class Programs:
             weights = self.declare_weights(parameters, self.whole)
             logits, after = self.run(scribe, self.whole, *weights, None, caches, step, every=True)
             tokens = chosen_after(logits, step, seen, policy)
-            return [
-                hlo.concatenate([hlo.reshape(t, -1, 1) for t in tokens], 1),
-                *in_place(flattened(after), flattened(caches)),
-            ]
+            return [side_by_side(tokens), *in_place(flattened(after), flattened(caches))]
 
         return compile_py_func(program)
 
@@ -358,6 +355,16 @@ def in_place(after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
     for result, parameter in zip(after, before, strict=True):
         result.set_alias_to(parameter, must=True)
     return after
+
+
+def rules_of(packed: Tensor) -> tuple[Policy, Tensor]:
+    """Policy and end-of-sequence tokens s32[b, EOS_COLUMNS] of the rows of a loop."""
+    return unpacked(hlo.slice(packed, 1, POLICY.start, POLICY.stop)), hlo.slice(packed, 1, EOS.start, EOS.stop)
+
+
+def ends(chosen: Tensor, eos: Tensor) -> Tensor:
+    """Whether a row ends with what was chosen, s32[b]: one of its end-of-sequence tokens, or none. -> pred[b]"""
+    return hlo.logical_or(chosen < 0, hlo.any(hlo.equal(hlo.reshape(chosen, -1, 1), eos), 1))
 
 
 def with_tokens(seen: Tensor, tokens: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from transformers_neuronx.generation import (
 )
 from transformers_neuronx.inputs import Integers, Rows, integers, read_rows, read_slots
 from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
-from transformers_neuronx.programs import Choice, Family, Reorder
+from transformers_neuronx.programs import Family, Reorder
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.sampling_functions import (
     sample_greedy as sample_greedy,
@@ -154,8 +154,6 @@ class ForSampling:
         planned = decoder.planned()
         if self.reorders or self._broadcasts:
             planned.append(Reorder())
-        if self.neuron_config.on_device_generation:
-            planned.append(Choice(self.options.batch_size))
         with tqdm(total=len(planned), desc=f"{self.tag}: compiling programs", disable=None, leave=False) as bar:
             decoder.compile(planned, lambda what: bar.update())
         self._decoder = decoder

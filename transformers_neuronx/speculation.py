@@ -16,7 +16,7 @@ import numpy as np
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.generation import Generation, feed
 from transformers_neuronx.inputs import Integers, Rows
-from transformers_neuronx.programs import EOS_COLUMNS
+from transformers_neuronx.programs import EOS
 from transformers_neuronx.sampling import ForSampling
 
 Array = np.ndarray[Any, Any]
@@ -53,7 +53,7 @@ class Draft:
             feed(decoder, Rows(tokens, positions[behind] - 1, np.ones((len(behind), 1), bool), behind))
         asked = generation.rows.copy()
         asked[:, 2] = np.minimum(asked[:, 2], count)
-        asked[:, -EOS_COLUMNS:] = -1
+        asked[:, EOS] = -1
         self._fed[: generation.count] = positions + asked[: generation.count, 2]
         return decoder.loop(asked, generation.seen, count)[: generation.count].astype(np.int64)
 

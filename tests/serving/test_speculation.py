@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -105,6 +106,15 @@ def test_over_two_devices(draft, target, batch):
     want = target.sample(batch.input_ids, 80, **options)
     assert torch.equal(SpeculativeGenerator(draft, two).sample(batch.input_ids, 80, **options), want)
     assert torch.equal(FusedSpeculativeDecoder(other, two).sample(batch.input_ids, 80, **options), want)
+
+
+@pytest.mark.parametrize("tokens_per_dispatch", [0, 2])
+def test_however_few_tokens_a_dispatch_makes(draft, target, batch, tokens_per_dispatch):
+    options = dict(seed=5, attention_mask=batch.attention_mask)
+    want = target.sample(batch.input_ids, 80, **options)
+    few = compiled(TINY_KJV, neuron_config=NeuronConfig(tokens_per_dispatch=tokens_per_dispatch))
+    assert torch.equal(SpeculativeGenerator(few, target, 4).sample(batch.input_ids, 80, **options), want)
+    assert torch.equal(FusedSpeculativeDecoder(draft, few, 4).sample(batch.input_ids, 80, **options), want)
 
 
 class TestPromptLookup:
