@@ -110,7 +110,7 @@ INERT = frozenset(
     """
     _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout attention_probs_dropout_prob
     attn_implementation attn_pdrop auto_map bos_token_id chunk_size_feed_forward classifier_dropout dtype embd_pdrop
-    eos_token_id finetuning_task gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range
+    finetuning_task gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range
     is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id model_type name_or_path output_attentions
     output_hidden_states pad_token_id predict_special_tokens prefix problem_type resid_pdrop return_dict sep_token_id
     summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
@@ -148,6 +148,8 @@ class ModelConfig:
 
     FIXED are attributes supported at one value only; WITHOUT_EFFECT are further ones that change nothing.
     """
+
+    eos_token_id: int | list[int] | None = hf("eos_token_id", None)
 
     FIXED: ClassVar[Mapping[str, Any]] = {}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()

@@ -55,9 +55,15 @@ def resolve(path_or_name: PathOrName) -> Path:
 
 
 def load_config(path_or_name: PathOrName) -> dict[str, Any]:
-    """The parsed `config.json`; of a hub model nothing else is downloaded. CheckpointError when missing or broken."""
+    """The parsed `config.json`, with the end-of-sequence tokens of `generation_config.json` where it names some.
+
+    Of a hub model nothing else is downloaded. CheckpointError when missing or broken.
+    """
     directory = _local_directory(path_or_name) or _download(os.fspath(path_or_name), CONFIG_FILES)
-    return _read_json(directory / "config.json")
+    config = _read_json(directory / "config.json")
+    generation = _read_json(directory / CONFIG_FILES[1]) if (directory / CONFIG_FILES[1]).exists() else {}
+    ends = generation.get("eos_token_id")
+    return config if ends is None else config | dict(eos_token_id=ends)
 
 
 def _local_directory(path_or_name: PathOrName) -> Path | None:

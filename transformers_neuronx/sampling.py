@@ -88,7 +88,7 @@ class ForSampling:
     ) -> None:
         attributes = dict(config) if isinstance(config, Mapping) else config.to_dict()
         self.config = self.family.read_config(attributes)
-        self.eos_token_ids = _token_ids(attributes.get("eos_token_id"))
+        self.eos_token_ids = _token_ids(self.config.eos_token_id)
         self.neuron_config = neuron_config or NeuronConfig()
         self.tag = tag or type(self).__name__
         self.reorders = reorder_cache

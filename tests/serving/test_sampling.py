@@ -1,5 +1,7 @@
 """sample() on the trained checkpoint, token for token against Transformers."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +86,18 @@ def test_a_row_past_its_end_repeats_it_and_all_ended_stops(model, tokenizer):
     for row, first in enumerate(firsts):
         assert torch.equal(got[row, : first + 1], free[row, : first + 1])
         assert (got[row, first:] == end).all()
+
+
+def test_the_end_is_the_generation_configurations_before_the_models_own(tmp_path, reference, tokenizer):
+    shutil.copytree(TINY_KJV, tmp_path, dirs_exist_ok=True)
+    ids = tokenizer(TEXTS[0], return_tensors="pt").input_ids
+    ends = greedy(reference, ids, 60)[0, [30, 40]].tolist()
+    (tmp_path / "generation_config.json").write_text(json.dumps(dict(eos_token_id=ends)))
+    want = AutoModelForCausalLM.from_pretrained(tmp_path).generate(ids, max_length=60, do_sample=False, pad_token_id=0)
+    model = GPT2ForSampling.from_pretrained(tmp_path, n_positions=64)
+    model.to_neuron()
+    assert want.shape[1] < 60
+    assert torch.equal(model.sample(ids, 60, top_k=1), want)
 
 
 def test_the_same_seed_draws_the_same_tokens(model, tokenizer):
