@@ -13,8 +13,8 @@ PACKAGE = ROOT / "transformers_neuronx"
 FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 # Each imports only what stands before it; families stand beside each other.
 ORDER = [
-    "errors", "version", "env", "constants", "stopping_criteria", "utils", "switches", "config", "pyhlo", "dtypes",
-    "hlo", "compiler", "module", "weights", "layers", "runtimes", "programs", "decoder", "inputs", "generation",
+    "errors", "version", "env", "files", "constants", "stopping_criteria", "utils", "switches", "config", "pyhlo",
+    "dtypes", "hlo", "compiler", "module", "weights", "layers", "runtimes", "programs", "decoder", "inputs", "generation",
     "sampling_functions", "sampling", "speculation", "fused_speculation", "FAMILY", "auto", "modeling_auto",
     "generation_utils", "__init__",
 ]  # fmt: skip
