@@ -1,8 +1,8 @@
-"""Train tiny-kjv, the small GPT-2 checkpoint that ships in examples/tiny-kjv.
+r"""Train tiny-kjv, the small GPT-2 checkpoint that ships in examples/tiny-kjv, or the draft beside it.
 
 What it makes: a directory that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
-In it are a GPT-2 of 6 layers, 4 heads, width 128 and 512 positions (1.39 million parameters, stored as float16),
-its byte-level BPE tokenizer of 1023 tokens, and heldout.txt, the text that was kept out of the training.
+In it are a GPT-2 of 6 layers (--layers), 4 heads, width 128 and 512 positions (1.39 million parameters, stored as
+float16), its byte-level BPE tokenizer of 1023 tokens, and heldout.txt, the text that was kept out of the training.
 
 From what: the King James Bible, which is in the public domain, as Debian packages it
 (`apt-get install bible-kjv-text bible-kjv`), or a file in the same form (see --text). A document is a chapter, its
@@ -13,6 +13,11 @@ How long it takes: it took 45 minutes on two CPU cores that other work shared; `
 How to run it:
 
     python examples/train_tiny_kjv.py --out examples/tiny-kjv
+    python examples/train_tiny_kjv.py --out examples/tiny-kjv-draft --teacher examples/tiny-kjv \
+        --layers 2 --epochs 8 --dropout 0
+
+With a teacher the model learns the teacher's probabilities of the next token, so that it guesses what the teacher
+would say: a draft for speculative decoding. The tokenizer is the teacher's, and neither it nor heldout.txt is written.
 
 The directory is rewritten at each evaluation, so an interrupted run leaves a usable model. One seed always gives
 the same training on the same machine, library versions and number of threads.
@@ -57,6 +62,8 @@ def parse_arguments():
     parser.add_argument(
         "--text", type=Path, help="text to use in place of Debian's: 'Ge1:1 In the beginning ...' lines"
     )
+    parser.add_argument("--teacher", type=Path, help="checkpoint whose probabilities are learnt, not the text's tokens")
+    parser.add_argument("--layers", type=int, default=6, help="layers of the model (%(default)s)")
     parser.add_argument("--epochs", type=float, default=16, help="passes over the training text (%(default)s)")
     parser.add_argument("--batch", type=int, default=4, help=f"sequences of {CONTEXT} tokens per step (%(default)s)")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate (%(default)s)")
@@ -117,10 +124,18 @@ def training_batches(stream, batch_size, steps):
         del pieces[:batch_size]
 
 
-def loss_of(model, tokens, reduction="mean"):
-    """Cross-entropy, in nats, of each token of the rows after the first, given those before it."""
-    logits = model(tokens[:, :-1], use_cache=False).logits.float()
-    return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction=reduction)
+def logits_of(model, tokens):
+    """The logits of each token of the rows after the first, given those before it, in float32."""
+    return model(tokens[:, :-1], use_cache=False).logits.float().flatten(0, 1)
+
+
+def loss_of(model, tokens, teacher=None, reduction="mean"):
+    """Cross-entropy, in nats, of each token of the rows after the first, or of what a teacher would put there."""
+    wanted = tokens[:, 1:].flatten()
+    if teacher:
+        with torch.no_grad():
+            wanted = logits_of(teacher, tokens).softmax(-1)
+    return cross_entropy(logits_of(model, tokens), wanted, reduction=reduction)
 
 
 @torch.no_grad()
@@ -133,11 +148,23 @@ def mean_loss(model, stream):
     return total / (len(stream) - 1)
 
 
+@torch.no_grad()
+def agreement(model, teacher, stream):
+    """The share of tokens at which both find the same one likeliest."""
+    pieces = [stream[None, start : start + CONTEXT + 1] for start in range(0, len(stream) - 1, CONTEXT)]
+    same = [logits_of(model, piece).argmax(-1) == logits_of(teacher, piece).argmax(-1) for piece in pieces]
+    return torch.cat(same).float().mean().item()
+
+
 def save(model, tokenizer, out):
-    """Write the weights as float16, without the tied output layer; config.json keeps saying float32."""
+    """Write the weights as float16, without the tied output layer; config.json keeps saying float32.
+
+    The tokenizer may be None.
+    """
     weights = {name: weight.half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
     model.save_pretrained(out, state_dict=weights)
-    tokenizer.save_pretrained(out)
+    if tokenizer:
+        tokenizer.save_pretrained(out)
 
 
 def sample(model, tokenizer, prompt, **how):
@@ -155,23 +182,25 @@ def main():
     chapters = read_chapters(args.text)
     held_out = [text for number, text in enumerate(chapters, 1) if number % HELD_OUT_EVERY == 0]
     trained_on = [text for number, text in enumerate(chapters, 1) if number % HELD_OUT_EVERY]
-    tokenizer = train_tokenizer(trained_on)
+    teacher = AutoModelForCausalLM.from_pretrained(args.teacher).eval() if args.teacher else None
+    tokenizer = AutoTokenizer.from_pretrained(args.teacher) if args.teacher else train_tokenizer(trained_on)
     held_out_text = "".join(END_OF_TEXT + text for text in held_out)
     held_out_stream = token_stream(tokenizer, held_out_text)
     stream = token_stream(tokenizer, "".join(END_OF_TEXT + text for text in trained_on))
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "heldout.txt").write_text(held_out_text, encoding="utf-8")
+    if not teacher:
+        (args.out / "heldout.txt").write_text(held_out_text, encoding="utf-8")
 
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     # Attention dropout is off: with it, attention on the CPU is more than twice as slow.
     config = GPT2Config(
-        vocab_size=VOCAB_SIZE, n_positions=CONTEXT, n_embd=128, n_layer=6, n_head=4, tie_word_embeddings=True,
+        vocab_size=VOCAB_SIZE, n_positions=CONTEXT, n_embd=128, n_layer=args.layers, n_head=4, tie_word_embeddings=True,
         activation_function="gelu_new", initializer_range=0.05,
         resid_pdrop=args.dropout, embd_pdrop=args.dropout, attn_pdrop=0.0, **ends,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
     model.generation_config = GenerationConfig(**ends)
-    for block in model.transformer.h:
+    for block in [*model.transformer.h, *(teacher.transformer.h if teacher else [])]:
         block.mlp.act = torch.nn.GELU(approximate="tanh")  # the function gelu_new names, in one faster kernel
 
     decayed = {"params": [weight for weight in model.parameters() if weight.dim() > 1], "weight_decay": 0.1}
@@ -186,7 +215,7 @@ def main():
     for step, tokens in enumerate(training_batches(stream, args.batch, steps), 1):
         model.train()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = loss_of(model, tokens)
+            loss = loss_of(model, tokens, teacher)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -197,14 +226,16 @@ def main():
             print(f"step {step}/{steps}  loss {loss.item():.3f}  {speed:.0f} tokens/s", flush=True)
         if step % args.eval_every == 0 or step == steps:
             print(f"step {step}/{steps}  held-out loss {mean_loss(model, held_out_stream):.4f}", flush=True)
-            save(model, tokenizer, args.out)
+            save(model, None if teacher else tokenizer, args.out)
 
     model = AutoModelForCausalLM.from_pretrained(args.out)  # the rounded weights, as users get them
-    tokenizer = AutoTokenizer.from_pretrained(args.out)
+    tokenizer = AutoTokenizer.from_pretrained(args.teacher or args.out)
     loss = mean_loss(model, held_out_stream)
     bits_per_byte = loss * (len(held_out_stream) - 1) / math.log(2) / len(held_out_text.encode())
     print(f"trained for {(time.monotonic() - started) / 60:.1f} minutes on {steps * args.batch * CONTEXT} tokens")
     print(f"held-out loss {loss:.4f}, perplexity {math.exp(loss):.2f}, {bits_per_byte:.3f} bits per byte")
+    if teacher:
+        print(f"the likeliest token is the teacher's at {agreement(model, teacher, held_out_stream):.1%} of the tokens")
     print("greedy:", sample(model, tokenizer, "And the LORD spake unto Moses, saying,", do_sample=False))
     print("sampled:", sample(model, tokenizer, END_OF_TEXT, do_sample=True, temperature=0.8, top_k=0))
 

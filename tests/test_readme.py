@@ -54,3 +54,10 @@ def test_the_script_that_trained_the_checkpoint(tmp_path):
     assert re.search(r"held-out loss [\d.]+, perplexity [\d.]+", result.stdout)
     shipped = {path.name for path in (ROOT / "examples" / "tiny-kjv").iterdir()} - {"README.md"}
     assert {path.name for path in (tmp_path / "model").iterdir()} == shipped
+
+    options[1] = str(tmp_path / "draft")
+    result = run("examples/train_tiny_kjv.py", *options, "--teacher", str(tmp_path / "model"), "--layers", "1")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"the likeliest token is the teacher's at [\d.]+% of the tokens", result.stdout)
+    shipped = {path.name for path in (ROOT / "examples" / "tiny-kjv-draft").iterdir()} - {"README.md"}
+    assert {path.name for path in (tmp_path / "draft").iterdir()} == shipped

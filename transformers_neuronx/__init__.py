@@ -17,6 +17,7 @@ _HOMES = {
     "GQA": "constants",
     "GenerationConfig": "config",
     "HuggingFaceGenerationModelAdapter": "generation_utils",
+    "KVCacheQuantizationConfig": "config",
     "Layout": "constants",
     "LlamaForSampling": "llama.model",
     "MistralForSampling": "mistral.model",
@@ -24,6 +25,7 @@ _HOMES = {
     "NeuronAutoModelForCausalLM": "auto",
     "NeuronConfig": "config",
     "OPTForSampling": "opt.model",
+    "QuantizationConfig": "config",
 }
 
 

@@ -10,7 +10,9 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.switches import (
     ContinuousBatchingConfig as ContinuousBatchingConfig,
     GenerationConfig as GenerationConfig,
+    KVCacheQuantizationConfig as KVCacheQuantizationConfig,
     NeuronConfig as NeuronConfig,
+    QuantizationConfig as QuantizationConfig,
 )
 
 WHOLE = "whole"  # a context length estimate: as long as the longest sequence
@@ -87,6 +89,8 @@ class CompileOptions:
     context_unroll: int | None = None
     chunk: int = 32
     workers: int | None = None
+    quant: QuantizationConfig | None = None
+    kv_cache_quant: KVCacheQuantizationConfig | None = None
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:

@@ -120,8 +120,8 @@ class Decoder:
     def reset(self) -> None:
         """Forget all sequences: caches of zeros."""
         self.tainted[:] = False
-        zeros = np.zeros(self.programs.cache_sizes(), element_type(self.options.amp).numpy)
-        self.caches = [self.runtime.put([zeros]) for _ in range(2 * self.config.n_layer)]
+        layer = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.programs.cache_arrays]
+        self.caches = [self.runtime.put([zeros]) for _ in range(self.config.n_layer) for zeros in layer]
 
     def run(
         self, ids: Array, start: Array, length: Array, end: Array, slots: Array | None = None, every: bool = False
@@ -199,10 +199,10 @@ class Decoder:
             self.reorder(source)
 
     def _run(self, parts: Built, *operands: DeviceTensor) -> DeviceTensor:
-        first = 0
+        first, arrays = 0, len(self.programs.cache_arrays)
         for piece, executable in parts:
             layers = range(first, first + len(piece.layers))
-            caches = slice(2 * layers.start, 2 * layers.stop)
+            caches = slice(layers.start * arrays, layers.stop * arrays)
             weights = self.operands(layers, shared=piece.embed or piece.head)
             out, *self.caches[caches] = executable(*operands, *self.caches[caches], *weights)
             operands = operands[0], out

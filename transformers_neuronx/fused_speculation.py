@@ -16,18 +16,9 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.generation import Generation, feed
 from transformers_neuronx.inputs import Integers, Rows
 from transformers_neuronx.layers.choice import NOTHING, Policy, choose
-from transformers_neuronx.layers.step import Cache, Step
-from transformers_neuronx.programs import (
-    LOOP_COLUMNS,
-    Programs,
-    chosen_after,
-    ends,
-    flattened,
-    looped,
-    rules_of,
-    side_by_side,
-    with_tokens,
-)
+from transformers_neuronx.layers.step import Step
+from transformers_neuronx.loops import LOOP_COLUMNS, chosen_after, ends, rules_of, side_by_side, with_tokens
+from transformers_neuronx.programs import Programs, flattened, looped
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import Executable
 from transformers_neuronx.sampling import ForSampling
@@ -45,8 +36,8 @@ class _Model:
 
     def run(self, flat: Sequence[Tensor], step: Step, every: bool = False) -> tuple[Tensor, list[Tensor]]:
         """Logits and caches after a step."""
-        caches = [Cache(*flat[at : at + 2]) for at in range(0, len(flat), 2)]
         programs = self.programs
+        caches = programs.by_layer(flat)
         logits, after = programs.run(self.scribe, programs.whole, *self.weights, None, caches, step, every)
         return logits, flattened(after)
 
@@ -122,7 +113,7 @@ class FusedSpeculativeDecoder:
     def _round(self, target: _Model, draft: _Model, packed: Tensor) -> Callable[..., list[Tensor]]:
         """What the loop does once: guess, check, and take what was right."""
         policy, eos = rules_of(packed)
-        split = 2 * len(target.programs.layers)
+        split = len(target.programs.layers) * len(target.programs.cache_arrays)
 
         def body(
             made: Tensor, token: Tensor, position: Tensor, wanted: Tensor, previous: Tensor, seen: Tensor,

@@ -17,7 +17,7 @@ from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.inputs import Rows
 from transformers_neuronx.layers.choice import BROKEN, NOTHING
-from transformers_neuronx.programs import EOS, EOS_COLUMNS, LOOP_COLUMNS, POLICY
+from transformers_neuronx.loops import EOS, EOS_COLUMNS, LOOP_COLUMNS, POLICY
 
 Array = np.ndarray[Any, Any]
 Number = float | Sequence[float]

@@ -14,16 +14,12 @@ from typing import Any, NamedTuple, Protocol
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import CompileOptions
-from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, Policy, choose, unpacked
-from transformers_neuronx.layers.step import Cache, Step, declare_cache, declare_step
+from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, choose, unpacked
+from transformers_neuronx.layers.step import Cache, CacheArray, Step, cache_arrays, declare_cache, declare_step
+from transformers_neuronx.loops import LOOP_COLUMNS, chosen_after, ends, rules_of, side_by_side, with_tokens
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
-from transformers_neuronx.weights import Heads, Weight, declare
-
-EOS_COLUMNS = 8  # end-of-sequence tokens that a row may have
-# The columns of a row of a loop: its token, its position, how many tokens it wants, and then these.
-POLICY = slice(3, 3 + POLICY_COLUMNS)
-EOS = slice(POLICY.stop, POLICY.stop + EOS_COLUMNS)
-LOOP_COLUMNS = EOS.stop
+from transformers_neuronx.quantization import quantized
+from transformers_neuronx.weights import Heads, declare
 
 
 class DecoderConfig(Protocol):
@@ -121,14 +117,21 @@ class Programs:
         self.positions = options.buckets.longest
         self.degree = degree
         self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
-        table: list[Weight] = family.weights.table(config)
+        table = quantized(family.weights.table(config), options.quant)
         self.shared_table = [row for row in table if not row.layered]
         self.layer_table = [row for row in table if row.layered]
 
-    def cache_sizes(self) -> tuple[int, int, int]:
-        """One device's cache of keys, or of values, of one layer."""
-        heads = self.config.attention_heads
-        return self.slots * heads.kv_share(self.degree), self.positions, heads.head_dim
+    @property
+    def cache_arrays(self) -> list[CacheArray]:
+        """One device's cache of one layer."""
+        heads, quant = self.config.attention_heads, self.options.kv_cache_quant
+        sizes = self.slots * heads.kv_share(self.degree), self.positions, heads.head_dim
+        return cache_arrays(sizes, quant.quant_dtype if quant else self.dtype, scaled=bool(quant and quant.scaled))
+
+    def by_layer(self, flat: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The arrays of the caches of several layers, layer by layer."""
+        arrays = len(self.cache_arrays)
+        return [tuple(flat[first : first + arrays]) for first in range(0, len(flat), arrays)]
 
     @property
     def whole(self) -> Piece:
@@ -217,7 +220,7 @@ class Programs:
             active = wanted > 0
             count = hlo.convert(active, "s32")
             step = Step(hlo.reshape(token, -1, 1), position, count, position + count, None, width)
-            caches = [Cache(*flat[at : at + 2]) for at in range(0, len(flat), 2)]
+            caches = self.by_layer(flat)
             logits, after = self.run(scribe, self.whole, *weights, None, caches, step, False)
             logits = hlo.reshape(logits, self.slots, self.config.vocab_size)
             chosen = hlo.select(active, choose(logits, seen, policy, position + count), NOTHING)
@@ -273,21 +276,18 @@ class Programs:
         def reorder(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
             source = parameters.add(dtype_named("s32")[self.slots], "source")
-            rows, positions, d = self.cache_sizes()
+            caches = flattened(self.declare_caches(parameters, self.config.n_layer))
             outputs = []
-            for _ in range(2 * self.config.n_layer):
-                cache = parameters.add(dtype_named(self.dtype)[rows, positions, d], "cache")
-                by_slot = hlo.take(hlo.reshape(cache, self.slots, -1, positions, d), source)
-                by_slot = hlo.select(hlo.reshape(source >= 0, -1, 1, 1, 1), by_slot, 0.0)
-                outputs.append(hlo.reshape(by_slot, rows, positions, d))
-                outputs[-1].set_alias_to(cache, must=True)
-            return outputs
+            for cache in caches:
+                by_slot = hlo.take(hlo.reshape(cache, self.slots, -1, *cache.sizes[1:]), source)
+                by_slot = hlo.select(hlo.reshape(source >= 0, -1, 1, 1, 1), by_slot, 0)
+                outputs.append(hlo.reshape(by_slot, *cache.sizes))
+            return in_place(outputs, caches)
 
         return compile_py_func(reorder)
 
     def declare_caches(self, parameters: hlo.Parameters, count: int) -> list[Cache]:
-        sizes = self.cache_sizes()
-        return [declare_cache(parameters, self.dtype, sizes, f"layer.{layer}.") for layer in range(count)]
+        return [declare_cache(parameters, self.cache_arrays, f"layer.{layer}.") for layer in range(count)]
 
     def declare_weights(self, parameters: hlo.Parameters, piece: Piece) -> tuple[Any, list[Any]]:
         """The weights outside the layers, if the piece needs them, and those of each of its layers."""
@@ -328,7 +328,7 @@ class Programs:
 
 
 def flattened(caches: list[Cache]) -> list[Tensor]:
-    return [tensor for cache in caches for tensor in (cache.keys, cache.values)]
+    return [tensor for cache in caches for tensor in cache]
 
 
 def looped(
@@ -357,44 +357,3 @@ def in_place(after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
     for result, parameter in zip(after, before, strict=True):
         result.set_alias_to(parameter, must=True)
     return after
-
-
-def rules_of(packed: Tensor) -> tuple[Policy, Tensor]:
-    """Policy and end-of-sequence tokens s32[b, EOS_COLUMNS] of the rows of a loop."""
-    return unpacked(hlo.slice(packed, 1, POLICY.start, POLICY.stop)), hlo.slice(packed, 1, EOS.start, EOS.stop)
-
-
-def ends(chosen: Tensor, eos: Tensor) -> Tensor:
-    """Whether a row ends with what was chosen, s32[b]: one of its end-of-sequence tokens, or none. -> pred[b]"""
-    return hlo.logical_or(chosen < 0, hlo.any(hlo.equal(hlo.reshape(chosen, -1, 1), eos), 1))
-
-
-def with_tokens(seen: Tensor, tokens: Tensor) -> Tensor:
-    """`seen` pred[b, v] with each row's token, s32[b], where it is one."""
-    for row in range(tokens.sizes[0]):
-        token = hlo.slice(tokens, 0, row, row + 1)
-        at = [hlo.constant(row, "s32"), hlo.maximum(hlo.reshape(token), 0)]
-        old = hlo.dynamic_slice(seen, at, [1, 1])
-        new = hlo.logical_or(old, hlo.reshape(token >= 0, 1, 1))
-        seen = hlo.dynamic_update_slice(seen, new, at)
-    return seen
-
-
-def chosen_after(logits: Tensor, step: Step, seen: Tensor, policy: Policy) -> list[Tensor]:
-    """The choice after each token of a step, s32[b] each, from logits f32[b, n, v].
-
-    `seen` has the first token of the step, but none of the others.
-    """
-    rows, count = step.ids.sizes
-    chosen = []
-    for column in range(count):
-        token = hlo.reshape(hlo.slice(step.ids, 1, column, column + 1), rows)
-        seen = with_tokens(seen, token) if column else seen
-        here = hlo.reshape(hlo.slice(logits, 1, column, column + 1), rows, -1)
-        chosen.append(choose(here, seen, policy, step.start + (column + 1)))
-    return chosen
-
-
-def side_by_side(columns: Sequence[Tensor]) -> Tensor:
-    """s32[b] each -> s32[b, columns]"""
-    return hlo.concatenate([hlo.reshape(column, -1, 1) for column in columns], 1)

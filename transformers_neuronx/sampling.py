@@ -102,6 +102,8 @@ class ForSampling:
             context_unroll=context_unroll,
             chunk=self.neuron_config.tokens_per_dispatch,
             workers=self.neuron_config.compilation_worker_count,
+            quant=self.neuron_config.quant,
+            kv_cache_quant=self.neuron_config.kv_cache_quant,
         )
         self._rules().packed(self.options.batch_size)
         self._checkpoint: Checkpoint | None = None

@@ -16,7 +16,7 @@ import numpy as np
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.generation import Generation, feed
 from transformers_neuronx.inputs import Integers, Rows
-from transformers_neuronx.programs import EOS
+from transformers_neuronx.loops import EOS
 from transformers_neuronx.sampling import ForSampling
 
 Array = np.ndarray[Any, Any]

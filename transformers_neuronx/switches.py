@@ -59,6 +59,10 @@ def _made_of(kind: type, text: str) -> Wanted:
 
 
 _TRUTH = _one_of(False, True)
+_NAMES = Wanted(
+    "a list of names",
+    lambda value: isinstance(value, list | tuple) and all(isinstance(name, str) for name in value),
+)
 _DTYPE = _one_of("float32", "float16", "bfloat16")
 _TILES = Wanted(
     "an order of the axes 0 to 3 that has 2 before 3",
@@ -162,6 +166,65 @@ class GenerationConfig:
         )
 
 
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """Weights of linear layers in fewer bits: `s8`, `s4` or `f8e4m3fn`, symmetric, made while they are loaded.
+
+    There is a scale for each output, or for each `group_size` of its inputs, for s4 by default of 32; with
+    `quantize_method="direct_cast"`, for f8e4m3fn alone, there is none. `no_quantize_list` has names of layers that
+    stay as they are, of all layers of the model alike: "mlp.down", or as the checkpoint has them, "o_proj".
+    """
+
+    quant_dtype: str = works("s8", _one_of("s8", "s4", "f8e4m3fn"))
+    dequant_dtype: str = idle("f16", _one_of("f32", "f16", "bf16"))
+    quantize_method: str = works("vector_dynamic", _one_of("vector_dynamic", "direct_cast"))
+    quantize_attn: bool = works(True, _TRUTH)
+    no_quantize_list: Sequence[str] = works((), _NAMES)
+    group_size: int | None = works(None, _or_none(_whole(2)))
+    quantize_head: bool = works(False, _TRUTH)
+    quantize_embedding: bool = works(False, _TRUTH)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        object.__setattr__(self, "no_quantize_list", tuple(self.no_quantize_list))
+        _check_cast(self)
+        if self.group_size is not None and (self.quantize_method == "direct_cast" or self.group_size % 2):
+            raise ConfigError(f"group_size wants to be even, and quantize_method='vector_dynamic', got {self}")
+
+    @property
+    def group(self) -> int | None:
+        """Inputs that share a scale; None is all of an output."""
+        return 32 if self.group_size is None and self.quant_dtype == "s4" else self.group_size
+
+
+@dataclass(frozen=True)
+class KVCacheQuantizationConfig:
+    """Keys and values in fewer bits: `s8` or `f8e4m3fn`, with a scale for each head at each position.
+
+    With `quantize_method="direct_cast"`, for f8e4m3fn alone, there is no scale.
+    """
+
+    quant_dtype: str = works("s8", _one_of("s8", "f8e4m3fn"))
+    dequant_dtype: str = idle("bf16", _one_of("f32", "f16", "bf16"))
+    quantize_method: str = works("vector_dynamic", _one_of("vector_dynamic", "direct_cast"))
+
+    def __post_init__(self) -> None:
+        _check(self)
+        _check_cast(self)
+
+    @property
+    def scaled(self) -> bool:
+        return self.quantize_method == "vector_dynamic"
+
+
+def _check_cast(config: QuantizationConfig | KVCacheQuantizationConfig) -> None:
+    if config.quantize_method == "direct_cast" and config.quant_dtype != "f8e4m3fn":
+        raise ConfigError(
+            "quantize_method='direct_cast' wants quant_dtype='f8e4m3fn', since most numbers are 0 as whole ones, "
+            f"got {config.quant_dtype!r}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class NeuronConfig:
     """Options that are not of one model.
@@ -185,8 +248,10 @@ class NeuronConfig:
     compilation_worker_count: int | None = works(None, _or_none(_whole(1)))
     tokens_per_dispatch: int = works(32, _whole(0))
 
-    quant: None = refused(None, "quantized weights are not supported yet")
-    kv_cache_quant: None = refused(None, "a quantized cache is not supported yet")
+    quant: QuantizationConfig | None = works(None, _made_of(QuantizationConfig, "a QuantizationConfig"))
+    kv_cache_quant: KVCacheQuantizationConfig | None = works(
+        None, _made_of(KVCacheQuantizationConfig, "a KVCacheQuantizationConfig")
+    )
     sparse_attn: None = refused(None, "a token looks at all before it, or at the window of the model's configuration")
     cast_logits_dtype: str = refused("float32", "logits are always float32")
     is_eagle_target: bool = refused(False, "there is no speculation with EAGLE")

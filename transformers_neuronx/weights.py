@@ -23,6 +23,7 @@ from transformers_neuronx.pyhlo import Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import to_torch, torch_to_numpy
 
 Layout = Callable[[torch.Tensor], torch.Tensor]
+SCALE = "_scale"  # added to the name of a weight that is stored in fewer bits: the row of its scales
 Key = tuple[int | None, str]  # the layer, or None for a weight that is not of one, and the weight's name
 
 
@@ -177,6 +178,11 @@ class Weight:
     def layered(self) -> bool:
         return "{}" in self.source
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is the matrix of a linear layer that is split, as all are but small ones that decide much."""
+        return self.name.endswith(".weight") and len(self.shape) == 2 and self.split is not None
+
     def at(self, layer: int) -> Weight:
         return replace(self, source=self.source.replace("{}", str(layer)))
 
@@ -248,11 +254,16 @@ def norm(name: str, source: str, features: int, *, bias: bool = True, layout: La
 
 @dataclass(frozen=True)
 class Parameter:
-    """A weight inside a graph: one device's share of it, and what it is a share of."""
+    """A weight inside a graph: one device's share of it, and what it is a share of.
+
+    `dtype` is the element type of the activations; with a `scale` the tensor has to be multiplied by it.
+    """
 
     tensor: Tensor
     row: Weight
     degree: int
+    dtype: str
+    scale: Tensor | None = None
 
     @property
     def reduces(self) -> bool:
@@ -263,13 +274,15 @@ class Parameter:
 def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "") -> Any:
     """The table's rows as parameters of the open graph: `w.attn.q.weight` of what this returns is a `Parameter`."""
     root = SimpleNamespace()
+    shares = {r.name: parameters.add(dtype_named(r.dtype or dtype)[r.share(degree)], scope + r.name) for r in table}
     for row in table:
-        tensor = parameters.add(dtype_named(row.dtype or dtype)[row.share(degree)], scope + row.name)
+        if row.name.removesuffix(SCALE) != row.name:
+            continue
         *path, leaf = row.name.split(".")
         node = root
         for part in path:
             node = node.__dict__.setdefault(part, SimpleNamespace())
-        setattr(node, leaf, Parameter(tensor, row, degree))
+        setattr(node, leaf, Parameter(shares[row.name], row, degree, dtype, shares.get(row.name + SCALE)))
     return root
 
 

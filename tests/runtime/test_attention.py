@@ -16,8 +16,8 @@ def attend():
     pytest.importorskip("torch", reason="layers name weights, which are loaded with torch")
     from transformers_neuronx.layers.attention import _attend
 
-    def attend(*tensors, **attributes):
-        return _attend(*tensors, own_slots=len(tensors) > 7, **attributes)
+    def attend(q, k, v, keys, values, start, length, *slots, **attributes):
+        return _attend(q, k, v, start, length, keys, values, *slots, own_slots=bool(slots), **attributes)
 
     return attend
 
@@ -99,6 +99,29 @@ def test_attention_in_bf16(run, attend, case):
 @pytest.mark.parametrize("case", CASES)
 def test_attention_over_as_little_of_the_cache_as_will_do(run, attend, case):
     check(run, attend, inputs(**CASES[case]), enough(**CASES[case]))
+
+
+@pytest.mark.parametrize("case", ["unequal_starts_and_lengths", "blocks_that_stick_out", "some_of_the_slots"])
+@pytest.mark.parametrize("width", [None, POSITIONS])
+def test_a_cache_of_whole_numbers_and_scales(run, case, width):
+    from transformers_neuronx.layers.attention import _attend
+
+    def stored(x):
+        scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+        return np.rint(x / np.where(scale == 0, 1, scale)).astype(np.int8), scale
+
+    q, k, v, keys, values, *rows = inputs(**CASES[case])
+    keys[0, 0] = k[0, 0] = 0
+    cache = [part for parts in zip(stored(keys), stored(values), strict=True) for part in parts]
+    attributes = dict(width=width or enough(**CASES[case]), scale=0.5, arrays=4, own_slots=len(rows) > 2)
+    context, *after = run(lambda *x: _attend(*x[:5], *x[-4:], *x[5:-4], **attributes), q, k, v, *rows, *cache)
+    numbers = [np.multiply(*stored(x)).astype(np.float32) for x in (k, v)]
+    wanted, want_keys, want_values = reference(q, *numbers, *(cache[i] * cache[i + 2] for i in (0, 1)), *rows)
+    real = ~np.isnan(wanted)
+    np.testing.assert_allclose(context[real], wanted[real], 1e-5, 1e-5)
+    for got, scale, want in ((*after[::2], want_keys), (*after[1::2], want_values)):
+        assert got.dtype == np.int8
+        np.testing.assert_allclose(got * scale, want, 1e-5, 1e-6)
 
 
 def test_scores_are_summed_in_f32_whatever_the_caches_are(run, attend):

@@ -15,7 +15,13 @@ from transformers import AutoTokenizer
 
 from transformers_neuronx import config, constants, dtypes, sampling, switches
 from transformers_neuronx.compiler import compile_py_func
-from transformers_neuronx.config import ContinuousBatchingConfig, GenerationConfig, NeuronConfig
+from transformers_neuronx.config import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    KVCacheQuantizationConfig,
+    NeuronConfig,
+    QuantizationConfig,
+)
 from transformers_neuronx.errors import ConfigError, GraphError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.stopping_criteria import MaxTimeCriteria, StoppingCriteria, StoppingCriteriaList
@@ -31,8 +37,13 @@ OTHER = {
     "continuous_batching": ContinuousBatchingConfig(2),
     "padding_side": "right",
     "compilation_worker_count": 1,
-    "quant": dict(quant_dtype="s8"),
-    "kv_cache_quant": dict(quant_dtype="s8"),
+    "quant": QuantizationConfig(),
+    "kv_cache_quant": KVCacheQuantizationConfig(),
+    "quant_dtype": "f8e4m3fn",
+    "dequant_dtype": "f32",
+    "quantize_method": "direct_cast",
+    "no_quantize_list": ("mlp.down",),
+    "group_size": 16,
     "sparse_attn": dict(skip_masking_decode=True),
     "cast_logits_dtype": "bfloat16",
     "group_query_attention": constants.GQA.REPLICATED_HEADS,
@@ -66,7 +77,14 @@ def rows(*names):
     return [(name, *row) for name in names for row in table(f"transformers_neuronx.config.{name}")]
 
 
-CLASSES = ["NeuronConfig", "ContinuousBatchingConfig", "GenerationConfig"]
+CLASSES = [
+    "NeuronConfig", "ContinuousBatchingConfig", "GenerationConfig", "QuantizationConfig", "KVCacheQuantizationConfig",
+]  # fmt: skip
+# What a value other than the default goes with.
+NEEDED = {
+    ("QuantizationConfig", "quantize_method"): dict(quant_dtype="f8e4m3fn"),
+    ("KVCacheQuantizationConfig", "quantize_method"): dict(quant_dtype="f8e4m3fn"),
+}
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -81,7 +99,7 @@ def test_switches_do_what_the_guide_says(name, switch, verdict):
     cls = getattr(config, name)
     [field] = [f for f in dataclasses.fields(cls) if f.name == switch]
     other = OTHER.get(switch, not field.default)
-    needed = {"max_num_seqs": 2} if name == "ContinuousBatchingConfig" else {}
+    needed = {"max_num_seqs": 2} if name == "ContinuousBatchingConfig" else NEEDED.get((name, switch), {})
     cls(**needed | {switch: field.default} if field.default is not None else needed)
     if verdict == "refused":
         with pytest.raises(ConfigError, match=f"^{switch} wants {field.default}: .+, got"):

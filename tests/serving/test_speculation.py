@@ -1,11 +1,9 @@
 """Speculative decoding gives the tokens of the target alone, whoever guesses."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from transformers_neuronx.config import NeuronConfig
@@ -14,7 +12,8 @@ from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.speculation import PromptLookup, SpeculativeGenerator
 
-TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TINY_KJV = EXAMPLES / "tiny-kjv"
 TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
 
 
@@ -30,15 +29,8 @@ def target():
 
 
 @pytest.fixture(scope="module")
-def draft(tmp_path_factory):
-    """The checkpoint's first layers alone: a model of the same vocabulary that is often wrong."""
-    directory = tmp_path_factory.mktemp("draft")
-    config = json.loads((TINY_KJV / "config.json").read_text())
-    tensors = load_file(TINY_KJV / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(config | dict(n_layer=2)))
-    kept = {name: tensor for name, tensor in tensors.items() if ".h." not in name or int(name.split(".h.")[1][0]) < 2}
-    save_file(kept, directory / "model.safetensors")
-    return compiled(directory)
+def draft():
+    return compiled(EXAMPLES / "tiny-kjv-draft")
 
 
 @pytest.fixture(scope="module")

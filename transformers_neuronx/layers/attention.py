@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers_neuronx import hlo
@@ -11,6 +11,7 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.linear import linear
 from transformers_neuronx.layers.norm import rms_norm
 from transformers_neuronx.layers.step import Cache, Step
+from transformers_neuronx.layers.storage import stored
 from transformers_neuronx.pyhlo import Tensor
 
 LAYER_KINDS = ("full_attention", "sliding_attention")
@@ -51,58 +52,70 @@ def attention(
         q, k = rotate(q), rotate(k)
     alibi = [w.alibi.tensor] if hasattr(w, "alibi") else []
     slots = [] if step.slots is None else [step.slots]
-    context, keys, values = _attend(
-        *(q, k, v, cache.keys, cache.values, step.start, step.length, *slots, *alibi),
+    context, *after = _attend(
+        *(q, k, v, step.start, step.length, *cache, *slots, *alibi),
         width=step.width,
         scale=head_dim**-0.5 if scale is None else scale,
+        arrays=len(cache),
         own_slots=bool(slots),
         alibi=bool(alibi),
         window=window,
         softcap=softcap,
     )
-    return linear(hlo.reshape(context, b, n, -1), w.out), Cache(keys, values)
+    return linear(hlo.reshape(context, b, n, -1), w.out), tuple(after)
 
 
 def _attend_body(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    keys: Tensor,
-    values: Tensor,
     start: Tensor,
     length: Tensor,
     *more: Tensor,
     width: int,
     scale: float,
+    arrays: int = 2,
     own_slots: bool = False,
     alibi: bool = False,
     window: int | None = None,
     softcap: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
-    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; keys, values [slots * kv_heads, positions, d]; start, length
-    s32[b] as in `Step`; then, if they are there, slots s32[b] and slopes f32[heads]. No position beyond `width` is
-    looked at. Each head of keys serves heads / kv_heads of queries. -> context [b, n, heads, d], keys, values
+    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length s32[b] as in `Step`; the `arrays` of the cache; then,
+    if they are there, slots s32[b] and slopes f32[heads]. No position beyond `width` is looked at. Each head of keys
+    serves heads / kv_heads of queries. -> context [b, n, heads, d], and the cache
     """
     b, n, heads, d = q.sizes
-    kv_heads = k.sizes[2]
-    rows = more[0] if own_slots else hlo.iota("s32", [b])
-    k, v = (hlo.reshape(hlo.transpose(new, 0, 2, 1, 3), b * kv_heads, n, d) for new in (k, v))
-    visible = [_write(hlo.slice(x, 1, 0, width), new, rows, start, length) for x, new in ((keys, k), (values, v))]
-    updated = [_copy_blocks(*pair, rows, start, kv_heads, n) for pair in zip(visible, (keys, values), strict=True)]
+    kv_heads, cache = k.sizes[2], more[:arrays]
+    rows = more[arrays] if own_slots else hlo.iota("s32", [b])
+    new = _as_cached([hlo.reshape(hlo.transpose(x, 0, 2, 1, 3), b * kv_heads, n, d) for x in (k, v)], cache)
+    visible = [_write(hlo.slice(x, 1, 0, width), y, rows, start, length) for x, y in zip(cache, new, strict=True)]
+    updated = [_copy_blocks(*pair, rows, start, kv_heads, n) for pair in zip(visible, cache, strict=True)]
     if own_slots:
         visible = [_of_slots(cached, rows, kv_heads) for cached in visible]
+    keys, values, *scales = visible
+    scales = [hlo.reshape(each, -1, 1, width) for each in scales]
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, -1, d)
-    scores = hlo.dot(q, visible[0], contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
-    scores = hlo.reshape(scores, b, heads, n, width)
+    scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
+    scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, n, width)
     weights = _weights(scores, start, more[-1] if alibi else None, window, softcap)
-    weights = hlo.convert(hlo.reshape(weights, *q.sizes[:2], width), v.dtype)
-    context = hlo.dot(weights, visible[1], contract=([2], [1]), batch=([0], [0]))
-    return hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3), updated[0], updated[1]
+    weights = hlo.reshape(weights, *q.sizes[:2], width)
+    weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
+    context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))
+    return hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3), *updated
 
 
 _attend = hlo.composite("attention", _attend_body)
+
+
+def _as_cached(new: Sequence[Tensor], cache: Sequence[Tensor]) -> list[Tensor]:
+    """Keys and values as the arrays of the cache have them."""
+    dtype = cache[0].dtype
+    if dtype is new[0].dtype:
+        return list(new)
+    parts = [stored(x, dtype.name, scaled=len(cache) > 2) for x in new]
+    return [part for both in zip(*parts, strict=True) for part in both]
 
 
 def _weights(scores: Tensor, start: Tensor, slopes: Tensor | None, window: int | None, softcap: float | None) -> Tensor:

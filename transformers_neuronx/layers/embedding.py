@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from transformers_neuronx import hlo
+from transformers_neuronx.layers.storage import numbers
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights import Parameter
 
 
 def lookup(table: Parameter, indices: Tensor) -> Tensor:
     """Rows of a table that every device has whole. table [v, h], indices s32[b, n] -> [b, n, h]"""
-    return hlo.take(table.tensor, indices)
+    rows = hlo.take(table.tensor, indices)
+    return rows if table.scale is None else numbers(rows, hlo.take(table.scale, indices), table.dtype)
 
 
 def embedding(table: Parameter, ids: Tensor) -> Tensor:
@@ -22,6 +24,6 @@ def embedding(table: Parameter, ids: Tensor) -> Tensor:
     share = table.tensor.sizes[0]
     local = ids - hlo.convert(hlo.replica_id(), "s32") * share
     here = hlo.logical_and(local >= 0, local < share)
-    found = hlo.take(table.tensor, hlo.clamp(0, local, share - 1))
+    found = lookup(table, hlo.clamp(0, local, share - 1))
     found = hlo.select(hlo.reshape(here, *ids.sizes, 1), found, 0.0)
     return hlo.all_reduce(found, table.degree)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor, dtype_named
@@ -38,15 +39,10 @@ class Step:
         return hlo.reshape(hlo.take_rows(x, self.length - 1), b, 1, *rest)
 
 
-@dataclass(frozen=True)
-class Cache:
-    """Keys and values of the positions seen so far, of one layer. [slots * kv_heads, positions, head_dim]
-
-    Slots and heads are one axis, the batch of the attention's products: XLA then reads the cache where it lies.
-    """
-
-    keys: Tensor
-    values: Tensor
+# Of one layer: keys and values of the positions seen so far, [slots * kv_heads, positions, head_dim], and if they are
+# stored in fewer bits, the scales of both, f32[slots * kv_heads, positions, 1]. Slots and heads are one axis, the batch
+# of the attention's products: XLA then reads the cache where it lies.
+Cache: TypeAlias = tuple[Tensor, ...]
 
 
 def declare_step(parameters: hlo.Parameters, b: int, n: int, width: int, own_slots: bool) -> Step:
@@ -56,7 +52,20 @@ def declare_step(parameters: hlo.Parameters, b: int, n: int, width: int, own_slo
     return Step(hlo.slice(packed, 1, 4, 4 + n), start, length, end, slots if own_slots else None, width)
 
 
-def declare_cache(parameters: hlo.Parameters, dtype: str, sizes: Sequence[int], name: str) -> Cache:
-    """Keys and values as two parameters."""
-    shape = dtype_named(dtype)[sizes]
-    return Cache(parameters.add(shape, f"{name}keys"), parameters.add(shape, f"{name}values"))
+class CacheArray(NamedTuple):
+    """One of the arrays of a `Cache`, as a parameter."""
+
+    name: str
+    dtype: str
+    sizes: tuple[int, ...]
+
+
+def cache_arrays(sizes: tuple[int, int, int], dtype: str, scaled: bool) -> list[CacheArray]:
+    """The arrays of a layer's cache with `sizes` [slots * kv_heads, positions, head_dim], in order."""
+    arrays = [CacheArray(name, dtype, sizes) for name in ("keys", "values")]
+    scales = [CacheArray(name, "f32", (*sizes[:2], 1)) for name in ("key_scales", "value_scales")]
+    return arrays + scales if scaled else arrays
+
+
+def declare_cache(parameters: hlo.Parameters, arrays: Sequence[CacheArray], scope: str) -> Cache:
+    return tuple(parameters.add(dtype_named(array.dtype)[array.sizes], scope + array.name) for array in arrays)

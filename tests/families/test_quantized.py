@@ -1,0 +1,251 @@
+"""Weights in fewer bits: every family against the same quantization in NumPy, put into Transformers' own model."""
+
+import copy
+import functools
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from parity import assert_close, continued, prompts, randomized
+from test_every_family import tiny
+from transformers import AutoTokenizer
+from transformers.pytorch_utils import Conv1D
+
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families
+from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
+from transformers_neuronx.errors import ConfigError
+
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+KEPT = ("lm_head", "embed", "wte", "wpe", "router", "mlp.gate.weight", "project_in", "project_out")
+TOLERANCE = 1e-4  # of the largest logit
+
+
+def rounded(matrix, group=None, largest=127):
+    """`matrix` [..., in], each output, or each group of its inputs, in steps of its largest number's part."""
+    *lead, size = matrix.shape
+    padded = np.pad(matrix, [(0, 0)] * len(lead) + [(0, -size % (group or size))])
+    grouped = padded.reshape(*lead, -1, group or size)
+    step = (np.abs(grouped).max(-1, keepdims=True) / np.float32(largest)).astype(np.float32)
+    safe = np.where(step == 0, 1, step)
+    return (np.rint(grouped / safe) * step).reshape(padded.shape)[..., :size]
+
+
+def emulated(reference, change):
+    """Transformers' model with the matrices of its linear layers, [out, in], as `change(name, matrix)` has them."""
+    model = copy.deepcopy(reference)
+    transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1 and not any(kept in name for kept in KEPT):
+                matrix = weight.T if name in transposed else weight
+                new = torch.from_numpy(change(name, matrix.numpy()))
+                weight.copy_(new.T if name in transposed else new)
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """`saved(family)`: the random model of a family and its directory."""
+    made = {}
+
+    def saved(family):
+        if family not in made:
+            reference = randomized(tiny(family))
+            directory = tmp_path_factory.mktemp(family)
+            reference.save_pretrained(directory)
+            made[family] = reference, directory
+        return made[family]
+
+    return saved
+
+
+def logits_of(directory, ids, degree=1, **switches):
+    switches = NeuronConfig(output_all_logits=True, tokens_per_dispatch=0, **switches)
+    model = NeuronAutoModelForCausalLM.from_pretrained(
+        directory, n_positions=32, context_length_estimate=32, tp_degree=degree, neuron_config=switches
+    )
+    model.to_neuron()
+    return model(torch.tensor([ids]))[0]
+
+
+@pytest.mark.parametrize("degree", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", families())
+def test_int8_as_in_numpy(saved, family, degree):
+    reference, directory = saved(family)
+    [ids] = prompts(131, [20])
+    want = continued(emulated(reference, lambda name, matrix: rounded(matrix)), ids, [])
+    assert (want - continued(reference, ids, [])).abs().max() > 10 * TOLERANCE * want.abs().max()
+    assert_close(logits_of(directory, ids, degree, quant=QuantizationConfig()), want, TOLERANCE)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 5])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
+    """Groups are of 32 inputs, or as many as divide those there are, and inside a head where heads are the inputs."""
+    reference, directory = saved(family)
+    head_dim = reference.config.hidden_size // reference.config.num_attention_heads
+
+    def in_groups(name, matrix):
+        if "attn.c_proj" in name or "o_proj" in name:
+            group = np.gcd(32, head_dim)
+        else:
+            group = 32 if "mlp.c_proj" in name or "down_proj" in name else np.gcd(32, matrix.shape[1])
+        return rounded(matrix, group, largest=7)
+
+    [ids] = prompts(131, [20])
+    want = continued(emulated(reference, in_groups), ids, [])
+    assert_close(logits_of(directory, ids, degree, quant=QuantizationConfig("s4")), want, TOLERANCE)
+
+
+@pytest.mark.parametrize("method", ["vector_dynamic", "direct_cast"])
+def test_eight_bits_of_float(saved, method):
+    reference, directory = saved("llama")
+
+    def as_float(_, matrix):
+        scale = np.abs(matrix).max(1, keepdims=True) / 448 if method == "vector_dynamic" else np.float32(1)
+        return (matrix / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+
+    [ids] = prompts(131, [20])
+    quant = QuantizationConfig("f8e4m3fn", quantize_method=method)
+    assert_close(logits_of(directory, ids, quant=quant), continued(emulated(reference, as_float), ids, []), TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (dict(quantize_attn=False), ["attn"]),
+        (dict(no_quantize_list=["mlp.down"]), ["mlp.down_proj"]),
+        (dict(no_quantize_list=["o_proj", "up_proj"]), ["o_proj", "up_proj"]),
+    ],
+    ids=str,
+)
+def test_layers_that_stay_as_they_are(saved, options, kept):
+    reference, directory = saved("llama")
+    same = emulated(reference, lambda name, matrix: matrix if any(part in name for part in kept) else rounded(matrix))
+    [ids] = prompts(131, [20])
+    got = logits_of(directory, ids, quant=QuantizationConfig(**options))
+    assert_close(got, continued(same, ids, []), TOLERANCE)
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+@pytest.mark.parametrize("quant_dtype", ["s8", "s4"])
+def test_the_embedding_and_the_head(tmp_path, quant_dtype, degree):
+    """Tied, they are one tensor on the devices."""
+    config = tiny("llama")
+    config.tie_word_embeddings = True
+    reference = randomized(config)
+    reference.save_pretrained(tmp_path)
+    group, largest = (None, 127) if quant_dtype == "s8" else (np.gcd(32, config.hidden_size), 7)
+    model = copy.deepcopy(reference)
+    table = model.get_input_embeddings().weight
+    table.data = torch.from_numpy(rounded(table.detach().numpy(), group, largest))
+    [ids] = prompts(131, [20])
+    layers = ["self_attn", "mlp"]
+    quant = QuantizationConfig(quant_dtype, quantize_head=True, quantize_embedding=True, no_quantize_list=layers)
+    assert_close(logits_of(tmp_path, ids, degree, quant=quant), continued(model, ids, []), TOLERANCE)
+
+
+@pytest.mark.parametrize("quant_dtype", ["s8", "s4", "f8e4m3fn"])
+def test_rows_and_columns_of_zeros_are_zeros(tmp_path, quant_dtype):
+    """In the weights themselves, and added so that they divide by five."""
+    reference = randomized(tiny("llama"))
+    with torch.no_grad():
+        for weight in (reference.model.layers[0].mlp.up_proj.weight, reference.model.layers[1].self_attn.o_proj.weight):
+            weight[:3] = 0
+            weight[:, :40] = 0
+    reference.save_pretrained(tmp_path)
+    [ids] = prompts(131, [20])
+    one, five = (logits_of(tmp_path, ids, degree, quant=QuantizationConfig(quant_dtype)) for degree in (1, 5))
+    assert torch.isfinite(one).all()
+    assert_close(five, one)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("quant_dtype", ["s8", "f8e4m3fn"])
+def test_a_quantized_cache_in_the_loop_over_tokens(saved, quant_dtype, degree):
+    """Tokens made in a loop on the devices are those made one by one, for rows that are reordered in between too."""
+    _, directory = saved("mistral")
+    ids, made = torch.tensor(prompts(131, [9, 9])), []
+    for tokens in (0, 8):
+        switches = NeuronConfig(tokens_per_dispatch=tokens, kv_cache_quant=KVCacheQuantizationConfig(quant_dtype))
+        model = NeuronAutoModelForCausalLM.from_pretrained(
+            directory, n_positions=[16, 40], batch_size=2, tp_degree=degree, neuron_config=switches
+        )
+        model.to_neuron()
+        made.append(model.sample(ids, 40, top_k=1, eos_token_override=-1))
+        model(ids)
+        model.reorder_cache([1, 0])
+        made.append(model.sample(ids.flip(0), 40, top_k=1, eos_token_override=-1).flip(0))
+    assert all(torch.equal(made[0], other) for other in made[1:])
+
+
+QUANTIZED = {
+    "s8": (dict(quant=QuantizationConfig()), 0.01),
+    "s8, head and embedding too": (
+        dict(quant=QuantizationConfig(quantize_head=True, quantize_embedding=True)),
+        0.01,
+    ),
+    "s4 in groups of 32": (dict(quant=QuantizationConfig("s4", group_size=32)), 0.05),
+    "f8e4m3fn": (dict(quant=QuantizationConfig("f8e4m3fn")), 0.01),
+    "a cache of s8": (dict(kv_cache_quant=KVCacheQuantizationConfig()), 0.01),
+    "a cache of f8e4m3fn": (dict(kv_cache_quant=KVCacheQuantizationConfig("f8e4m3fn")), 0.01),
+}
+
+
+@pytest.fixture(scope="module")
+def perplexity():
+    """`perplexity(windows, **switches)` of the trained checkpoint over text that was held out, f32 arithmetic."""
+    ids = AutoTokenizer.from_pretrained(TINY_KJV)((TINY_KJV / "heldout.txt").read_text(), verbose=False).input_ids
+
+    @functools.cache
+    def perplexity(windows, **switches):
+        switches = NeuronConfig(tokens_per_dispatch=0, **switches)
+        options = dict(n_positions=[512], context_length_estimate=512, neuron_config=switches)
+        model = NeuronAutoModelForCausalLM.from_pretrained(TINY_KJV, **options)
+        model.to_neuron()
+        pieces = [ids[first : first + 512] for first in range(0, len(ids) - 1, 511)][:windows]
+        scores = torch.cat([model.score([piece])[0, 1:] for piece in pieces])
+        return -scores.mean()
+
+    return perplexity
+
+
+@pytest.mark.parametrize("windows", [8, pytest.param(None, marks=pytest.mark.slow)], ids=["a part", "all"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_perplexity_of_the_trained_checkpoint(perplexity, name, windows):
+    switches, bound = QUANTIZED[name]
+    rise = torch.exp(perplexity(windows, **switches) - perplexity(windows)) - 1
+    print(f"perplexity over held-out text, {name}: {rise:+.2%}")
+    assert rise < bound
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(no_quantize_list=["mlp.dwon"]), r"no_quantize_list wants names of layers \(.*mlp.down.*\), got mlp.dwon"),
+        (dict(no_quantize_list=["model.layers.0.mlp.down_proj"]), "no_quantize_list wants names of layers"),
+    ],
+    ids=str,
+)
+def test_names_that_are_no_layers(saved, options, message):
+    _, directory = saved("llama")
+    with pytest.raises(ConfigError, match=message):
+        logits_of(directory, [1], quant=QuantizationConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: QuantizationConfig("s2"), "quant_dtype wants one of s8, s4, f8e4m3fn, got 's2'"),
+        (lambda: QuantizationConfig(quantize_method="direct_cast"), "direct_cast' wants quant_dtype='f8e4m3fn'"),
+        (lambda: QuantizationConfig("s4", group_size=7), "group_size wants to be even"),
+        (lambda: QuantizationConfig(no_quantize_list="mlp.down"), "no_quantize_list wants a list of names"),
+        (lambda: KVCacheQuantizationConfig(quantize_method="direct_cast"), "direct_cast' wants quant_dtype='f8e4m3fn'"),
+        (lambda: NeuronConfig(quant="s8"), "quant wants a QuantizationConfig or None, got 's8'"),
+    ],
+)
+def test_contradictory_options(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

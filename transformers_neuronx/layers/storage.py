@@ -1,0 +1,31 @@
+"""Numbers in fewer bits, as programs make and read them. What is stored of weights is for `quantization`."""
+
+from __future__ import annotations
+
+from transformers_neuronx import hlo
+from transformers_neuronx.pyhlo import Tensor
+from transformers_neuronx.pyhlo.dtypes import INTEGERS
+from transformers_neuronx.quantization import LARGEST, PACKED
+
+
+def numbers(values: Tensor, scale: Tensor, dtype: str) -> Tensor:
+    """What values [..., stored] and a scale [...], or one [..., groups] for groups of them, stand for. -> [..., in]"""
+    *lead, size = values.sizes
+    scale = hlo.reshape(scale, *lead, -1, 1)
+    groups = scale.sizes[-2]
+    values = hlo.reshape(values, *lead, groups, size // groups)
+    if values.dtype.name == PACKED:
+        both = hlo.bitcast_convert(values, "s8")
+        values = hlo.concatenate([hlo.shift_right(hlo.shift_left(both, 4), 4), hlo.shift_right(both, 4)], -1)
+    return hlo.convert(hlo.reshape(hlo.convert(values, "f32") * scale, *lead, -1), dtype)
+
+
+def stored(x: Tensor, dtype: str, scaled: bool) -> list[Tensor]:
+    """The values of x [..., d] in `dtype`, and, if `scaled`, a scale f32[..., 1] by which the largest fits."""
+    limit, parts = LARGEST[dtype], []
+    x = hlo.convert(x, "f32")
+    if scaled:
+        parts.append(hlo.max(hlo.abs(x), -1, keep=True) * (1 / limit))
+        x = x / hlo.select(parts[0] > 0.0, parts[0], 1.0)
+    rounded = hlo.round(x) if dtype in INTEGERS else x
+    return [hlo.convert(hlo.clamp(-limit, rounded, limit), dtype), *parts]

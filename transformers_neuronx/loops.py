@@ -1,0 +1,57 @@
+"""What programs of several tokens share: rows that say what a sequence wants, and what a chosen token changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers_neuronx import hlo
+from transformers_neuronx.layers.choice import POLICY_COLUMNS, Policy, choose, unpacked
+from transformers_neuronx.layers.step import Step
+from transformers_neuronx.pyhlo import Tensor
+
+EOS_COLUMNS = 8  # end-of-sequence tokens that a row may have
+# The columns of a row of a loop: its token, its position, how many tokens it wants, and then these.
+POLICY = slice(3, 3 + POLICY_COLUMNS)
+EOS = slice(POLICY.stop, POLICY.stop + EOS_COLUMNS)
+LOOP_COLUMNS = EOS.stop
+
+
+def rules_of(packed: Tensor) -> tuple[Policy, Tensor]:
+    """Policy and end-of-sequence tokens s32[b, EOS_COLUMNS] of the rows of a loop."""
+    return unpacked(hlo.slice(packed, 1, POLICY.start, POLICY.stop)), hlo.slice(packed, 1, EOS.start, EOS.stop)
+
+
+def ends(chosen: Tensor, eos: Tensor) -> Tensor:
+    """Whether a row ends with what was chosen, s32[b]: one of its end-of-sequence tokens, or none. -> pred[b]"""
+    return hlo.logical_or(chosen < 0, hlo.any(hlo.equal(hlo.reshape(chosen, -1, 1), eos), 1))
+
+
+def with_tokens(seen: Tensor, tokens: Tensor) -> Tensor:
+    """`seen` pred[b, v] with each row's token, s32[b], where it is one."""
+    for row in range(tokens.sizes[0]):
+        token = hlo.slice(tokens, 0, row, row + 1)
+        at = [hlo.constant(row, "s32"), hlo.maximum(hlo.reshape(token), 0)]
+        old = hlo.dynamic_slice(seen, at, [1, 1])
+        new = hlo.logical_or(old, hlo.reshape(token >= 0, 1, 1))
+        seen = hlo.dynamic_update_slice(seen, new, at)
+    return seen
+
+
+def chosen_after(logits: Tensor, step: Step, seen: Tensor, policy: Policy) -> list[Tensor]:
+    """The choice after each token of a step, s32[b] each, from logits f32[b, n, v].
+
+    `seen` has the first token of the step, but none of the others.
+    """
+    rows, count = step.ids.sizes
+    chosen = []
+    for column in range(count):
+        token = hlo.reshape(hlo.slice(step.ids, 1, column, column + 1), rows)
+        seen = with_tokens(seen, token) if column else seen
+        here = hlo.reshape(hlo.slice(logits, 1, column, column + 1), rows, -1)
+        chosen.append(choose(here, seen, policy, step.start + (column + 1)))
+    return chosen
+
+
+def side_by_side(columns: Sequence[Tensor]) -> Tensor:
+    """s32[b] each -> s32[b, columns]"""
+    return hlo.concatenate([hlo.reshape(column, -1, 1) for column in columns], 1)

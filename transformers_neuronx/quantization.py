@@ -1,0 +1,138 @@
+"""Weights in fewer bits: which rows of a weight table are stored so, and what is stored.
+
+Symmetric: a matrix [out, in] is `scale * values`, with small integers or floats for values and one scale for each
+output, or for each `group` of an output's inputs. How programs make products of it is for `layers.linear`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.switches import QuantizationConfig
+from transformers_neuronx.weights import SCALE, HeadSplit, Layout, Split, Weight
+
+LARGEST = {"s8": 127.0, "s4": 7.0, "f8e4m3fn": 448.0}  # what the largest number of a group becomes
+PACKED = "u8"  # two s4: of a group's inputs the first half in the low bits, the second half in the high ones
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a matrix is stored: its element type, the inputs that share a scale (None: all), whether it has scales."""
+
+    dtype: str
+    group: int | None = None
+    scaled: bool = True
+
+    def scales(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The scale of each output, f32[out], or of each of its groups, f32[out, groups]."""
+        if self.group is None:
+            return matrix.float().abs().amax(1) / LARGEST[self.dtype]
+        return self._groups(matrix).abs().amax(2) / LARGEST[self.dtype]
+
+    def values(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
+        if self.group is None:
+            return self._rounded(matrix.float(), self.scales(matrix)[:, None] if self.scaled else torch.ones(()))
+        values = self._rounded(self._groups(matrix), self.scales(matrix)[..., None])
+        if self.dtype == "s4":
+            low, high = torch.unflatten(values, 2, (2, -1)).unbind(2)
+            values = ((low & 15) | (high << 4)).view(torch.uint8)
+        return values.flatten(1)
+
+    def _groups(self, matrix: torch.Tensor) -> torch.Tensor:
+        """f32[out, groups, group], the last group filled up with zeros."""
+        assert self.group is not None
+        padded = torch.nn.functional.pad(matrix.float(), (0, -matrix.shape[1] % self.group))
+        return torch.unflatten(padded, 1, (-1, self.group))
+
+    def _rounded(self, matrix: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Where all is zero, so is the scale, and nothing is divided by it."""
+        scaled = matrix / torch.where(scale > 0, scale, 1)
+        limit = LARGEST[self.dtype]
+        if self.dtype == "f8e4m3fn":
+            return scaled.clamp(-limit, limit).to(torch.float8_e4m3fn)
+        return scaled.round().clamp(-limit, limit).to(torch.int8)
+
+
+def quantized(table: Sequence[Weight], config: QuantizationConfig | None) -> list[Weight]:
+    """The table with the rows that `config` is about stored in fewer bits, each followed by its scales.
+
+    Raises ConfigError for a name in no_quantize_list that is no layer's.
+    """
+    if config is None:
+        return list(table)
+    unknown = [name for name in config.no_quantize_list if not any(_is_named(row, name) for row in table)]
+    if unknown:
+        layers = sorted({row.name.removesuffix(".weight") for row in table if row.multiplies})
+        raise ConfigError(f"no_quantize_list wants names of layers ({', '.join(layers)}), got {', '.join(unknown)}")
+    storage = Storage(config.quant_dtype, config.group, config.quantize_method == "vector_dynamic")
+    out = []
+    for row in table:
+        row = replace(row, split=_in_groups(row.split, config.group))
+        out += _stored(row, storage) if _is_meant(row, config) else [row]
+    return out
+
+
+def _is_named(row: Weight, name: str) -> bool:
+    """Whether `name` is, in the graph or in the checkpoint, this row's name or whole parts of it."""
+    return any(f".{name}." in f".{full}." for full in (row.name, *row.source.split("|")))
+
+
+def _is_meant(row: Weight, config: QuantizationConfig) -> bool:
+    if any(_is_named(row, name) for name in config.no_quantize_list):
+        return False
+    if row.name == "embed":
+        return config.quantize_embedding
+    if row.name == "head.weight":
+        return config.quantize_head
+    return row.multiplies and (config.quantize_attn or not row.name.startswith("attn."))
+
+
+def _in_groups(split: Split | None, group: int | None) -> Split | None:
+    """The cut that leaves groups whole, also where another layer's outputs are their inputs."""
+    if split is None or group is None or isinstance(split, HeadSplit):
+        return split
+    return replace(split, unit=math.lcm(split.unit, group))
+
+
+def _stored(row: Weight, storage: Storage) -> list[Weight]:
+    """The row in fewer bits, and that of its scales, if it has some."""
+    (out_features, in_features), split = row.shape, row.split
+    by_inputs = split is not None and split.axis == 1
+    group, groups = storage.group, list[int]()
+    if group is not None:
+        if not by_inputs or isinstance(split, HeadSplit):  # whole groups, in whole heads
+            group = math.gcd(group, split.unit if split is not None and by_inputs else in_features)
+        if storage.dtype == "s4" and group % 2:
+            raise ConfigError(f"quant_dtype='s4' wants {row.name} to have an even number of inputs, got {in_features}")
+        storage, groups = replace(storage, group=group), [-(-in_features // group)]
+
+    def stored(name: str, sizes: tuple[int, ...], layout: Layout, dtype: str, inputs: int | None) -> Weight:
+        """A row of which an element stands for `inputs` of the matrix, or, where that is None, for all of an output."""
+        cut = split
+        if split is not None and by_inputs:
+            cut = replace(split, unit=split.unit // inputs) if inputs else None
+        return replace(row, name=name, shape=sizes, layout=layout, dtype=dtype, split=cut)
+
+    whole = in_features if group is None else groups[0] * group
+    packed = 2 if storage.dtype == "s4" else 1
+    dtype = PACKED if storage.dtype == "s4" else storage.dtype
+    weight = stored(row.name, (out_features, whole // packed), _values(storage, row.layout), dtype, packed)
+    scale = stored(row.name + SCALE, (out_features, *groups), _scales(storage, row.layout), "f32", group)
+    return [weight, scale] if storage.scaled else [weight]
+
+
+@functools.cache
+def _values(storage: Storage, layout: Layout) -> Layout:
+    return lambda tensor: storage.values(layout(tensor))
+
+
+@functools.cache
+def _scales(storage: Storage, layout: Layout) -> Layout:
+    return lambda tensor: storage.scales(layout(tensor))
