@@ -57,7 +57,7 @@ def resolve(path_or_name: PathOrName) -> Path:
     name = os.fspath(path_or_name)
     safetensors = [*CONFIG_FILES, "*.safetensors", "model.safetensors.index.json"]
     directory = _download(name, safetensors, ignore=["*/*", "consolidated*"])
-    if "safetensors" in _format_in(directory):
+    if "safetensors" in format_in(directory):
         return directory
     return _download(name, [*CONFIG_FILES, "pytorch_model*"])
 
@@ -149,13 +149,13 @@ def open_checkpoint(path_or_name: PathOrName) -> Checkpoint:
     contradicts its index, points outside the directory, or is a pickle of more than tensors.
     """
     directory = resolve(path_or_name)
-    found = _format_in(directory)
+    found = format_in(directory)
     if not found:
         raise CheckpointError(f"{directory}: no checkpoint here; wanted one of {', '.join(_FORMATS)}")
     return Checkpoint(directory, _FORMATS[found](directory / found))
 
 
-def _format_in(directory: Path) -> str:
+def format_in(directory: Path) -> str:
     # lexists: a dangling link is a broken checkpoint to report, not a reason to load the next format
     return next((file for file in _FORMATS if os.path.lexists(directory / file)), "")
 
@@ -260,7 +260,7 @@ def save_pretrained_split(model: PreTrainedModel, save_directory: PathOrName) ->
     tensor has no data (the meta device).
     """
     directory = Path(os.path.expanduser(save_directory))
-    found = _format_in(directory)
+    found = format_in(directory)
     if "safetensors" in found:
         raise CheckpointError(
             f"{directory / found} would be loaded instead of the split checkpoint saved beside it; "
