@@ -48,7 +48,7 @@ def want_file(path: Path, why: str = "") -> Path:
 
 def is_plain(name: str) -> bool:
     """Whether it names a file beside the one that mentions it, and is never a path out of the directory."""
-    return os.path.basename(name) == name and name not in ("", ".", "..")
+    return os.path.basename(name) == name and name.isprintable() and name not in ("", ".", "..")
 
 
 def read_json(path: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> dict[str, Any]:

@@ -179,9 +179,10 @@ class Artifact:
 
     def _executable(self, identity: str) -> bytes | None:
         program = self.manifest["programs"].get(identity)
-        return None if program is None else self._verified(program["executable"]).read_bytes()
+        return None if program is None else self.verified(program["executable"]).read_bytes()
 
-    def _verified(self, name: str) -> Path:
+    def verified(self, name: str) -> Path:
+        """The file, which has the checksum that the manifest says."""
         path = files.want_file(self.directory / name, f"which {MANIFEST} lists")
         with files.explain(f"{path}: cannot be read"):
             checksum = _checksum(path)
@@ -207,7 +208,7 @@ class Artifact:
 
     def _weights(self) -> Iterator[tuple[list[str], list[np.ndarray[Any, Any]]]]:
         for file, tensors in self.manifest["weights"].items():
-            path = self._verified(file)
+            path = self.verified(file)
             with files.explain(f"{path}: not the weights that {MANIFEST} lists"):
                 content: Any = safetensors.safe_open(path, framework="pt")
                 held = set(content.keys())
@@ -232,7 +233,7 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], inside: str
 
 
 def open_artifact(directory: PathOrName) -> Artifact:
-    """The artifact in `directory`. Reads its manifest, and of the other files nothing but their sizes.
+    """The artifact in `directory`. Reads its manifest and `config.json`, of the other files nothing but their sizes.
 
     CheckpointError names the file that is missing, of another size, or is not what a manifest is.
     """
@@ -245,7 +246,9 @@ def open_artifact(directory: PathOrName) -> Artifact:
             size = files.want_file(path / name, f"which {MANIFEST} lists").stat().st_size
         if size != facts["size"]:
             raise CheckpointError(f"{path / name}: {size} bytes in place of {facts['size']}; {files.AGAIN}")
-    return Artifact(path, manifest)
+    artifact = Artifact(path, manifest)
+    artifact.verified(CONFIG)
+    return artifact
 
 
 def _check(manifest: dict[str, Any]) -> None:

@@ -66,6 +66,24 @@ def test_a_loaded_executable_is_the_compiled_one(degree):
         again(old)
 
 
+def test_a_program_with_a_sort_that_has_run():
+    def ordered(_):
+        return hlo.sort(dtype_named("f32")[2000].Parameter(parameter_number=0))[0]
+
+    runtime, module = get_runtime("cpu", 1), compile_py_func(ordered)
+    x = runtime.put([np.arange(2000, dtype=np.float32)[::-1]])
+    compiled = runtime.compile(module)
+    for program in (compiled, runtime.load(compiled.serialize(), module)):
+        assert program(x)[0].numpy().tolist() == list(range(2000))
+
+
+def test_an_engine_that_has_no_bytes(monkeypatch):
+    runtime = get_runtime("cpu", 1)
+    monkeypatch.setattr(runtime, "_as_bytes", lambda loaded: None)
+    with pytest.raises(EngineError, match="graph cannot be had as bytes from this engine"):
+        runtime.compile(summing(1)).serialize()
+
+
 def test_bytes_that_are_no_executable():
     runtime = get_runtime("cpu", 1)
     with pytest.raises(EngineError, match=r"loading graph failed on the device: .*INVALID_ARGUMENT"):

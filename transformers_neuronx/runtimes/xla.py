@@ -143,9 +143,9 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
 class XlaExecutable:
     """A loaded program. It checks its arguments: XLA compares nothing of them but the number of bytes."""
 
-    def __init__(self, loaded: Any, devices: Any, module: HloModuleProto, data: bytes | None = None) -> None:
+    def __init__(self, loaded: Any, devices: Any, module: HloModuleProto, data: bytes | None) -> None:
         self.loaded = loaded
-        self.data = data  # what it was loaded from; jaxlib 0.10.2 forgets the code when it writes that again
+        self.data = data
         self.devices = devices
         self.name = module.name
         signature = module.host_program_shape
@@ -196,10 +196,9 @@ class XlaExecutable:
         return "\n".join(module.to_string() for module in self.loaded.hlo_modules())
 
     def serialize(self) -> bytes:
-        if self.data is not None:
-            return self.data
-        with _engine_errors(f"serializing {self.name}"):
-            return bytes(self.loaded.client.serialize_executable(self.loaded))
+        if self.data is None:
+            raise EngineError(f"{self.name} cannot be had as bytes from this engine")
+        return self.data
 
 
 class XlaRuntime:
@@ -237,7 +236,15 @@ class XlaRuntime:
             loaded = self._client.compile_and_load(stablehlo, self._devices, self._options())
         except jaxlib.JaxRuntimeError as error:
             raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
-        return XlaExecutable(loaded, self._devices, module)
+        return XlaExecutable(loaded, self._devices, module, self._as_bytes(loaded))
+
+    def _as_bytes(self, loaded: Any) -> bytes | None:
+        # At once: jaxlib 0.10.2 refuses to write a program with a sort that has run, and leaves the code out of one
+        # that it has loaded itself.
+        try:
+            return bytes(self._client.serialize_executable(loaded))
+        except _jaxlib().JaxRuntimeError:
+            return None
 
     def load(self, data: bytes, module: HloModuleProto) -> Executable:
         with _engine_errors(f"loading {module.name}"):
