@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -65,7 +66,7 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
         files.write(stage / CONFIG, _as_json(attributes))
         written = sorted(stage.iterdir())
         manifest["files"] = {file.name: dict(size=file.stat().st_size, sha256=_checksum(file)) for file in written}
-        files.write(stage / MANIFEST, _as_json(manifest))
+        files.write(stage / MANIFEST, _as_json(manifest | dict(sha256=_digest(manifest))))
         old = {file.name for file in path.iterdir() if OWN_FILES.fullmatch(file.name)}
         files.exchange(stage, path, last=MANIFEST, obsolete=old.difference(file.name for file in written))
 
@@ -81,6 +82,12 @@ def description(family: Family, config: Any, options: CompileOptions) -> dict[st
 
 def _as_json(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, indent=2, default=str).encode()
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """Of all but itself, however the file is laid out."""
+    told = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _save_programs(decoder: Decoder, stage: Path) -> dict[str, dict[str, str]]:
@@ -150,12 +157,14 @@ class Artifact:
 
     def options(self) -> dict[str, Any]:
         """The options of a model's constructor that it was saved with, but for those of its NeuronConfig."""
-        options = self.manifest["options"]
-        names = ("batch_size", "prompt_batch_size", "amp", "tp_degree", "unroll", "context_unroll")
+        saved = self.manifest["options"]
+        names = ("batch_size", "prompt_batch_size", "tp_degree", "unroll", "context_unroll")
         with files.explain(f"{self.directory / MANIFEST}: not the options of a model"):
-            buckets = options["buckets"]
-            sizes = dict(n_positions=buckets["positions"], context_length_estimate=buckets["context"])
-            return sizes | {name: options[name] for name in names}
+            sizes, numbers = saved["buckets"], {name: saved[name] for name in names}
+            positions, context = (list(map(operator.index, sizes[name])) for name in ("positions", "context"))
+            if not all(value is None or type(value) is int for value in numbers.values()):
+                raise ValueError(f"wanted whole numbers, got {numbers}")
+            return dict(n_positions=positions, context_length_estimate=context, amp=str(saved["amp"]), **numbers)
 
     def check(self, family: Family, config: Any, options: CompileOptions) -> None:
         """ConfigError with all that is different in the model that was saved, where something is."""
@@ -228,7 +237,8 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], inside: str
         if isinstance(one, dict) and isinstance(other, dict):
             found += differences(one, other, "" if where == "options" else f"{where}.")
         elif one != other:
-            found.append(f"{where}: saved {str(one)[:80]}, wanted {str(other)[:80]}")
+            line = f"{where}: saved {str(one)[:80]}, wanted {str(other)[:80]}"
+            found.append(line.encode("ascii", "backslashreplace").decode())
     return found
 
 
@@ -259,6 +269,7 @@ def _check(manifest: dict[str, Any]) -> None:
             raise ValueError(text)
 
     want(manifest.get("format") == FORMAT, f"format {manifest.get('format')!r}, and this version reads {FORMAT}")
+    want(manifest.get("sha256") == _digest(manifest), "damaged: its checksum differs")
     want(isinstance(manifest.get("family"), str), "no name of a family")
     for name in ("config", "options", "runtime", "programs", "weights", "files"):
         want(isinstance(manifest.get(name), dict), f"wanted an object as {name!r}")
