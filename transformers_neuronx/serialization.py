@@ -141,7 +141,9 @@ def _checksum(path: Path) -> str:
 
 
 def holds_artifact(path_or_name: PathOrName) -> bool:
-    return os.path.lexists(os.path.join(os.path.expanduser(path_or_name), MANIFEST))
+    """Whether it is the directory of an artifact, and not a checkpoint's with a manifest of something else."""
+    path = Path(os.path.expanduser(path_or_name))
+    return os.path.lexists(path / MANIFEST) and not format_in(path)
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,13 @@ def test_a_new_process_computes_the_same_bits_without_compiler_and_checkpoint(op
     assert loaded_logits.equal(logits) and loaded_tokens.equal(tokens)
 
 
+def test_programs_of_groups_of_layers(checkpoint, tmp_path, request):
+    model = made(checkpoint, unroll=1, context_unroll=1)
+    model.save(tmp_path, sharded_weights=True)
+    request.getfixturevalue("no_compiler")
+    assert made(tmp_path)(IDS).equal(model(IDS))
+
+
 def test_programs_alone_take_the_weights_of_the_checkpoint(model, checkpoint, tmp_path, no_compiler):
     model._save_compiled_artifacts(tmp_path / "programs")
     assert not list((tmp_path / "programs").glob("weights-*"))
@@ -129,7 +136,7 @@ def test_weights_of_every_type_and_degree(amp, degree, checkpoint, tmp_path):
     assert again(IDS).equal(model(IDS))
 
 
-@pytest.mark.parametrize("quant_dtype", ["s8", "f8e4m3fn"])
+@pytest.mark.parametrize("quant_dtype", ["s8", "f8e4m3fn", "s4"])
 def test_weights_in_fewer_bits(quant_dtype, checkpoint, tmp_path):
     config = NeuronConfig(quant=QuantizationConfig(quant_dtype=quant_dtype))
     model = made(checkpoint, tp_degree=2, neuron_config=config)
@@ -138,7 +145,10 @@ def test_weights_in_fewer_bits(quant_dtype, checkpoint, tmp_path):
     check_same_weights(model, again)
     assert again(IDS).equal(model(IDS))
     stored = {tensor.dtype for file in tmp_path.glob("weights-layer*") for tensor in load_file(file).values()}
-    assert stored == {torch.float32, {"s8": torch.int8, "f8e4m3fn": torch.float8_e4m3fn}[quant_dtype]}
+    assert stored == {
+        torch.float32,
+        {"s8": torch.int8, "f8e4m3fn": torch.float8_e4m3fn, "s4": torch.uint8}[quant_dtype],
+    }
     with pytest.raises(ConfigError, match=rf"quant: saved .*{quant_dtype}.*, wanted None"):
         made(tmp_path)
 
