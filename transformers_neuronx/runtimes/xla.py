@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
+import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -217,7 +219,7 @@ class XlaRuntime:
             raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
         return XlaExecutable(loaded, self._devices, module)
 
-    def put(self, shards: Sequence[np.ndarray[Any, Any]]) -> DeviceTensor:
+    def put(self, shards: Sequence[np.ndarray[Any, Any]], given: bool = False) -> DeviceTensor:
         shards = list(shards) * self.device_count if len(shards) == 1 else shards
         if len(shards) != self.device_count:
             raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
@@ -226,20 +228,27 @@ class XlaRuntime:
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
             raise EngineError(f"put wants shards of one shape and type, got {got}")
         from_numpy(aval.dtype)
-        arrays = [_put(shard, aval, device) for shard, device in zip(shards, self._device_tuple, strict=True)]
+        arrays = [_put(shard, aval, device, given) for shard, device in zip(shards, self._device_tuple, strict=True)]
         return XlaTensor(arrays, self._devices, aval)
 
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        # Whole pages: they begin where XLA wants arrays to begin, and go back to the system with the array.
+        size = math.prod(shape) * dtype.itemsize
+        pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(pages, np.uint8, size).view(dtype).reshape(shape)
 
-def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any) -> Any:
+
+def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, given: bool) -> Any:
     jaxlib = _jaxlib()
+    # The caller may write to its array again; zero copy would let a program see that.
+    how = jaxlib.HostBufferSemantics.ZERO_COPY if given else jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
     return jaxlib.batched_device_put(
         aval,
         _on_device(device),
         [np.ascontiguousarray(array).reshape(aval.shape)],
         [device],
         committed=True,
-        # The caller may write to its array again; zero copy would let a program see that.
-        host_buffer_semantics=jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL,
+        host_buffer_semantics=how,
         enable_x64=True,
     )
 
