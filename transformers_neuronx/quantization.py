@@ -113,26 +113,35 @@ def _in_groups(split: Split | None, group: int | None) -> Split | None:
 
 def _stored(row: Weight, storage: Storage) -> list[Weight]:
     """The row in fewer bits, and that of its scales, if it has some."""
-    (out_features, in_features), split = row.shape, row.split
-    by_inputs = split is not None and split.axis == 1
-    group, groups = storage.group, list[int]()
-    if group is not None:
-        if not by_inputs or isinstance(split, HeadSplit):  # whole groups, in whole heads
-            group = math.gcd(group, split.unit if split is not None and by_inputs else in_features)
-        if storage.dtype == "s4" and group % 2:
-            raise ConfigError(f"quant_dtype='s4' wants {row.name} to have an even number of inputs, got {in_features}")
-        storage, groups = replace(storage, group=group), [-(-in_features // group)]
-
-    def stored(name: str, sizes: tuple[int, ...], store: Layout, dtype: str, inputs: int | None) -> Weight:
-        """A row of which an element stands for `inputs` of the matrix, or, where that is None, for all of an output."""
-        cut = split
-        if split is not None and by_inputs:
-            cut = replace(split, unit=split.unit // inputs) if inputs else None
-        return replace(row, name=name, shape=sizes, dtype=dtype, split=cut, store=store, matrix=row.shape)
-
-    whole = in_features if group is None else groups[0] * group
-    packed = 2 if storage.dtype == "s4" else 1
-    dtype = PACKED if storage.dtype == "s4" else storage.dtype
-    weight = stored(row.name, (out_features, whole // packed), storage.values, dtype, packed)
-    scale = stored(row.name + SCALE, (out_features, *groups), storage.scales, "f32", group)
+    storage = _fitting(storage, row)
+    (outputs, inputs), group = row.shape, storage.group
+    groups = [] if group is None else [-(-inputs // group)]
+    whole = inputs if group is None else groups[0] * group
+    if storage.dtype == "s4":
+        weight = _row(row, row.name, (outputs, whole // 2), storage.values, PACKED, 2)
+    else:
+        weight = _row(row, row.name, (outputs, whole), storage.values, storage.dtype, 1)
+    scale = _row(row, row.name + SCALE, (outputs, *groups), storage.scales, "f32", group)
     return [weight, scale] if storage.scaled else [weight]
+
+
+def _fitting(storage: Storage, row: Weight) -> Storage:
+    """`storage` in groups of which whole ones are in a row's inputs, and, where heads are the inputs, in each head.
+
+    Where zeros are added to the inputs so that they can be cut, they fill up the last group.
+    """
+    by_heads = isinstance(row.split, HeadSplit)
+    if storage.group is None or (row.reduces and not by_heads):
+        return storage
+    group = math.gcd(storage.group, row.split.unit if row.reduces and row.split else row.shape[1])
+    if storage.dtype == "s4" and group % 2:
+        raise ConfigError(f"quant_dtype='s4' wants {row.name} to have an even number of inputs, got {row.shape[1]}")
+    return replace(storage, group=group)
+
+
+def _row(row: Weight, name: str, sizes: tuple[int, ...], store: Layout, dtype: str, inputs: int | None) -> Weight:
+    """A row of which an element stands for so many `inputs` of the matrix, None meaning all of an output."""
+    split = row.split
+    if split is not None and row.reduces:
+        split = replace(split, unit=split.unit // inputs) if inputs else None
+    return replace(row, name=name, shape=sizes, dtype=dtype, split=split, store=store, matrix=row.shape)

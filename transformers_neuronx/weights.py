@@ -184,6 +184,11 @@ class Weight:
         """Whether it is the matrix of a linear layer that is split, as all are but small ones that decide much."""
         return self.name.endswith(".weight") and len(self.shape) == 2 and self.split is not None
 
+    @property
+    def reduces(self) -> bool:
+        """Whether it is split by inputs, so that the devices' products with it have to be summed."""
+        return self.split is not None and self.split.axis == 1
+
     def at(self, layer: int) -> Weight:
         return replace(self, source=self.source.replace("{}", str(layer)))
 
@@ -265,11 +270,6 @@ class Parameter:
     degree: int
     dtype: str
     scale: Tensor | None = None
-
-    @property
-    def reduces(self) -> bool:
-        """Whether the devices' products with it have to be summed."""
-        return self.row.split is not None and self.row.split.axis == 1
 
 
 def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "") -> Any:

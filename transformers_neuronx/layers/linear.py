@@ -47,7 +47,7 @@ def product(x: Tensor, w: Any) -> Tensor:
 
 def summed(y: Tensor, weight: Parameter) -> Tensor:
     """The devices' products with `weight`, or whatever was made linearly of them, as one."""
-    return hlo.all_reduce(y, weight.degree) if weight.reduces else y
+    return hlo.all_reduce(y, weight.degree) if weight.row.reduces else y
 
 
 def linear(x: Tensor, w: Any) -> Tensor:
