@@ -16,6 +16,8 @@ def _product(x: Tensor, weight: Tensor, *scale: Tensor) -> Tensor:
     A scale f32[out] is of the outputs, f32[out, groups] of groups of a row of the weight. Integers of 8 bits are exact
     in every type that activations may have.
     """
+    if weight.dtype is not x.dtype:  # XLA would widen the weights of all layers beforehand, and keep them so
+        x, weight = hlo.optimization_barrier(x, weight)
     if scale and len(scale[0].sizes) == 2:
         return _product(x, numbers(weight, scale[0], x.dtype.name))
     *lead, features = x.sizes

@@ -31,7 +31,12 @@ OLDEST, NEWEST = (0, 10, 2), (0, 13)
 
 # jaxlib 0.10.2 and later fuse a dot with a reduction that follows it and get some shapes wrong without a word
 # (jax#39103); others crash (jax#39257, jax#40412). This keeps its fast matrix product and drops that fusion.
-CPU_OPTIONS = [("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT")]
+# And it drops optimization barriers before it decides what is done when: then weights in fewer bits are widened all at
+# the start, and a program takes the memory of a model that has none.
+CPU_OPTIONS = [
+    ("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),
+    ("xla_disable_hlo_passes", "cse_barrier_expander"),
+]
 
 
 def check_version(version: str) -> None:
