@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 
 from transformers_neuronx.cache import Saved, build
 from transformers_neuronx.compiler import identity
@@ -32,7 +33,7 @@ from transformers_neuronx.programs import (
     What,
 )
 from transformers_neuronx.pyhlo import HloModuleProto
-from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.pyhlo.dtypes import element_type, numpy_to_torch
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
 from transformers_neuronx.weights import Key, resolve, shards
 
@@ -65,12 +66,17 @@ class Decoder:
         weights, programs = self.family.weights, self.programs
         table = [*programs.shared_table, *programs.layer_table]
         resolved = resolve(table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config))
-        for keys, arrays in shards(resolved, checkpoint, self.options.amp, self.runtime.device_count):
-            tensor = self.runtime.put(arrays)
+        for keys, element, pieces in shards(resolved, checkpoint, self.options.amp, self.runtime.device_count):
+            tensor = self.runtime.put([self._on_host(piece, element) for piece in pieces], given=True)
             for key in keys:
                 self.weights[key] = tensor
                 progress(key[1])
         self.reset()
+
+    def _on_host(self, piece: torch.Tensor, element: str) -> Array:
+        array = self.runtime.empty(piece.shape, element_type(element).numpy)
+        numpy_to_torch(array).copy_(piece)
+        return array
 
     def planned(self) -> list[What]:
         """The programs that ordinary use needs: a prompt in every context bucket, in every position bucket one token

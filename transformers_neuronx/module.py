@@ -162,10 +162,16 @@ def format_in(directory: Path) -> str:
 
 def _open_safetensors(path: Path) -> Readers:
     want_file(path)
-    with explain(f"{path}: not a whole safetensors file"):
-        # checks the header whole: its length and JSON, offsets without holes or overlaps, and the length of the file
-        file: Any = safe_open(path, framework="pt")
-        return dict.fromkeys(file.keys(), file.get_tensor)
+
+    def read(name: str) -> torch.Tensor:
+        # opened for each tensor, so that the pages of the file that were read are not held longer than the tensor
+        with safe_open(path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    # checks the header whole: its length and JSON, offsets without holes or overlaps, and the length of the file
+    with explain(f"{path}: not a whole safetensors file"), safe_open(path, framework="pt") as file:
+        return dict.fromkeys(file.keys(), read)
 
 
 def _open_bin(path: Path) -> Readers:

@@ -6,7 +6,6 @@ output, or for each `group` of an output's inputs. How programs make products of
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from transformers_neuronx.switches import QuantizationConfig
 from transformers_neuronx.weights import SCALE, HeadSplit, Layout, Split, Weight
 
 LARGEST = {"s8": 127.0, "s4": 7.0, "f8e4m3fn": 448.0}  # what the largest number of a group becomes
+BLOCK = 2**18  # numbers that are rounded at once: what comes in between stays in a core's cache
 PACKED = "u8"  # two s4: of a group's inputs the first half in the low bits, the second half in the high ones
 
 
@@ -31,15 +31,21 @@ class Storage:
 
     def scales(self, matrix: torch.Tensor) -> torch.Tensor:
         """The scale of each output, f32[out], or of each of its groups, f32[out, groups]."""
+        return torch.cat([self._scales(outputs) for outputs in _in_blocks(matrix)])
+
+    def values(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
+        return torch.cat([self._values(outputs) for outputs in _in_blocks(matrix)])
+
+    def _scales(self, matrix: torch.Tensor) -> torch.Tensor:
         if self.group is None:
             return matrix.float().abs().amax(1) / LARGEST[self.dtype]
         return self._groups(matrix).abs().amax(2) / LARGEST[self.dtype]
 
-    def values(self, matrix: torch.Tensor) -> torch.Tensor:
-        """The array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
+    def _values(self, matrix: torch.Tensor) -> torch.Tensor:
         if self.group is None:
-            return self._rounded(matrix.float(), self.scales(matrix)[:, None] if self.scaled else torch.ones(()))
-        values = self._rounded(self._groups(matrix), self.scales(matrix)[..., None])
+            return self._rounded(matrix.float(), self._scales(matrix)[:, None] if self.scaled else torch.ones(()))
+        values = self._rounded(self._groups(matrix), self._scales(matrix)[..., None])
         if self.dtype == "s4":
             low, high = torch.unflatten(values, 2, (2, -1)).unbind(2)
             values = ((low & 15) | (high << 4)).view(torch.uint8)
@@ -53,11 +59,15 @@ class Storage:
 
     def _rounded(self, matrix: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """Where all is zero, so is the scale, and nothing is divided by it."""
-        scaled = matrix / torch.where(scale > 0, scale, 1)
-        limit = LARGEST[self.dtype]
+        scaled, limit = matrix / torch.where(scale > 0, scale, 1), LARGEST[self.dtype]
         if self.dtype == "f8e4m3fn":
-            return scaled.clamp(-limit, limit).to(torch.float8_e4m3fn)
-        return scaled.round().clamp(-limit, limit).to(torch.int8)
+            return scaled.clamp_(-limit, limit).to(torch.float8_e4m3fn)
+        return scaled.round_().clamp_(-limit, limit).to(torch.int8)
+
+
+def _in_blocks(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Some outputs at a time, since what comes between a matrix and its values is many times as large."""
+    return torch.split(matrix, max(BLOCK // matrix.shape[1], 1))
 
 
 def quantized(table: Sequence[Weight], config: QuantizationConfig | None) -> list[Weight]:
@@ -103,36 +113,35 @@ def _in_groups(split: Split | None, group: int | None) -> Split | None:
 
 def _stored(row: Weight, storage: Storage) -> list[Weight]:
     """The row in fewer bits, and that of its scales, if it has some."""
-    (out_features, in_features), split = row.shape, row.split
-    by_inputs = split is not None and split.axis == 1
-    group, groups = storage.group, list[int]()
-    if group is not None:
-        if not by_inputs or isinstance(split, HeadSplit):  # whole groups, in whole heads
-            group = math.gcd(group, split.unit if split is not None and by_inputs else in_features)
-        if storage.dtype == "s4" and group % 2:
-            raise ConfigError(f"quant_dtype='s4' wants {row.name} to have an even number of inputs, got {in_features}")
-        storage, groups = replace(storage, group=group), [-(-in_features // group)]
-
-    def stored(name: str, sizes: tuple[int, ...], layout: Layout, dtype: str, inputs: int | None) -> Weight:
-        """A row of which an element stands for `inputs` of the matrix, or, where that is None, for all of an output."""
-        cut = split
-        if split is not None and by_inputs:
-            cut = replace(split, unit=split.unit // inputs) if inputs else None
-        return replace(row, name=name, shape=sizes, layout=layout, dtype=dtype, split=cut)
-
-    whole = in_features if group is None else groups[0] * group
-    packed = 2 if storage.dtype == "s4" else 1
-    dtype = PACKED if storage.dtype == "s4" else storage.dtype
-    weight = stored(row.name, (out_features, whole // packed), _values(storage, row.layout), dtype, packed)
-    scale = stored(row.name + SCALE, (out_features, *groups), _scales(storage, row.layout), "f32", group)
+    storage = _fitting(storage, row)
+    (outputs, inputs), group = row.shape, storage.group
+    groups = [] if group is None else [-(-inputs // group)]
+    whole = inputs if group is None else groups[0] * group
+    if storage.dtype == "s4":
+        weight = _row(row, row.name, (outputs, whole // 2), storage.values, PACKED, 2)
+    else:
+        weight = _row(row, row.name, (outputs, whole), storage.values, storage.dtype, 1)
+    scale = _row(row, row.name + SCALE, (outputs, *groups), storage.scales, "f32", group)
     return [weight, scale] if storage.scaled else [weight]
 
 
-@functools.cache
-def _values(storage: Storage, layout: Layout) -> Layout:
-    return lambda tensor: storage.values(layout(tensor))
+def _fitting(storage: Storage, row: Weight) -> Storage:
+    """`storage` in groups of which whole ones are in a row's inputs, and, where heads are the inputs, in each head.
+
+    Where zeros are added to the inputs so that they can be cut, they fill up the last group.
+    """
+    by_heads = isinstance(row.split, HeadSplit)
+    if storage.group is None or (row.reduces and not by_heads):
+        return storage
+    group = math.gcd(storage.group, row.split.unit if row.reduces and row.split else row.shape[1])
+    if storage.dtype == "s4" and group % 2:
+        raise ConfigError(f"quant_dtype='s4' wants {row.name} to have an even number of inputs, got {row.shape[1]}")
+    return replace(storage, group=group)
 
 
-@functools.cache
-def _scales(storage: Storage, layout: Layout) -> Layout:
-    return lambda tensor: storage.scales(layout(tensor))
+def _row(row: Weight, name: str, sizes: tuple[int, ...], store: Layout, dtype: str, inputs: int | None) -> Weight:
+    """A row of which an element stands for so many `inputs` of the matrix, None meaning all of an output."""
+    split = row.split
+    if split is not None and row.reduces:
+        split = replace(split, unit=split.unit // inputs) if inputs else None
+    return replace(row, name=name, shape=sizes, dtype=dtype, split=split, store=store, matrix=row.shape)

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.hlo import Parameters
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.pyhlo import Tensor, dtype_named
-from transformers_neuronx.pyhlo.dtypes import to_torch, torch_to_numpy
 
 Layout = Callable[[torch.Tensor], torch.Tensor]
 SCALE = "_scale"  # added to the name of a weight that is stored in fewer bits: the row of its scales
@@ -162,8 +160,9 @@ class Weight:
 
     `name` is the graph's, "attn.q.weight"; `source` the checkpoint's, with `{}` for the number of the layer and `|`
     between names that it may have; `shape` is the whole weight as the graph sees it, which `layout` makes of the
-    checkpoint's tensor. `dtype` is a fixed element type; without one the weight has that of the activations. A row
-    with a `value` is not read but worked out; its `source` only says whether every layer has it.
+    checkpoint's tensor; or, where something else is stored, `layout` makes the shape `matrix`, and `store` the rest.
+    `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is not
+    read but worked out; its `source` only says whether every layer has it.
     """
 
     name: str
@@ -173,6 +172,8 @@ class Weight:
     split: Split | None = None
     dtype: str | None = None
     value: Callable[[], torch.Tensor] | None = None
+    store: Layout | None = None
+    matrix: tuple[int, ...] | None = None
 
     @property
     def layered(self) -> bool:
@@ -182,6 +183,11 @@ class Weight:
     def multiplies(self) -> bool:
         """Whether it is the matrix of a linear layer that is split, as all are but small ones that decide much."""
         return self.name.endswith(".weight") and len(self.shape) == 2 and self.split is not None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it is split by inputs, so that the devices' products with it have to be summed."""
+        return self.split is not None and self.split.axis == 1
 
     def at(self, layer: int) -> Weight:
         return replace(self, source=self.source.replace("{}", str(layer)))
@@ -265,11 +271,6 @@ class Parameter:
     dtype: str
     scale: Tensor | None = None
 
-    @property
-    def reduces(self) -> bool:
-        """Whether the devices' products with it have to be summed."""
-        return self.row.split is not None and self.row.split.axis == 1
-
 
 def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "") -> Any:
     """The table's rows as parameters of the open graph: `w.attn.q.weight` of what this returns is a `Parameter`."""
@@ -321,8 +322,8 @@ def resolve(
             laid_out = tuple(row.layout(torch.empty(shape, device="meta")).shape)
         except (RuntimeError, IndexError):
             laid_out = None
-        if laid_out != row.shape:
-            misshapen.append(f"{source} {list(shape)} (for {row.name} {list(row.shape)})")
+        if laid_out != (wanted := row.matrix or row.shape):
+            misshapen.append(f"{source} {list(shape)} (for {row.name} {list(wanted)})")
     used = {row.source for row in found.values() if row.value is None}
     extra = [n for n in checkpoint if n not in used and not any(re.fullmatch(pattern, n) for pattern in ignored)]
     complaints = [
@@ -347,16 +348,17 @@ def collapsed(names: Sequence[str], limit: int = 6) -> str:
 
 def shards(
     resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, degree: int
-) -> Iterator[tuple[list[Key], list[np.ndarray[Any, Any]]]]:
-    """Each tensor read, laid out and cut for `degree` devices, with the weights it is.
+) -> Iterator[tuple[list[Key], str, list[torch.Tensor]]]:
+    """Each tensor laid out and cut for `degree` devices, the type to have it in, and before them the weights it is.
 
-    Weights that are one tensor of the checkpoint, laid out and split alike, come once: tied ones share memory.
+    Weights that are one tensor of the checkpoint, laid out and split alike, come once: tied ones share memory. What
+    can be a view of the checkpoint's file is one.
     """
     groups: dict[tuple[Any, ...], list[Key]] = {}
     for key, row in resolved.items():
-        identity = (row.value or row.source, row.layout, row.split, row.dtype or dtype)
+        identity = (row.value or row.source, row.layout, row.store, row.split, row.dtype or dtype)
         groups.setdefault(identity, []).append(key)
-    for (source, layout, split, element), keys in groups.items():
-        whole = layout(source() if callable(source) else checkpoint.read(source)).to(to_torch(element))
-        pieces = split.cut(whole, degree) if split else [whole]
-        yield keys, [torch_to_numpy(piece) for piece in pieces]
+    for (source, layout, store, split, element), keys in groups.items():
+        whole = layout(source() if callable(source) else checkpoint.read(source))
+        whole = store(whole) if store else whole
+        yield keys, element, split.cut(whole, degree) if split else [whole]

@@ -14,8 +14,18 @@ from transformers import AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families
-from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
+from transformers_neuronx.config import (
+    Buckets,
+    CompileOptions,
+    KVCacheQuantizationConfig,
+    NeuronConfig,
+    QuantizationConfig,
+)
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.gpt2.config import GPT2Config
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.programs import Loop, Programs, Shape
+from transformers_neuronx.runtimes import get_runtime
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 KEPT = ("lm_head", "embed", "wte", "wpe", "router", "mlp.gate.weight", "project_in", "project_out")
@@ -249,3 +259,14 @@ def test_names_that_are_no_layers(saved, options, message):
 def test_contradictory_options(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize("what", [Shape(1, 1, 64), Shape(1, 32, 64), Loop(64, 8)], ids=["token", "prompt", "loop"])
+@pytest.mark.parametrize(("amp", "quant_dtype"), [("bf16", None), ("f32", "s8"), ("bf16", "s8"), ("f32", "s4")])
+def test_programs_widen_one_matrix_at_a_time(amp, quant_dtype, what):
+    quant = QuantizationConfig(quant_dtype) if quant_dtype else None
+    options = CompileOptions(Buckets((64,), (32,)), amp=amp, quant=quant)
+    config = GPT2Config.from_hf(dict(model_type="gpt2", n_layer=6, n_embd=512, n_head=8, vocab_size=8192))
+    programs = Programs(GPT2ForSampling.family, config, options, degree=1)
+    memory = get_runtime("cpu", 1).compile(programs.module(what, programs.whole)).memory()
+    assert memory.temporaries < 3 * 4 * 2048 * 512  # of 6 layers' 12 · 512², three of the largest in f32

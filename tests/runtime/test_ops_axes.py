@@ -58,7 +58,7 @@ MOVES = dict(
     ),
     dynamic_slice=(lambda x: hlo.dynamic_slice(x, [1, 0, 2], [1, 3, 2]), lambda x: x[1:2, :, 2:4]),
     dynamic_slice_moved_in=(lambda x: hlo.dynamic_slice(x, [-4, 9, 3], [1, 2, 2]), lambda x: x[:1, 1:3, 2:4]),
-    optimization_barrier=(hlo.optimization_barrier, lambda x: x),
+    optimization_barrier=(lambda x: hlo.optimization_barrier(x)[0], lambda x: x),
 )
 
 

@@ -205,6 +205,11 @@ def reduce_scatter(x: Tensor, replicas: int, axis: int) -> Tensor:
     return x.dtype[sizes].ReduceScatter(x, dimensions=[axis], replica_groups=_groups(replicas), to_apply=computation)
 
 
-def optimization_barrier(x: Tensor) -> Tensor:
-    """`x`, through which the compiler moves nothing."""
-    return x.shape.OptimizationBarrier(x)
+def optimization_barrier(*tensors: Tensor) -> list[Tensor]:
+    """The tensors, through which the compiler moves nothing: what is made of one waits for all of them."""
+    shapes = _array_shapes("optimization_barrier", tensors)
+    if not tensors:
+        raise GraphError("optimization_barrier wants one tensor or more, got none")
+    whole = tensors[0].scribe.tuple(*shapes)
+    result = whole.OptimizationBarrier(whole.Tuple(*tensors))
+    return [element(result, index) for index in range(len(tensors))]

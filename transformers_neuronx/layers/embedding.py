@@ -10,7 +10,9 @@ from transformers_neuronx.weights import Parameter
 
 def lookup(table: Parameter, indices: Tensor) -> Tensor:
     """Rows of a table that every device has whole. table [v, h], indices s32[b, n] -> [b, n, h]"""
-    rows = hlo.take(table.tensor, indices)
+    # XLA:CPU looks up f32 only. In a loop it would widen the whole table beforehand, were it not for the barrier.
+    indices, tensor = hlo.optimization_barrier(indices, table.tensor)
+    rows = hlo.take(tensor, indices)
     return rows if table.scale is None else numbers(rows, hlo.take(table.scale, indices), table.dtype)
 
 

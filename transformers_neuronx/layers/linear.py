@@ -16,6 +16,8 @@ def _product(x: Tensor, weight: Tensor, *scale: Tensor) -> Tensor:
     A scale f32[out] is of the outputs, f32[out, groups] of groups of a row of the weight. Integers of 8 bits are exact
     in every type that activations may have.
     """
+    if weight.dtype is not x.dtype:  # XLA would widen the weights of all layers beforehand, and keep them so
+        x, weight = hlo.optimization_barrier(x, weight)
     if scale and len(scale[0].sizes) == 2:
         return _product(x, numbers(weight, scale[0], x.dtype.name))
     *lead, features = x.sizes
@@ -47,7 +49,7 @@ def product(x: Tensor, w: Any) -> Tensor:
 
 def summed(y: Tensor, weight: Parameter) -> Tensor:
     """The devices' products with `weight`, or whatever was made linearly of them, as one."""
-    return hlo.all_reduce(y, weight.degree) if weight.reduces else y
+    return hlo.all_reduce(y, weight.degree) if weight.row.reduces else y
 
 
 def linear(x: Tensor, w: Any) -> Tensor:

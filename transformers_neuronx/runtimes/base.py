@@ -84,6 +84,13 @@ class Runtime(Protocol):
         """The module as the engine prints it, for people."""
         ...
 
-    def put(self, shards: Sequence[np.ndarray[Any, Any]]) -> DeviceTensor:
-        """Bring one array per device to the devices; a single one goes to all of them."""
+    def put(self, shards: Sequence[np.ndarray[Any, Any]], given: bool = False) -> DeviceTensor:
+        """Bring one array per device to the devices; a single one goes to all of them.
+
+        Arrays that are `given` are not written to any more: where they can be used as they lie, they are not copied.
+        """
+        ...
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """An array on the host, of whatever numbers, that can be used as it lies once it is given."""
         ...

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
+import mmap
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +33,12 @@ OLDEST, NEWEST = (0, 10, 2), (0, 13)
 
 # jaxlib 0.10.2 and later fuse a dot with a reduction that follows it and get some shapes wrong without a word
 # (jax#39103); others crash (jax#39257, jax#40412). This keeps its fast matrix product and drops that fusion.
-CPU_OPTIONS = [("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT")]
+# And it drops optimization barriers before it decides what is done when: then weights in fewer bits are widened all at
+# the start, and a program takes the memory of a model that has none.
+CPU_OPTIONS = [
+    ("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),
+    ("xla_disable_hlo_passes", "cse_barrier_expander"),
+]
 
 
 def check_version(version: str) -> None:
@@ -264,7 +271,7 @@ class XlaRuntime:
             options.env_option_overrides = CPU_OPTIONS
         return options
 
-    def put(self, shards: Sequence[np.ndarray[Any, Any]]) -> DeviceTensor:
+    def put(self, shards: Sequence[np.ndarray[Any, Any]], given: bool = False) -> DeviceTensor:
         shards = list(shards) * self.device_count if len(shards) == 1 else shards
         if len(shards) != self.device_count:
             raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
@@ -273,20 +280,27 @@ class XlaRuntime:
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
             raise EngineError(f"put wants shards of one shape and type, got {got}")
         from_numpy(aval.dtype)
-        arrays = [_put(shard, aval, device) for shard, device in zip(shards, self._device_tuple, strict=True)]
+        arrays = [_put(shard, aval, device, given) for shard, device in zip(shards, self._device_tuple, strict=True)]
         return XlaTensor(arrays, self._devices, aval)
 
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        # Whole pages: they begin where XLA wants arrays to begin, and go back to the system with the array.
+        size = math.prod(shape) * dtype.itemsize
+        pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(pages, np.uint8, size).view(dtype).reshape(shape)
 
-def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any) -> Any:
+
+def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, given: bool) -> Any:
     jaxlib = _jaxlib()
+    # The caller may write to its array again; zero copy would let a program see that.
+    how = jaxlib.HostBufferSemantics.ZERO_COPY if given else jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
     return jaxlib.batched_device_put(
         aval,
         _on_device(device),
         [np.ascontiguousarray(array).reshape(aval.shape)],
         [device],
         committed=True,
-        # The caller may write to its array again; zero copy would let a program see that.
-        host_buffer_semantics=jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL,
+        host_buffer_semantics=how,
         enable_x64=True,
     )
 
