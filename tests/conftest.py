@@ -1,5 +1,9 @@
 """What the tests of several folders share."""
 
+import os
+import shutil
+import tempfile
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +16,17 @@ from transformers_neuronx.runtimes import get_runtime
 
 # Between two operations torch's threads go on spinning for milliseconds, on the cores that the programs need.
 torch.set_num_threads(1)
+
+
+def pytest_configure(config):
+    """All workers share a cache of compiled programs, which is not the user's."""
+    if not hasattr(config, "workerinput"):
+        config.cache_of_programs = tempfile.mkdtemp(prefix="transformers_neuronx_tests_")
+        os.environ |= dict(NEURONX_CACHE="on", NEURONX_CACHE_DIR=config.cache_of_programs, NEURONX_DUMP_TO="")
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(getattr(config, "cache_of_programs", ""), ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,6 +1,6 @@
 """The engine of one model: its programs, one for each bucket, and the weights and caches on the devices.
 
-A program is compiled when it is first needed or asked for. All share one set of weights and one cache per layer, which
+A program is built when it is first needed or asked for. All share one set of weights and one cache per layer, which
 never leaves the devices. This file does not know how tokens are chosen, nor what a graph is made of.
 """
 
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from transformers_neuronx.cache import Saved, build
+from transformers_neuronx.compiler import identity
 from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.layers.choice import BROKEN
 from transformers_neuronx.module import Checkpoint
@@ -30,6 +32,7 @@ from transformers_neuronx.programs import (
     Verify,
     What,
 )
+from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type, numpy_to_torch
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
 from transformers_neuronx.weights import Key, resolve, shards
@@ -51,6 +54,8 @@ class Decoder:
         self.programs = Programs(family, config, options, runtime.device_count)
         self.weights: dict[Key, DeviceTensor] = {}
         self.caches: list[DeviceTensor] = []
+        self.saved: Saved | None = None  # the executables of an artifact
+        self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by the identity of the module
         self._built: dict[What, Built] = {}
         self.tainted = np.zeros(self.slots, bool)  # slots whose caches may hold NaN
 
@@ -91,15 +96,25 @@ class Decoder:
     def compile(self, wanted: Iterable[What], progress: Progress = lambda done: None) -> None:
         """Compile the programs that are not there yet, several at a time. Reports each."""
 
-        def build(what: What) -> None:
+        def build_all(what: What) -> None:
             parts = self.programs.pieces(what)
-            built = {piece: self.runtime.compile(self.programs.module(what, piece)) for piece in dict.fromkeys(parts)}
+            built = {}
+            for piece in dict.fromkeys(parts):
+                module = self.programs.module(what, piece)
+                module.name = title(what, piece)
+                built[piece] = self.build(module)
             self._built[what] = [(piece, built[piece]) for piece in parts]
             progress(str(what))
 
         missing = [what for what in dict.fromkeys(wanted) if what not in self._built]
         with ThreadPoolExecutor(self.options.workers or os.cpu_count()) as pool:
-            list(pool.map(build, missing))
+            list(pool.map(build_all, missing))
+
+    def build(self, module: HloModuleProto) -> Executable:
+        """An executable of `module` for the devices, from wherever there is one, or compiled."""
+        executable = build(self.runtime, module, self.saved)
+        self.executables[identity(module)] = module, executable
+        return executable
 
     def _parts(self, what: What) -> Built:
         if what not in self._built:
@@ -214,3 +229,10 @@ class Decoder:
         except BaseException:
             self.reset()
             raise
+
+
+def title(what: What, piece: Piece) -> str:
+    """A program's name for people: loop_width128_steps32."""
+    sizes = [f"{name}{value}" for name, value in vars(what).items() if value is not False]
+    parts = ["embed"] * piece.embed + [f"layers{len(piece.layers)}"] * bool(piece.layers) + ["head"] * piece.head
+    return "_".join([type(what).__name__.lower(), *sizes, *(parts if len(parts) == 1 else [])])

@@ -20,4 +20,9 @@ class Variable(NamedTuple):
 
 
 RUNTIME = Variable("NEURONX_RUNTIME", "cpu", "Where programs run when NeuronConfig does not say: cpu or cuda.")
+CACHE = Variable("NEURONX_CACHE", "on", "Whether compiled programs are kept for the next process: on or off.")
+CACHE_DIR = Variable("NEURONX_CACHE_DIR", "", "Where they are kept; by default transformers_neuronx in XDG_CACHE_HOME.")
+CACHE_HOME = Variable("XDG_CACHE_HOME", "~/.cache", "Where programs keep what they can make again.")
+DUMP_TO = Variable("NEURONX_DUMP_TO", "", "A directory for the HLO of every program, before and after XLA, and a log.")
+XLA_FLAGS = Variable("XLA_FLAGS", "", "XLA's own options. Read only to tell executables apart.")
 LOG_LEVEL = Variable("TF_CPP_MIN_LOG_LEVEL", "1", "XLA's own log: 0 everything, 1 warnings, 2 errors. Set, not read.")

@@ -74,7 +74,7 @@ class FusedSpeculativeDecoder:
         previous[: generation.count, 0] = [history[-2] for history in generation.history]
         rows = np.concatenate([rows, previous], 1)
         if width not in self._built:
-            self._built[width] = target.runtime.compile(self._module(width, steps))
+            self._built[width] = target.build(self._module(width, steps))
         state = [target.runtime.put([operand]) for operand in (rows, generation.seen)]
         caches = [*target.caches, *draft.caches]
         weights = [weight for decoder in (target, draft) for weight in decoder.operands(range(decoder.config.n_layer))]

@@ -7,6 +7,7 @@ loop over tokens, on the devices in chunks or, where the host has to look at log
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -267,3 +268,31 @@ class Transcript:
                 if done.all():
                     return
             generation.wanted[done.numpy()] = 0
+
+
+def spread(logits: Array, rows: Rows, repeats: int) -> Array:
+    """Logits of each row's tokens at the columns where the caller has them. -> f32[batch, n, vocab]"""
+    columns = np.zeros((len(logits), rows.real.shape[1], logits.shape[2]), np.float32)
+    for row, real in enumerate(np.tile(rows.real, (repeats, 1))):
+        columns[row, real] = logits[row, : real.sum()]
+    return columns
+
+
+class Streamer(Protocol):
+    """What takes tokens as they come: Hugging Face's `TextStreamer` is one."""
+
+    def put(self, value: torch.Tensor) -> None: ...
+    def end(self) -> None: ...
+
+
+@contextmanager
+def streaming(streamer: Streamer | None, prompt: torch.Tensor) -> Iterator[Callable[[torch.Tensor], None]]:
+    """What takes tokens to the streamer, if there is one, which gets the prompt first and is told of the end always."""
+    if streamer is None:
+        yield lambda tokens: None
+        return
+    try:
+        streamer.put(prompt)
+        yield streamer.put
+    finally:
+        streamer.end()

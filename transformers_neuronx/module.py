@@ -11,10 +11,7 @@ import json
 import os
 import pickle
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,6 +21,18 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 
 from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.files import (
+    AGAIN,
+    exchange,
+    explain,
+    fsync,
+    is_plain,
+    kind,
+    read_json,
+    staging,
+    unique,
+    want_file,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +43,6 @@ Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> 
 SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
 CONFIG_FILES = ["config.json", "generation_config.json"]
-_AGAIN = "download or save it again"
 
 
 def resolve(path_or_name: PathOrName) -> Path:
@@ -49,7 +57,7 @@ def resolve(path_or_name: PathOrName) -> Path:
     name = os.fspath(path_or_name)
     safetensors = [*CONFIG_FILES, "*.safetensors", "model.safetensors.index.json"]
     directory = _download(name, safetensors, ignore=["*/*", "consolidated*"])
-    if "safetensors" in _format_in(directory):
+    if "safetensors" in format_in(directory):
         return directory
     return _download(name, [*CONFIG_FILES, "pytorch_model*"])
 
@@ -60,8 +68,8 @@ def load_config(path_or_name: PathOrName) -> dict[str, Any]:
     Of a hub model nothing else is downloaded. CheckpointError when missing or broken.
     """
     directory = _local_directory(path_or_name) or _download(os.fspath(path_or_name), CONFIG_FILES)
-    config = _read_json(directory / "config.json")
-    generation = _read_json(directory / CONFIG_FILES[1]) if (directory / CONFIG_FILES[1]).exists() else {}
+    config = read_json(directory / "config.json")
+    generation = read_json(directory / CONFIG_FILES[1]) if (directory / CONFIG_FILES[1]).exists() else {}
     ends = generation.get("eos_token_id")
     return config if ends is None else config | dict(eos_token_id=ends)
 
@@ -73,7 +81,7 @@ def _local_directory(path_or_name: PathOrName) -> Path | None:
     if os.path.isdir(path):
         return Path(path)
     if os.path.lexists(path):
-        raise CheckpointError(f"{path}: wanted a checkpoint directory, found {_kind(path)}; pass its directory")
+        raise CheckpointError(f"{path}: wanted a checkpoint directory, found {kind(path)}; pass its directory")
     if not isinstance(path_or_name, str) or text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise CheckpointError(f"{path}: no such directory; check the path (hub names look like 'owner/model')")
     return None
@@ -81,7 +89,7 @@ def _local_directory(path_or_name: PathOrName) -> Path | None:
 
 def _download(name: str, allow: list[str], ignore: list[str] | None = None) -> Path:
     wrong = f"{name!r} is neither a directory here nor a hub model that is cached or can be reached"
-    with _explain(wrong, "check the spelling, log in if the model is gated, or go online once to cache it"):
+    with explain(wrong, "check the spelling, log in if the model is gated, or go online once to cache it"):
         return Path(snapshot_download(name, allow_patterns=allow, ignore_patterns=ignore))
 
 
@@ -121,7 +129,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.directory}: no tensor {name!r} among the {len(self)} of this checkpoint")
         if name not in self._readers:
             raise CheckpointError(f"{self.directory}: cannot read {name!r}, the checkpoint was closed; open it again")
-        with _explain(f"{self.directory}: cannot read {name!r}", "save it in a dtype that torch has"):
+        with explain(f"{self.directory}: cannot read {name!r}", "save it in a dtype that torch has"):
             return self._readers[name](name)
 
     def close(self) -> None:
@@ -141,19 +149,19 @@ def open_checkpoint(path_or_name: PathOrName) -> Checkpoint:
     contradicts its index, points outside the directory, or is a pickle of more than tensors.
     """
     directory = resolve(path_or_name)
-    found = _format_in(directory)
+    found = format_in(directory)
     if not found:
         raise CheckpointError(f"{directory}: no checkpoint here; wanted one of {', '.join(_FORMATS)}")
     return Checkpoint(directory, _FORMATS[found](directory / found))
 
 
-def _format_in(directory: Path) -> str:
+def format_in(directory: Path) -> str:
     # lexists: a dangling link is a broken checkpoint to report, not a reason to load the next format
     return next((file for file in _FORMATS if os.path.lexists(directory / file)), "")
 
 
 def _open_safetensors(path: Path) -> Readers:
-    _want_file(path)
+    want_file(path)
 
     def read(name: str) -> torch.Tensor:
         # opened for each tensor, so that the pages of the file that were read are not held longer than the tensor
@@ -162,11 +170,12 @@ def _open_safetensors(path: Path) -> Readers:
         return tensor
 
     # checks the header whole: its length and JSON, offsets without holes or overlaps, and the length of the file
-    with _explain(f"{path}: not a whole safetensors file"), safe_open(path, framework="pt") as file:
+    with explain(f"{path}: not a whole safetensors file"), safe_open(path, framework="pt") as file:
         return dict.fromkeys(file.keys(), read)
 
 
 def _open_bin(path: Path) -> Readers:
+    want_file(path, f"or a directory with {SPLIT_LISTING}")
     content = _torch_load(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: wanted a state dict, got {type(content).__name__}; save model.state_dict()")
@@ -211,8 +220,8 @@ _FORMATS: Mapping[str, Callable[[Path], Readers]] = {
 
 
 def _torch_load(path: Path) -> Any:
-    _want_file(path)
-    with _explain(f"{path}: cut short, damaged, or older than torch 1.6", "download it again or save it anew"):
+    want_file(path)
+    with explain(f"{path}: cut short, damaged, or older than torch 1.6", "download it again or save it anew"):
         try:
             return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
         except pickle.UnpicklingError as error:
@@ -230,62 +239,19 @@ def _tensor(path: Path, name: object, value: object) -> torch.Tensor:
 
 def _listed(listing: Path, name: str, file: str) -> Path:
     """The file that a listing gives for a tensor: a plain name beside the listing, never a path out of it."""
-    if os.path.basename(file) != file or file in ("", ".", ".."):
+    if not is_plain(file):
         raise CheckpointError(f"{listing}: {name!r} is listed in {file!r}; wanted a plain file name beside the listing")
-    return _want_file(listing.parent / file, f"which {listing.name} lists for tensor {name!r}")
+    return want_file(listing.parent / file, f"which {listing.name} lists for tensor {name!r}")
 
 
 def _read_listing(path: Path, key: str | None = None) -> dict[str, str]:
     """Tensor name to file name, under `key` or as the whole object."""
-    content = _read_json(path, _unique)
+    content = read_json(path, unique)
     listing = content if key is None else content.get(key)
     if not isinstance(listing, dict) or not all(isinstance(file, str) for file in listing.values()):
         where = "an object" if key is None else f"{key!r} to be an object"
-        raise CheckpointError(f"{path}: wanted {where} from tensor name to file name; {_AGAIN}")
+        raise CheckpointError(f"{path}: wanted {where} from tensor name to file name; {AGAIN}")
     return listing
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return dict(pairs)
-
-
-def _read_json(path: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> dict[str, Any]:
-    _want_file(path)
-    with _explain(f"{path}: not valid JSON"):
-        content = json.loads(path.read_bytes(), object_pairs_hook=pairs)
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: wanted a JSON object, got {type(content).__name__}; {_AGAIN}")
-    return content
-
-
-def _want_file(path: Path, why: str = "") -> Path:
-    # links are followed: a hub snapshot is a directory of links into the cache's blobs
-    if not os.path.isfile(path):
-        raise CheckpointError(f"{path}: wanted a regular file{why and ', ' + why}, found {_kind(path)}; {_AGAIN}")
-    return path
-
-
-def _kind(path: PathOrName) -> str:
-    if os.path.isdir(path):
-        return f"a directory without {SPLIT_LISTING}"
-    if os.path.islink(path) and not os.path.exists(path):
-        return "a dangling link"
-    return "a file" if os.path.isfile(path) else "a special file" if os.path.exists(path) else "nothing"
-
-
-@contextmanager
-def _explain(wrong: str, advice: str = _AGAIN) -> Iterator[None]:
-    """Whatever a library raises becomes a CheckpointError; libraries change their exceptions between versions."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise CheckpointError(f"{wrong} ({reason}); {advice}") from error
 
 
 def save_pretrained_split(model: PreTrainedModel, save_directory: PathOrName) -> None:
@@ -300,16 +266,16 @@ def save_pretrained_split(model: PreTrainedModel, save_directory: PathOrName) ->
     tensor has no data (the meta device).
     """
     directory = Path(os.path.expanduser(save_directory))
-    found = _format_in(directory)
+    found = format_in(directory)
     if "safetensors" in found:
         raise CheckpointError(
             f"{directory / found} would be loaded instead of the split checkpoint saved beside it; "
             "remove it or save to another directory"
         )
-    with _staging(directory) as stage:
+    with staging(directory, SPLIT_DIRECTORY) as stage:
         _save_configs(model, stage)
         _save_tensors(_state_dict(model), stage / SPLIT_DIRECTORY)
-        _swap(stage, directory / stage.name.replace(".tmp-", ".old-"), directory)
+        exchange(stage, directory)
 
 
 def _save_configs(model: PreTrainedModel, directory: Path) -> None:
@@ -320,7 +286,7 @@ def _save_configs(model: PreTrainedModel, directory: Path) -> None:
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(directory)
     for file in directory.iterdir():
-        _fsync(file)
+        fsync(file)
 
 
 def _state_dict(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -348,8 +314,8 @@ def _save_tensors(state: Mapping[str, torch.Tensor], directory: Path) -> None:
             _save_tensor(tensor, directory / written[view])
         listing[name] = written[view]
     (directory / SPLIT_LISTING).write_text(json.dumps(listing, indent=2))
-    _fsync(directory / SPLIT_LISTING)
-    _fsync(directory)
+    fsync(directory / SPLIT_LISTING)
+    fsync(directory)
 
 
 def _save_tensor(tensor: torch.Tensor, path: Path) -> None:
@@ -357,48 +323,4 @@ def _save_tensor(tensor: torch.Tensor, path: Path) -> None:
     if tensor.untyped_storage().nbytes() > tensor.nbytes:
         tensor = tensor.clone()  # torch.save writes the whole storage that a view looks into
     torch.save(tensor, path)
-    _fsync(path)
-
-
-@contextmanager
-def _staging(directory: Path) -> Iterator[Path]:
-    """A temporary directory inside `directory`, which is made if need be, and unmade if the body fails."""
-    made = [path for path in (directory, *directory.parents) if not path.exists()]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{SPLIT_DIRECTORY}.tmp-{os.getpid()}-", dir=directory) as stage:
-            yield Path(stage)
-    except BaseException:
-        with suppress(OSError):
-            for path in made:
-                path.rmdir()
-        raise
-
-
-def _swap(stage: Path, replaced: Path, directory: Path) -> None:
-    """Move everything staged into `directory`, what it replaces aside; put all of it back when interrupted."""
-    names = [entry.name for entry in stage.iterdir()]
-    replaced.mkdir()
-    try:
-        for name in names:
-            if os.path.lexists(directory / name):
-                os.rename(directory / name, replaced / name)
-            os.rename(stage / name, directory / name)
-        _fsync(directory)
-    except BaseException:
-        for name in names:
-            if not os.path.lexists(stage / name):
-                os.rename(directory / name, stage / name)
-            if os.path.lexists(replaced / name):
-                os.rename(replaced / name, directory / name)
-        replaced.rmdir()
-        raise
-    shutil.rmtree(replaced)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync(path)

@@ -6,11 +6,10 @@ It knows no family: a subclass names one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,9 +24,12 @@ from transformers_neuronx.generation import (
     Number,
     Rules,
     Speculator,
+    Streamer,
     Transcript,
     feed,
     generate,
+    spread,
+    streaming,
 )
 from transformers_neuronx.inputs import Integers, Rows, integers, read_rows, read_slots
 from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
@@ -42,15 +44,9 @@ from transformers_neuronx.sampling_functions import (
     top_k_top_p_filtering as top_k_top_p_filtering,
     validate_top_k_top_p_min_tokens_to_keep as validate_top_k_top_p_min_tokens_to_keep,
 )
+from transformers_neuronx.serialization import Artifact, holds_artifact, open_artifact, save_artifact
 
 STREAMED = 8  # tokens at once for a streamer
-
-
-class Streamer(Protocol):
-    """What takes tokens as they come: Hugging Face's `TextStreamer` is one."""
-
-    def put(self, value: torch.Tensor) -> None: ...
-    def end(self) -> None: ...
 
 
 class ForSampling:
@@ -68,6 +64,9 @@ class ForSampling:
     """
 
     family: ClassVar[Family]
+    _checkpoint: Checkpoint | None = None
+    _artifact: Artifact | None = None
+    _decoder: Decoder | None = None
 
     def __init__(
         self,
@@ -106,8 +105,7 @@ class ForSampling:
             kv_cache_quant=self.neuron_config.kv_cache_quant,
         )
         self._rules().packed(self.options.batch_size)
-        self._checkpoint: Checkpoint | None = None
-        self._decoder: Decoder | None = None
+        self._attributes = attributes
 
     def _batch_sizes(self, batch_size: int | None, prompt_batch_size: int | None) -> dict[str, int]:
         if batching := self.neuron_config.continuous_batching:
@@ -130,12 +128,38 @@ class ForSampling:
     def from_pretrained(cls, path_or_name: str | os.PathLike[str], **options: Any) -> Self:
         """A model for the checkpoint in a directory, or of that name on the Hugging Face hub.
 
-        The directory is one of Transformers' (safetensors or `pytorch_model.bin`, sharded or not) or one that
-        `save_pretrained_split` made. `options` are those of the constructor. Weights are read by `to_neuron`.
+        The directory is one of Transformers' (safetensors or `pytorch_model.bin`, sharded or not), one that
+        `save_pretrained_split` made, or one that `save` made with weights, of which an option that is not given is
+        taken. `options` are those of the constructor. Weights are read by `to_neuron`.
         """
-        model = cls(load_config(path_or_name), **options)
-        model._checkpoint = open_checkpoint(path_or_name)
+        if not holds_artifact(path_or_name):
+            model = cls(load_config(path_or_name), **options)
+            model._checkpoint = open_checkpoint(path_or_name)
+            return model
+        model = cls(load_config(path_or_name), **open_artifact(path_or_name).options() | options)
+        model.load(path_or_name)
         return model
+
+    def save(self, directory: str | os.PathLike[str], sharded_weights: bool = False) -> None:
+        """Save the programs compiled so far, and with `sharded_weights` the weights as the devices have them.
+
+        An earlier artifact there is replaced at the end or not at all. What is saved is machine code: `load` it from
+        where you would run a program.
+        """
+        save_artifact(directory, self.decoder, self._attributes, sharded_weights)
+
+    def load(self, directory: str | os.PathLike[str]) -> None:
+        """Let `to_neuron` take programs, and weights if they are there, from what `save` has made of such a model.
+
+        Programs that are not there, or are for another processor or version of the engine, are compiled. ConfigError
+        lists what is different in the model that was saved, CheckpointError names the file that is damaged.
+        """
+        if self._decoder is not None:
+            raise ConfigError(f"{self.tag} is on a device already: load() comes before to_neuron()")
+        self._artifact = open_artifact(directory)
+        self._artifact.check(self.family, self.config, self.options)
+
+    _save_compiled_artifacts, _load_compiled_artifacts = save, load
 
     @property
     def decoder(self) -> Decoder:
@@ -146,13 +170,19 @@ class ForSampling:
 
     def to_neuron(self) -> None:
         """Load the weights and compile the programs, showing progress on a terminal."""
-        if self._checkpoint is None:
-            raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained")
+        artifact = self._artifact
+        weights = artifact if artifact and artifact.has_weights else self._checkpoint
+        if weights is None:
+            raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained, of what has some")
         runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree)
         decoder = Decoder(self.family, self.config, runtime, self.options)
         count = len(decoder.programs.shared_table) + len(decoder.programs.layer_table) * self.config.n_layer
         with tqdm(total=count, desc=f"{self.tag}: loading weights", disable=None, leave=False) as bar:
-            decoder.load(self._checkpoint, lambda name: bar.update())
+            if isinstance(weights, Artifact):
+                weights.restore(decoder, lambda name: bar.update())
+            else:
+                decoder.load(weights, lambda name: bar.update())
+        decoder.saved = artifact.programs(runtime) if artifact else None
         planned = decoder.planned()
         if self.reorders or self._broadcasts:
             planned.append(Reorder())
@@ -204,7 +234,7 @@ class ForSampling:
         logits = self._encode(rows, repeats, every)
         if switches.on_device_generation and output_all_logits is None:
             return self._chosen(rows, repeats, logits[:, 0])
-        scores = torch.from_numpy(_spread(logits, rows, repeats) if every else logits[:, 0])
+        scores = torch.from_numpy(spread(logits, rows, repeats) if every else logits[:, 0])
         return (scores, scores.log_softmax(-1)) if switches.log_softmax_scores else scores
 
     __call__ = forward
@@ -309,7 +339,7 @@ class ForSampling:
         if speculator is not None and (repeats > 1 or seen.process is not None):
             wanted = "a sequence for each prompt, and neither no_repeat_ngram_size nor output_scores"
             raise InputError(f"speculation wants {wanted}")
-        with _streaming(streamer, seen.ids[: len(rows.tokens)]) as put:
+        with streaming(streamer, seen.ids[: len(rows.tokens)]) as put:
             logits = self._encode(rows, repeats)[:, 0]
             generation = Generation(self.decoder, rows.tokens * repeats, np.tile(rows.end, repeats), rules, eos)
             if speculator is None:
@@ -363,27 +393,6 @@ class ForSampling:
         return np.tile(logits, (repeats, 1, 1))
 
 
-def _spread(logits: np.ndarray[Any, Any], rows: Rows, repeats: int) -> np.ndarray[Any, Any]:
-    """Logits of each row's tokens at the columns where the caller has them. -> f32[batch, n, vocab]"""
-    columns = np.zeros((len(logits), rows.real.shape[1], logits.shape[2]), np.float32)
-    for row, real in enumerate(np.tile(rows.real, (repeats, 1))):
-        columns[row, real] = logits[row, : real.sum()]
-    return columns
-
-
 def _token_ids(value: int | Sequence[int] | None) -> list[int]:
     """Token ids as configurations have them: none, one or several; -1 is none."""
     return [i for i in ([] if value is None else [value] if isinstance(value, int) else value) if i >= 0]
-
-
-@contextmanager
-def _streaming(streamer: Streamer | None, prompt: torch.Tensor) -> Iterator[Callable[[torch.Tensor], None]]:
-    """What takes tokens to the streamer, if there is one, which gets the prompt first and is told of the end always."""
-    if streamer is None:
-        yield lambda tokens: None
-        return
-    try:
-        streamer.put(prompt)
-        yield streamer.put
-    finally:
-        streamer.end()

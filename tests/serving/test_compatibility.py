@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from transformers_neuronx import config, constants, dtypes, sampling, switches
+from transformers_neuronx import config, constants, dtypes, env, sampling, switches
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import (
     ContinuousBatchingConfig,
@@ -115,6 +115,16 @@ def test_names_are_where_the_guide_says(name, verdict):
     module, attribute = name.rsplit(".", 1)
     assert verdict in ("works", "not there")
     assert hasattr(importlib.import_module(module), attribute) == (verdict == "works")
+
+
+@pytest.mark.parametrize(("name", "verdict"), table("Saving and loading"))
+def test_methods_are_there_as_the_guide_says(name, verdict):
+    assert callable(getattr(GPT2ForSampling, name)) and verdict == "works"
+
+
+def test_the_guide_has_every_variable_of_the_environment():
+    variables = [value for value in vars(env).values() if isinstance(value, env.Variable)]
+    assert table("Environment") == [(each.name, f"`{each.default}`" if each.default else "none") for each in variables]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,41 @@ with torch.inference_mode():
     print([tokenizer.decode(tok) for tok in generated_sequence])
 """
 
+SERIALIZATION = """
+import os
+import torch
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.module import save_pretrained_split
+from transformers import AutoModelForCausalLM, AutoTokenizer
+os.environ['NEURON_CC_FLAGS'] = '--model-type=transformer-inference'
+
+# Load and save the CPU model
+model_cpu = AutoModelForCausalLM.from_pretrained('gpt2')
+save_pretrained_split(model_cpu, 'gpt2-split')
+
+# Create and compile the Neuron model
+model_neuron = GPT2ForSampling.from_pretrained('gpt2-split', batch_size=1, tp_degree=2, n_positions=256, amp='f32', unroll=None)
+model_neuron.to_neuron()
+
+# Save the compiled Neuron model
+model_neuron._save_compiled_artifacts('gpt2-neuron')
+
+# Load the Neuron model
+model_neuron = GPT2ForSampling.from_pretrained('gpt2-split', batch_size=1, tp_degree=2, n_positions=256, amp='f32', unroll=None)
+model_neuron._load_compiled_artifacts('gpt2-neuron') # Load the compiled Neuron artifacts
+model_neuron.to_neuron() # Load the model weights but skip compilation
+# Get a tokenizer and exaple input
+tokenizer = AutoTokenizer.from_pretrained('gpt2')
+text = "Hello, I'm a language model,"
+encoded_input = tokenizer(text, return_tensors='pt')
+
+# Run inference
+with torch.inference_mode():
+    generated_sequence = model_neuron.sample(encoded_input.input_ids, sequence_length=256, start_ids=None)
+    print([tokenizer.decode(tok) for tok in generated_sequence])
+"""
+
 BROADCASTING = CONTEXT_ENCODING.replace(
     "'gpt2-split', batch_size=1, tp_degree=2", "'gpt2-split', prompt_batch_size=1, batch_size=5, tp_degree=2"
 ).replace(
@@ -92,7 +127,9 @@ BROADCASTING = CONTEXT_ENCODING.replace(
 
 
 @pytest.mark.parametrize(
-    ("program", "texts"), [(GENERATE, 1), (CONTEXT_ENCODING, 1), (BROADCASTING, 5)], ids=["generate", "cb", "cb-5"]
+    ("program", "texts"),
+    [(GENERATE, 1), (CONTEXT_ENCODING, 1), (BROADCASTING, 5), (SERIALIZATION, 1)],
+    ids=["generate", "cb", "cb-5", "serialization"],
 )
 def test_a_program_of_the_guide_runs_as_written(program, texts, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -100,7 +137,8 @@ def test_a_program_of_the_guide_runs_as_written(program, texts, tmp_path, monkey
     os.symlink(TINY_KJV, "gpt2")
     exec(compile(program, "guide", "exec"), {})
     printed = capsys.readouterr().out
-    prompt = "Hello, I'm a language model," if texts == 1 and program is GENERATE else "transform your business. "
+    short = program in (GENERATE, SERIALIZATION)
+    prompt = "Hello, I'm a language model," if short else "transform your business. "
     assert printed.count(prompt) == texts
 
 

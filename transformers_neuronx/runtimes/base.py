@@ -2,12 +2,12 @@
 
 `compile` makes an executable of a module, `put` brings arrays to the devices, and an executable turns device tensors
 into device tensors. A tensor-parallel program runs on several devices at once; each of its tensors is one shard on
-every device.
+every device. An executable can be had as bytes, of which `load` makes it again wherever the `fingerprint` is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -34,6 +34,10 @@ class DeviceTensor(Protocol):
         """The first device's shard, on the host. Waits for it; raises what went wrong in computing it."""
         ...
 
+    def shards(self) -> list[np.ndarray[Any, Any]]:
+        """Every device's shard, on the host."""
+        ...
+
 
 class Executable(Protocol):
     def __call__(self, *tensors: DeviceTensor) -> list[DeviceTensor]:
@@ -44,6 +48,10 @@ class Executable(Protocol):
 
     def text(self) -> str:
         """The compiled program, for people."""
+        ...
+
+    def serialize(self) -> bytes:
+        """What `Runtime.load` makes the same executable of: machine code, to be trusted like a program."""
         ...
 
 
@@ -58,6 +66,22 @@ class Runtime(Protocol):
 
     def compile(self, module: HloModuleProto) -> Executable:
         """An executable for all devices. Raises EngineError with the compiler's words when it refuses."""
+        ...
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:
+        """All that an executable depends on, but its module: engine, version, options, devices, the processor."""
+        ...
+
+    def load(self, data: bytes, module: HloModuleProto) -> Executable:
+        """The executable of `module` that was serialized, without compiling. Raises EngineError when it cannot.
+
+        The bytes have to be those of a runtime with the same fingerprint, unharmed: neither is checked here.
+        """
+        ...
+
+    def module_text(self, module: HloModuleProto) -> str:
+        """The module as the engine prints it, for people."""
         ...
 
     def put(self, shards: Sequence[np.ndarray[Any, Any]], given: bool = False) -> DeviceTensor:

@@ -10,7 +10,9 @@ import functools
 import importlib.util
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -133,16 +135,24 @@ class XlaTensor:
         return jaxlib.ArrayImpl(self.aval, everywhere, self.arrays, True, True)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        with _engine_errors("the program"):
-            array, _ = self.arrays[0]._single_device_array_to_np_array_did_copy()
-        return np.asarray(array)
+        return _on_host(self.arrays[0])
+
+    def shards(self) -> list[np.ndarray[Any, Any]]:
+        return [_on_host(array) for array in self.arrays]
+
+
+def _on_host(array: Any) -> np.ndarray[Any, Any]:
+    with _engine_errors("the program"):
+        on_host, _ = array._single_device_array_to_np_array_did_copy()
+    return np.asarray(on_host)
 
 
 class XlaExecutable:
     """A loaded program. It checks its arguments: XLA compares nothing of them but the number of bytes."""
 
-    def __init__(self, loaded: Any, devices: Any, module: HloModuleProto) -> None:
+    def __init__(self, loaded: Any, devices: Any, module: HloModuleProto, data: bytes | None) -> None:
         self.loaded = loaded
+        self.data = data
         self.devices = devices
         self.name = module.name
         signature = module.host_program_shape
@@ -192,6 +202,11 @@ class XlaExecutable:
     def text(self) -> str:
         return "\n".join(module.to_string() for module in self.loaded.hlo_modules())
 
+    def serialize(self) -> bytes:
+        if self.data is None:
+            raise EngineError(f"{self.name} cannot be had as bytes from this engine")
+        return self.data
+
 
 class XlaRuntime:
     """A PJRT client and the devices that a program of the given tensor-parallel degree runs on."""
@@ -209,7 +224,44 @@ class XlaRuntime:
         count = "one device" if self.device_count == 1 else f"{self.device_count} devices"
         return f"XLA:{self.platform.upper()} (jaxlib {metadata.version('jaxlib')}), {count}, {kind}"
 
+    @functools.cached_property
+    def fingerprint(self) -> Mapping[str, str]:
+        facts = dict(
+            platform=self.platform,
+            jaxlib=metadata.version("jaxlib"),
+            engine=str(self._client.platform_version),
+            devices=f"{self.device_count} {self._device_tuple[0].device_kind}",
+            options=str(CPU_OPTIONS if self.platform == "cpu" else []),
+            XLA_FLAGS=env.XLA_FLAGS.get(),
+        )
+        return facts | _processor() if self.platform == "cpu" else facts
+
     def compile(self, module: HloModuleProto) -> Executable:
+        jaxlib = _jaxlib()
+        try:
+            stablehlo = jaxlib.mlir.hlo_to_stablehlo(module.SerializeToString())
+            loaded = self._client.compile_and_load(stablehlo, self._devices, self._options())
+        except jaxlib.JaxRuntimeError as error:
+            raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
+        return XlaExecutable(loaded, self._devices, module, self._as_bytes(loaded))
+
+    def _as_bytes(self, loaded: Any) -> bytes | None:
+        # At once: jaxlib 0.10.2 refuses to write a program with a sort that has run, and leaves the code out of one
+        # that it has loaded itself.
+        try:
+            return bytes(self._client.serialize_executable(loaded))
+        except _jaxlib().JaxRuntimeError:
+            return None
+
+    def load(self, data: bytes, module: HloModuleProto) -> Executable:
+        with _engine_errors(f"loading {module.name}"):
+            loaded = self._client.deserialize_executable(data, self._devices, self._options())
+        return XlaExecutable(loaded, self._devices, module, data)
+
+    def module_text(self, module: HloModuleProto) -> str:
+        return str(_hlo().XlaComputation(module.SerializeToString()).as_hlo_text())
+
+    def _options(self) -> Any:
         jaxlib = _jaxlib()
         options = jaxlib.CompileOptions()
         options.num_replicas = options.executable_build_options.num_replicas = self.device_count
@@ -217,12 +269,7 @@ class XlaRuntime:
         options.device_assignment = jaxlib.DeviceAssignment.create(ids)
         if self.platform == "cpu":
             options.env_option_overrides = CPU_OPTIONS
-        try:
-            stablehlo = jaxlib.mlir.hlo_to_stablehlo(module.SerializeToString())
-            loaded = self._client.compile_and_load(stablehlo, self._devices, options)
-        except jaxlib.JaxRuntimeError as error:
-            raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
-        return XlaExecutable(loaded, self._devices, module)
+        return options
 
     def put(self, shards: Sequence[np.ndarray[Any, Any]], given: bool = False) -> DeviceTensor:
         shards = list(shards) * self.device_count if len(shards) == 1 else shards
@@ -255,6 +302,27 @@ def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, given: bool) -> A
         committed=True,
         host_buffer_semantics=how,
         enable_x64=True,
+    )
+
+
+# What of /proc/cpuinfo a compiler chooses instructions by; most of the other flags are the kernel's.
+INSTRUCTION_SETS = tuple("abm adx aes amx avx bmi f16c fma gfni movbe pclmul popcnt sha sse ssse vaes vpclmul".split())
+
+
+def _processor() -> dict[str, str]:
+    """What XLA:CPU compiles for: the kind of processor, its instructions, and how many there are to divide loops."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:  # without a description, executables are for this machine
+        lines = [f"model: {platform.processor()} {platform.node()}"]
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = [flag for flag in facts.get("flags", "").split() if flag.startswith(INSTRUCTION_SETS)]
+    kind = [facts.get(name, "") for name in ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")]
+    able = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return dict(
+        processor=" ".join([platform.machine(), *filter(None, kind)]),
+        instructions=" ".join(sorted(flags) or facts.get("Features", "").split()),
+        processors=str(len(able)),
     )
 
 

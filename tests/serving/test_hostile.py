@@ -1,0 +1,296 @@
+"""Files that were changed at random or on purpose: each is read right, or refused by an error that names it.
+
+Run as a program, this file reads what it is told to and prints what became of it; so a crash is a test that fails.
+"""
+
+import collections
+import json
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from transformers_neuronx.errors import ConfigError, TransformersNeuronxError
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.module import load_config, open_checkpoint
+from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
+from transformers_neuronx.serialization import _digest, open_artifact
+
+OUTSIDE = 666.0  # the values of files that nobody may be led to
+STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.tensor(3)}
+NAMES = ["../outside", "../outside.bin", "/etc/passwd", "..", ".", "", "a/b", "~", "\0", "x" * 300, "\ud800", "%s"]
+VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**400, 1e308, "", [], {}, [[]], "F32", "F4", "BF16", *NAMES]
+DEEP = ["[" * 100_000, '{"a":' * 50_000, "1" * 5000, '{"weight_map":{"a":1e999}}', "{}", ""]
+TRAPS = [  # as pickle's opcodes
+    b"cos\nsystem\n(S'touch ../trap'\ntR",
+    b'cbuiltins\neval\n(S\'open("../trap", "w")\'\ntR',
+    b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0dtouch ../trap\x85R",
+    b"ctorch\nload\n(S'../outside.bin'\ntR",
+    b"ctorch\nUntypedStorage\n(I1000000000000\ntR",
+    b"(I1\n" * 50,
+    b"\x8a\xff" + b"\xff" * 255,
+    b"0" * 9,
+]
+
+
+# What is changed, and how it is read. Each reader returns what it was told, to compare with the original.
+
+
+def read_checkpoint(directory):
+    with open_checkpoint(directory) as checkpoint:
+        held = {name: checkpoint.read(name).clone() for name in checkpoint}
+    assert not any((tensor == OUTSIDE).any() for tensor in held.values()), "a file outside of the directory was read"
+
+
+def read_config(directory):
+    load_config(directory)
+
+
+def read_artifact(directory):
+    artifact = open_artifact(directory)
+    model = GPT2ForSampling.from_pretrained(directory)
+    weights = {name: arrays for names, arrays in artifact._weights() for name in names}
+    return (
+        model.config,
+        {identity: artifact._executable(identity) for identity in artifact.manifest["programs"]},
+        {name: [numpy_to_torch(array).clone() for array in arrays] for name, arrays in weights.items()},
+    )
+
+
+def write_safetensors(directory):
+    save_file(STATE, directory / "model.safetensors")
+
+
+def write_index(directory):
+    weight_map = dict.fromkeys(STATE, "model-1.safetensors")
+    save_file(STATE, directory / "model-1.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def write_split(directory):
+    split = directory / "pytorch_model.bin"
+    split.mkdir()
+    for name, tensor in STATE.items():
+        torch.save(tensor, split / f"p0.{name}")
+    (split / "key_to_filename.json").write_text(json.dumps({name: f"p0.{name}" for name in STATE}))
+
+
+def write_bin(directory):
+    torch.save(STATE, directory / "pytorch_model.bin")
+
+
+def write_artifact(directory):
+    torch.manual_seed(0)
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 8, "vocab_size": 40}
+    checkpoint = directory.parent / "checkpoint"
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(checkpoint)
+    model = GPT2ForSampling.from_pretrained(checkpoint)
+    model.to_neuron()
+    model.save(directory, sharded_weights=True)
+
+
+def changed_bytes(chance, content, within=None):
+    """A few bytes flipped, cut out, doubled or put in."""
+    content = bytearray(content)
+    for _ in range(chance.choice([1, 1, 1, 2, 5, 20])):
+        at = chance.randrange(min(within or len(content), len(content)) + 1)
+        piece = chance.randrange(1, 20)
+        kind = chance.randrange(5)
+        if kind == 0 and at < len(content):
+            content[at] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del content[at : at + piece]
+        elif kind == 2:
+            content[at:at] = content[at : at + piece]
+        elif kind == 3:
+            content[at:at] = chance.randbytes(piece)
+        elif kind == 4 and chance.random() < 0.2:
+            del content[at:]
+    return bytes(content)
+
+
+def changed_json(chance, text):
+    """The same with a value, a name or a whole part exchanged for another."""
+    content = json.loads(text)
+    places = []
+
+    def walk(node):
+        for key in node if isinstance(node, dict) else range(len(node)):
+            places.append((node, key))
+            if isinstance(node[key], dict | list):
+                walk(node[key])
+
+    walk(content)
+    node, key = chance.choice(places)
+    kind = chance.randrange(4)
+    if kind == 0:
+        other, there = chance.choice(places)
+        node[key] = json.loads(json.dumps(other[there]))
+    elif kind == 1 and isinstance(node, dict):
+        node[chance.choice(NAMES)] = node.pop(key)
+    elif kind == 2:
+        del node[key]
+    else:
+        node[key] = chance.choice(VALUES)
+    return content
+
+
+def change_header(chance, path):
+    whole = path.read_bytes()
+    (size,) = struct.unpack("<Q", whole[:8])
+    if chance.random() < 0.5:
+        path.write_bytes(changed_bytes(chance, whole, within=8 + size))
+    else:
+        header = json.dumps(changed_json(chance, whole[8 : 8 + size])).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + whole[8 + size :])
+
+
+def change_json(chance, path):
+    if chance.random() < 0.5:
+        path.write_bytes(changed_bytes(chance, path.read_bytes()))
+    elif chance.random() < 0.02:
+        path.write_text(chance.choice(DEEP))
+    else:
+        path.write_text(json.dumps(changed_json(chance, path.read_text())))
+
+
+def change_manifest(chance, path):
+    if chance.random() < 0.5:
+        change_json(chance, path)
+        return
+    content = changed_json(chance, path.read_text())
+    if isinstance(content, dict):
+        content["sha256"] = _digest(content)  # on purpose
+    path.write_text(json.dumps(content))
+
+
+def change_pickle(chance, path):
+    if chance.random() < 0.3:
+        path.write_bytes(changed_bytes(chance, path.read_bytes()))
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = next(name for name in members if name.endswith("data.pkl"))
+    pickled = members[name]
+    if chance.random() < 0.5:
+        at = chance.randrange(len(pickled))
+        trap = chance.choice(TRAPS)
+        members[name] = pickled[:at] + trap + pickled[at:] if chance.random() < 0.8 else trap + b"."
+    else:
+        members[name] = changed_bytes(chance, pickled)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+# What is changed, how, how what it belongs to is made and read.
+KINDS = {
+    "safetensors": ("model.safetensors", change_header, write_safetensors, read_checkpoint),
+    "index": ("model.safetensors.index.json", change_json, write_index, read_checkpoint),
+    "listing": ("pytorch_model.bin/key_to_filename.json", change_json, write_split, read_checkpoint),
+    "pickle": ("pytorch_model.bin", change_pickle, write_bin, read_checkpoint),
+    "manifest": ("manifest.json", change_manifest, write_artifact, read_artifact),
+    "weights": ("weights-shared.safetensors", change_header, write_artifact, read_artifact),
+    "config": ("config.json", change_json, write_artifact, read_artifact),
+}
+
+
+class Watch:
+    """What Python opens and starts while it is watched."""
+
+    def __init__(self):
+        self.on = False
+        self.seen = []
+        sys.addaudithook(self.note)
+
+    def note(self, event, arguments):
+        if not self.on:
+            return
+        if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"):
+            self.seen.append(event)
+        if event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
+            path = os.path.abspath(os.fsdecode(arguments[0]))
+            if not path.startswith(os.getcwd() + "/") and not is_code(path):
+                self.seen.append(path)
+
+
+def main(folder, count):
+    """Change, read, put back, `count` times each kind; print what came of it."""
+    watch = Watch()
+    for kind, (name, change, _, read) in KINDS.items():
+        directory = Path(folder) / kind / "directory"
+        os.chdir(directory)
+        path = directory / name
+        whole, wanted = path.read_bytes(), read(directory)
+        outcomes = collections.Counter()
+        for number in range(count):
+            change(random.Random(number), path)
+            outcomes[attempt(f"{kind} {number}", read, directory, wanted, watch)] += 1
+            path.write_bytes(whole)
+        print(json.dumps(outcomes))
+
+
+def attempt(where, read, directory, wanted, watch):
+    """Read it; what came of it, once that has been found to be right."""
+    outcome = "read"
+    watch.on = True
+    try:
+        got = read(directory)
+    except TransformersNeuronxError as error:
+        # A ConfigError is about a value of the configuration or an option, which it names.
+        named, outcome = isinstance(error, ConfigError) or str(directory) in str(error), type(error).__name__
+        text = str(error)
+    watch.on = False
+    if outcome == "read":
+        assert where.startswith("manifest") or same(got, wanted), f"{where}: it was read wrong"
+    else:
+        assert named, f"{where}: {text!r} names no file"
+        text.encode()
+    assert not watch.seen, f"{where}: {watch.seen}"
+    assert not (directory.parent / "trap").exists(), f"{where}: code was run"
+    return outcome
+
+
+def is_code(path):
+    """Python's own files, which it opens when something is imported late, and where it shows errors."""
+    return re.search(r"\.pyc?$|/proc/|/lib/python", path)
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() <= other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one.equal(other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(3000, marks=pytest.mark.slow)])
+def test_changed_files_are_refused_or_read_right(count, tmp_path):
+    for kind, (_, _, write, _) in KINDS.items():
+        directory = tmp_path / kind / "directory"
+        directory.mkdir(parents=True)
+        write(directory)
+        outside = {name: torch.full((2,), OUTSIDE) for name in STATE}
+        save_file(outside, directory.parent / "outside")
+        torch.save(outside, directory.parent / "outside.bin")
+    command = [sys.executable, __file__, str(tmp_path), str(count)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=590)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    for kind, line in zip(KINDS, ran.stdout.splitlines(), strict=True):
+        outcomes = json.loads(line)
+        print(kind, outcomes)
+        assert sum(outcomes.values()) == count
+        assert outcomes["CheckpointError"] > count / 4
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,198 @@
+"""From a module to an executable: out of an artifact, out of the cache on the disk, or out of the compiler.
+
+The cache is a directory of executables, each named by a digest of its module and of all else that it depends on. What
+is loaded from it is run, so the directory has to be the user's own. No trouble with it keeps a program from running:
+it is said once, in the log, and the program is compiled. With NEURONX_DUMP_TO, what was built is shown there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers_neuronx import env, files
+from transformers_neuronx.compiler import identity
+from transformers_neuronx.errors import ConfigError, EngineError
+from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.runtimes.base import Executable, Runtime
+
+_LOG = logging.getLogger(__name__)
+
+PATIENCE = 600.0  # seconds to wait for another process that compiles the same
+MAGIC = b"transformers_neuronx executable 1\n"  # an entry: this, the SHA-256 of what follows, an executable
+
+Saved = Callable[[str], bytes | None]  # the executable that an artifact has for a module, by `identity`
+
+
+def build(runtime: Runtime, module: HloModuleProto, saved: Saved | None = None) -> Executable:
+    """An executable of `module`. Raises EngineError with the compiler's words when it refuses."""
+    began = time.monotonic()
+    key = _key(runtime, module)
+    data = saved(identity(module)) if saved else None
+    executable, source = _loaded(runtime, module, data, "a saved artifact"), "loaded from an artifact"
+    if executable is None:
+        executable, source = _through_cache(runtime, module, key)
+    line = f"{module.name}-{key[:12]}: {source} in {time.monotonic() - began:.2f} s"
+    _LOG.info(line)
+    if env.DUMP_TO.get():
+        _dump(Path(env.DUMP_TO.get()).expanduser(), runtime, module, executable, line)
+    return executable
+
+
+def _key(runtime: Runtime, module: HloModuleProto) -> str:
+    facts = json.dumps(dict(runtime.fingerprint), sort_keys=True)
+    return hashlib.sha256(f"{identity(module)} {facts}".encode()).hexdigest()
+
+
+def _loaded(runtime: Runtime, module: HloModuleProto, data: bytes | None, origin: str) -> Executable | None:
+    if data is None:
+        return None
+    try:
+        return runtime.load(data, module)
+    except EngineError as error:
+        warn_once(f"{origin} has an executable of {module.name} that cannot be loaded and is compiled anew: {error}")
+        return None
+
+
+def _through_cache(runtime: Runtime, module: HloModuleProto, key: str) -> tuple[Executable, str]:
+    cache = cache_of_user()
+    if cache is None:
+        return runtime.compile(module), "compiled"
+    if executable := _loaded(runtime, module, cache.read(key), str(cache.entry(key))):
+        return executable, "loaded from the cache"
+    with cache.alone(key):
+        # Meanwhile another process may have made it.
+        if executable := _loaded(runtime, module, cache.read(key), str(cache.entry(key))):
+            return executable, "loaded from the cache"
+        executable = runtime.compile(module)
+        cache.write(key, executable)
+    return executable, "compiled"
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    _LOG.warning(text)
+
+
+def cache_of_user() -> Cache | None:
+    """The cache that the environment names, or None where it is off or cannot be trusted."""
+    if (switch := env.CACHE.get()) not in ("on", "off"):
+        raise ConfigError(f"{env.CACHE.name} wants to be on or off, got {switch!r}")
+    if switch == "off" or os.name != "posix":  # elsewhere there are neither these locks nor these owners
+        return None
+    directory = os.path.expanduser(env.CACHE_DIR.get() or os.path.join(env.CACHE_HOME.get(), "transformers_neuronx"))
+    if directory.startswith("~"):
+        warn_once(
+            f"there is no home directory for compiled programs: set {env.CACHE_DIR.name}, or {env.CACHE.name}=off"
+        )
+        return None
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        status = os.stat(directory)
+    except OSError as error:
+        warn_once(f"compiled programs are not kept: {error}")
+        return None
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        warn_once(
+            f"compiled programs are not kept in {directory}: what is there is run, and the directory is another user's "
+            f"or others may write to it (mode {stat.S_IMODE(status.st_mode):o}); chmod 700 it, or set "
+            f"{env.CACHE_DIR.name} to another"
+        )
+        return None
+    return Cache(Path(directory))
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Executables in a directory that can be trusted."""
+
+    directory: Path
+
+    def entry(self, key: str) -> Path:
+        return self.directory / f"{key}.bin"
+
+    def read(self, key: str) -> bytes | None:
+        """The executable, or None where there is none that is whole."""
+        path = self.entry(key)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            warn_once(f"{path} cannot be read, and is compiled anew: {error}")
+            return None
+        start = len(MAGIC) + 32
+        data = content[start:]
+        if content[:start] == MAGIC + hashlib.sha256(data).digest():
+            return data
+        warn_once(f"{path} is cut short or damaged, and is compiled anew")
+        return None
+
+    def write(self, key: str, executable: Executable) -> None:
+        try:
+            data = executable.serialize()
+            files.replace(self.entry(key), MAGIC + hashlib.sha256(data).digest() + data, mode=0o600)
+        except (OSError, EngineError) as error:
+            reason = getattr(error, "strerror", None) or error  # without names of files: once is enough
+            warn_once(f"compiled programs are not kept in {self.directory}: {reason}")
+
+    @contextmanager
+    def alone(self, key: str) -> Iterator[None]:
+        """Hold the lock of an entry, so that of several processes one compiles. Without one after PATIENCE seconds."""
+        lock = self._lock(key)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                os.close(lock)  # the file stays: whoever deletes it may delete one that is held
+
+    def _lock(self, key: str) -> int | None:
+        import fcntl
+
+        path = self.directory / f"{key}.lock"
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            warn_once(f"{path} cannot be locked, and another process may compile the same: {error}")
+            return None
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError as error:
+                warn_once(f"{self.directory} has no locks, and another process may compile the same: {error}")
+                return lock
+        warn_once(f"{path} has been locked for {PATIENCE:.0f} s by another process, which is no longer waited for")
+        return lock
+
+
+def _dump(directory: Path, runtime: Runtime, module: HloModuleProto, executable: Executable, line: str) -> None:
+    """Show a program: HLO as protobuf and text, what XLA made of it, and what that depends on."""
+    name = re.sub(r"[^-.\w]", "_", line.partition(":")[0])
+    shown = {
+        "hlo.pb": module.SerializeToString(deterministic=True),
+        "hlo.txt": runtime.module_text(module).encode(),
+        "compiled.txt": executable.text().encode(),
+        "flags.json": json.dumps(dict(runtime.fingerprint), indent=2).encode(),
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for kind, content in shown.items():
+            files.replace(directory / f"{name}.{kind}", content)
+        with open(directory / "log.txt", "a") as log:
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+    except OSError as error:
+        warn_once(f"{env.DUMP_TO.name}: programs are not shown: {error}")

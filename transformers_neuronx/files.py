@@ -1,0 +1,144 @@
+"""Files that are there whole or not at all: what is written to the disk, exchanged, and read with suspicion.
+
+It does not know what is in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from transformers_neuronx.errors import CheckpointError
+
+AGAIN = "download or save it again"
+
+
+@contextmanager
+def explain(wrong: str, advice: str = AGAIN) -> Iterator[None]:
+    """Whatever a library raises becomes a CheckpointError; libraries change their exceptions between versions."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CheckpointError(f"{wrong} ({reason}); {advice}") from error
+
+
+def kind(path: str | os.PathLike[str]) -> str:
+    if os.path.isdir(path):
+        return "a directory"
+    if os.path.islink(path) and not os.path.exists(path):
+        return "a dangling link"
+    return "a file" if os.path.isfile(path) else "a special file" if os.path.exists(path) else "nothing"
+
+
+def want_file(path: Path, why: str = "") -> Path:
+    # links are followed: a hub snapshot is a directory of links into the cache's blobs
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: wanted a regular file{why and ', ' + why}, found {kind(path)}; {AGAIN}")
+    return path
+
+
+def is_plain(name: str) -> bool:
+    """Whether it names a file beside the one that mentions it, and is never a path out of the directory."""
+    return os.path.basename(name) == name and name.isprintable() and name not in ("", ".", "..")
+
+
+def read_json(path: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> dict[str, Any]:
+    """The object in a file. `pairs` makes each object of its names and values, `unique` for instance."""
+    want_file(path)
+    with explain(f"{path}: not valid JSON"):
+        content = json.loads(path.read_bytes(), object_pairs_hook=pairs)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: wanted a JSON object, got {type(content).__name__}; {AGAIN}")
+    return content
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return dict(pairs)
+
+
+def fsync(path: Path) -> None:
+    """Bring a file, or the list of a directory's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """A new file, on the disk when this returns."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """As `write`, in place of a file that is there: a reader sees the one or the other, after a crash as well."""
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.tmp-", dir=path.parent) as stage:
+        write(Path(stage) / path.name, data, mode)
+        os.replace(Path(stage) / path.name, path)
+    fsync(path.parent)
+
+
+@contextmanager
+def staging(directory: Path, label: str) -> Iterator[Path]:
+    """A temporary directory inside `directory`, which is made if need be, and unmade if the body fails."""
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{label}.tmp-{os.getpid()}-", dir=directory) as stage:
+            yield Path(stage)
+    except BaseException:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
+        raise
+
+
+def exchange(stage: Path, directory: Path, last: str = "", obsolete: Collection[str] = ()) -> None:
+    """Move everything staged into `directory`, what it replaces and what is `obsolete` aside, and then delete that.
+
+    The file `last` says what belongs together: it goes first and comes last, so that a process killed meanwhile leaves
+    none. When interrupted, put all of it back.
+    """
+    names = sorted((entry.name for entry in stage.iterdir()), key=lambda name: name == last)
+    replaced = directory / stage.name.replace(".tmp-", ".old-")
+    replaced.mkdir()
+
+    def aside(name: str) -> None:
+        if name and os.path.lexists(directory / name):
+            os.rename(directory / name, replaced / name)
+            if name == last:
+                fsync(directory)
+
+    try:
+        for name in (last, *obsolete):
+            aside(name)
+        for name in names:
+            aside(name)
+            if name == last:
+                fsync(directory)
+            os.rename(stage / name, directory / name)
+        fsync(directory)
+    except BaseException:
+        for name in [*names, *obsolete]:
+            if name in names and not os.path.lexists(stage / name):
+                os.rename(directory / name, stage / name)
+            if os.path.lexists(replaced / name):
+                os.rename(replaced / name, directory / name)
+        replaced.rmdir()
+        raise
+    shutil.rmtree(replaced)

@@ -1,0 +1,291 @@
+"""Artifacts: a model's programs, compiled, and if wanted its weights as the devices have them, in a directory.
+
+`manifest.json` is the last file of an artifact to be written and says what belongs to it, with checksums. Programs are
+found by the identity of their modules, so that one of another graph is never run in place of what was asked for. This
+file owns the format; what programs and weights mean it does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import operator
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from transformers_neuronx import files
+from transformers_neuronx.cache import Saved
+from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.module import PathOrName, format_in
+from transformers_neuronx.programs import Family
+from transformers_neuronx.pyhlo.dtypes import numpy_to_torch, torch_to_numpy
+from transformers_neuronx.runtimes.base import Runtime
+from transformers_neuronx.version import __version__
+from transformers_neuronx.weights import Key, collapsed, expand
+
+_LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST, CONFIG = "manifest.json", "config.json"
+OWN_FILES = re.compile(r"program-.*\.(hlo\.pb|executable)|weights-.*\.safetensors")
+Tensors = dict[str, list[str]]  # of a file of weights: each tensor, and the weights that it is
+
+
+def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[str, Any], weights: bool) -> None:
+    """Save the programs built so far, `attributes` as `config.json`, and with `weights` those of the decoder.
+
+    Other files in `directory` are kept. An earlier artifact is replaced when the new one is complete and on the disk;
+    a save that fails or is interrupted leaves it as it was. A killed process may leave `.artifact.tmp-*`, to delete,
+    and, killed in the exchange, no artifact and the parts of the earlier one in `.artifact.old-*`. CheckpointError when
+    the directory holds a checkpoint, which has a `config.json` of its own.
+    """
+    path = Path(os.path.expanduser(directory))
+    if found := format_in(path):
+        raise CheckpointError(f"{path / found} is a checkpoint; save the artifact to a directory of its own")
+    with files.staging(path, "artifact") as stage:
+        manifest = dict(
+            format=FORMAT,
+            version=__version__,
+            **description(decoder.family, decoder.config, decoder.options),
+            runtime=dict(decoder.runtime.fingerprint),
+            programs=_save_programs(decoder, stage),
+            weights=_save_weights(decoder, stage) if weights else {},
+        )
+        files.write(stage / CONFIG, _as_json(attributes))
+        written = sorted(stage.iterdir())
+        manifest["files"] = {file.name: dict(size=file.stat().st_size, sha256=_checksum(file)) for file in written}
+        files.write(stage / MANIFEST, _as_json(manifest | dict(sha256=_digest(manifest))))
+        old = {file.name for file in path.iterdir() if OWN_FILES.fullmatch(file.name)}
+        files.exchange(stage, path, last=MANIFEST, obsolete=old.difference(file.name for file in written))
+
+
+def description(family: Family, config: Any, options: CompileOptions) -> dict[str, Any]:
+    """What a model has to have in common with an artifact, in the types of JSON."""
+    compiled = dataclasses.asdict(options)
+    del compiled["workers"]  # how many are compiled at once
+    told = dict(family=family.graph.__name__.split(".")[-2], config=dataclasses.asdict(config), options=compiled)
+    as_json: dict[str, Any] = json.loads(_as_json(told))
+    return as_json
+
+
+def _as_json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=2, default=str).encode()
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """Of all but itself, however the file is laid out."""
+    told = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _save_programs(decoder: Decoder, stage: Path) -> dict[str, dict[str, str]]:
+    programs = {}
+    for identity, (module, executable) in list(decoder.executables.items()):
+        stem = f"program-{re.sub(r'[^-_A-Za-z0-9]', '_', module.name)}-{identity[:12]}"
+        programs[identity] = dict(hlo=f"{stem}.hlo.pb", executable=f"{stem}.executable")
+        files.write(stage / f"{stem}.hlo.pb", module.SerializeToString(deterministic=True))
+        files.write(stage / f"{stem}.executable", executable.serialize())
+    return programs
+
+
+def _save_weights(decoder: Decoder, stage: Path) -> dict[str, Tensors]:
+    """A file for each layer and one for what is of none: no more than that is in memory at once. Tied ones once."""
+    groups: dict[str, Tensors] = {}
+    places: dict[int, list[str]] = {}
+    held = {_text(key): tensor for key, tensor in decoder.weights.items()}
+    for (layer, _), (name, tensor) in zip(decoder.weights, held.items(), strict=True):
+        if id(tensor) not in places:
+            group = groups.setdefault(f"weights-{'shared' if layer is None else f'layer-{layer:04}'}.safetensors", {})
+            places[id(tensor)] = group[name] = []
+        places[id(tensor)].append(name)
+    for file, tensors in groups.items():
+        content = {}
+        for name in tensors:
+            shards = [numpy_to_torch(shard.copy()) for shard in held[name].shards()]  # the device's own are read-only
+            bytes_of = [shard.contiguous().flatten().view(torch.uint8) for shard in shards]
+            alike = all(of.equal(bytes_of[0]) for of in bytes_of)
+            content.update({_ranked(name, rank): shard for rank, shard in enumerate(shards[:1] if alike else shards)})
+        files.write(stage / file, safetensors.torch.save(content))
+    return groups
+
+
+def _ranked(name: str, rank: int) -> str:
+    return f"{name}@{rank}"
+
+
+def _text(key: Key) -> str:
+    layer, name = key
+    return name if layer is None else f"layer.{layer}.{name}"
+
+
+def _key(text: str) -> Key:
+    layered = re.fullmatch(r"layer\.(\d{1,9})\.(.+)", text)
+    return (int(layered[1]), layered[2]) if layered else (None, text)
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def holds_artifact(path_or_name: PathOrName) -> bool:
+    """Whether it is the directory of an artifact, and not a checkpoint's with a manifest of something else."""
+    path = Path(os.path.expanduser(path_or_name))
+    return os.path.lexists(path / MANIFEST) and not format_in(path)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a directory holds, as its manifest says. Checksums are compared when a file is read."""
+
+    directory: Path
+    manifest: dict[str, Any]
+
+    @property
+    def has_weights(self) -> bool:
+        return bool(self.manifest["weights"])
+
+    def options(self) -> dict[str, Any]:
+        """The options of a model's constructor that it was saved with, but for those of its NeuronConfig."""
+        saved = self.manifest["options"]
+        names = ("batch_size", "prompt_batch_size", "tp_degree", "unroll", "context_unroll")
+        with files.explain(f"{self.directory / MANIFEST}: not the options of a model"):
+            sizes, numbers = saved["buckets"], {name: saved[name] for name in names}
+            positions, context = (list(map(operator.index, sizes[name])) for name in ("positions", "context"))
+            if not all(value is None or type(value) is int for value in numbers.values()):
+                raise ValueError(f"wanted whole numbers, got {numbers}")
+            return dict(n_positions=positions, context_length_estimate=context, amp=str(saved["amp"]), **numbers)
+
+    def check(self, family: Family, config: Any, options: CompileOptions) -> None:
+        """ConfigError with all that is different in the model that was saved, where something is."""
+        wanted = description(family, config, options)
+        saved = {name: self.manifest[name] for name in wanted}
+        if found := differences(saved, wanted):
+            raise ConfigError(
+                f"the artifact {self.directory} was saved of another model or with other options: {'; '.join(found)}"
+            )
+
+    def programs(self, runtime: Runtime) -> Saved | None:
+        """Where to find executables for `runtime`, or None where they are for another engine or another processor."""
+        if changed := differences(self.manifest["runtime"], dict(runtime.fingerprint)):
+            _LOG.warning(
+                "the executables in %s are not for here, and its programs are compiled anew: %s",
+                self.directory,
+                "; ".join(changed),
+            )
+            return None
+        return self._executable
+
+    def _executable(self, identity: str) -> bytes | None:
+        program = self.manifest["programs"].get(identity)
+        return None if program is None else self.verified(program["executable"]).read_bytes()
+
+    def verified(self, name: str) -> Path:
+        """The file, which has the checksum that the manifest says."""
+        path = files.want_file(self.directory / name, f"which {MANIFEST} lists")
+        with files.explain(f"{path}: cannot be read"):
+            checksum = _checksum(path)
+        if checksum != self.manifest["files"][name]["sha256"]:
+            raise CheckpointError(f"{path}: damaged, it is not what was saved; {files.AGAIN}")
+        return path
+
+    def restore(self, decoder: Decoder, progress: Callable[[str], object]) -> None:
+        """Bring the saved weights to the decoder's devices. Reports each."""
+        programs = decoder.programs
+        table = expand([*programs.shared_table, *programs.layer_table], decoder.config.n_layer)
+        missing = {_text(key) for key, _ in table}
+        listed = {name for tensors in self.manifest["weights"].values() for names in tensors.values() for name in names}
+        if missing != listed:
+            wrong = f"lists other weights than the model has: {collapsed(sorted(missing ^ listed))}"
+            raise CheckpointError(f"{self.directory / MANIFEST}: {wrong}; {files.AGAIN}")
+        for names, arrays in self._weights():
+            tensor = decoder.runtime.put(arrays)
+            for name in names:
+                decoder.weights[_key(name)] = tensor
+                progress(name)
+        decoder.reset()
+
+    def _weights(self) -> Iterator[tuple[list[str], list[np.ndarray[Any, Any]]]]:
+        for file, tensors in self.manifest["weights"].items():
+            path = self.verified(file)
+            with files.explain(f"{path}: not the weights that {MANIFEST} lists"):
+                content: Any = safetensors.safe_open(path, framework="pt")
+                held = set(content.keys())
+            for name, names in tensors.items():
+                ranks = 1 + sum(_ranked(name, rank) in held for rank in range(1, len(held)))
+                with files.explain(f"{path}: not the weights that {MANIFEST} lists"):
+                    shards = [torch_to_numpy(content.get_tensor(_ranked(name, rank))) for rank in range(ranks)]
+                yield names, shards
+
+
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> list[str]:
+    """Each value that differs, as "amp: saved bf16, wanted f32"."""
+    found = []
+    for name in sorted(saved.keys() | wanted.keys()):
+        one, other = (values.get(name, "nothing") for values in (saved, wanted))
+        where = inside + name
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += differences(one, other, "" if where == "options" else f"{where}.")
+        elif one != other:
+            line = f"{where}: saved {str(one)[:80]}, wanted {str(other)[:80]}"
+            found.append(line.encode("ascii", "backslashreplace").decode())
+    return found
+
+
+def open_artifact(directory: PathOrName) -> Artifact:
+    """The artifact in `directory`. Reads its manifest and `config.json`, of the other files nothing but their sizes.
+
+    CheckpointError names the file that is missing, of another size, or is not what a manifest is.
+    """
+    path = Path(os.path.expanduser(directory))
+    manifest = files.read_json(path / MANIFEST, files.unique)
+    with files.explain(f"{path / MANIFEST}: not the manifest of an artifact"):
+        _check(manifest)
+    for name, facts in manifest["files"].items():
+        with files.explain(f"{path / MANIFEST}: no file can be called {name!r}"):
+            size = files.want_file(path / name, f"which {MANIFEST} lists").stat().st_size
+        if size != facts["size"]:
+            raise CheckpointError(f"{path / name}: {size} bytes in place of {facts['size']}; {files.AGAIN}")
+    artifact = Artifact(path, manifest)
+    artifact.verified(CONFIG)
+    return artifact
+
+
+def _check(manifest: dict[str, Any]) -> None:
+    """Raise ValueError unless it has the form of a manifest, and names no file that is not listed, or elsewhere."""
+
+    def want(holds: object, text: str) -> None:
+        if not holds:
+            raise ValueError(text)
+
+    want(manifest.get("format") == FORMAT, f"format {manifest.get('format')!r}, and this version reads {FORMAT}")
+    want(manifest.get("sha256") == _digest(manifest), "damaged: its checksum differs")
+    want(isinstance(manifest.get("family"), str), "no name of a family")
+    for name in ("config", "options", "runtime", "programs", "weights", "files"):
+        want(isinstance(manifest.get(name), dict), f"wanted an object as {name!r}")
+    listed, mentioned = manifest["files"], [CONFIG]
+    for name, facts in listed.items():
+        want(files.is_plain(name), f"{name!r} is not a plain file name")
+        want(isinstance(facts, dict) and facts.keys() == {"size", "sha256"}, f"wanted size and sha256 of {name!r}")
+    for program in manifest["programs"].values():
+        want(isinstance(program, dict) and program.keys() == {"hlo", "executable"}, "wanted two files of each program")
+        mentioned += program.values()
+    for file, tensors in manifest["weights"].items():
+        want(isinstance(tensors, dict), f"wanted the tensors of {file!r}")
+        for names in tensors.values():
+            want(isinstance(names, list) and all(isinstance(name, str) for name in names), "wanted names of weights")
+        mentioned.append(file)
+    for file in mentioned:
+        want(file in listed, f"{file!r} is not among its files")
