@@ -35,10 +35,12 @@ from transformers_neuronx.programs import (
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type, numpy_to_torch
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
-from transformers_neuronx.weights import Key, resolve, shards
+from transformers_neuronx.weights import Key, Sharded, resolve, shards
 
 Progress = Callable[[str], object]
 Array = np.ndarray[Any, Any]
+LOADERS = 2  # weights on their way to the devices at once
+
 Built = list[tuple[Piece, Executable]]
 
 
@@ -66,17 +68,26 @@ class Decoder:
         weights, programs = self.family.weights, self.programs
         table = [*programs.shared_table, *programs.layer_table]
         resolved = resolve(table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config))
-        for keys, element, pieces in shards(resolved, checkpoint, self.options.amp, self.runtime.device_count):
-            tensor = self.runtime.put([self._on_host(piece, element) for piece in pieces], given=True)
-            for key in keys:
-                self.weights[key] = tensor
-                progress(key[1])
-        self.reset()
+        self.take(shards(resolved, checkpoint, self.options.amp, self.runtime.device_count), progress)
 
-    def _on_host(self, piece: torch.Tensor, element: str) -> Array:
-        array = self.runtime.empty(piece.shape, element_type(element).numpy)
-        numpy_to_torch(array).copy_(piece)
-        return array
+    def take(self, weights: Iterable[Sharded], progress: Progress = lambda done: None) -> None:
+        """Bring weights to the devices, LOADERS at a time: no more are in memory besides. Reports each weight."""
+
+        def on_host(piece: torch.Tensor, element: str) -> Array:
+            array = self.runtime.empty(piece.shape, element_type(element).numpy)
+            numpy_to_torch(array).copy_(piece)
+            return array
+
+        def put(weight: Sharded) -> DeviceTensor:
+            return self.runtime.put([on_host(piece, weight.element) for piece in weight.pieces()], given=True)
+
+        weights = list(weights)
+        with ThreadPoolExecutor(LOADERS) as pool:
+            for weight, tensor in zip(weights, pool.map(put, weights), strict=True):
+                for key in weight.keys:
+                    self.weights[key] = tensor
+                    progress(key[1])
+        self.reset()
 
     def planned(self) -> list[What]:
         """The programs that ordinary use needs: a prompt in every context bucket, in every position bucket one token

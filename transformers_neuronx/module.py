@@ -160,7 +160,8 @@ def format_in(directory: Path) -> str:
     return next((file for file in _FORMATS if os.path.lexists(directory / file)), "")
 
 
-def _open_safetensors(path: Path) -> Readers:
+def open_safetensors(path: Path) -> Readers:
+    """What reads each tensor of a file. CheckpointError when it is not whole."""
     want_file(path)
 
     def read(name: str) -> torch.Tensor:
@@ -211,8 +212,8 @@ def _open_index(path: Path, open_shard: Callable[[Path], Readers]) -> Readers:
 
 
 _FORMATS: Mapping[str, Callable[[Path], Readers]] = {
-    "model.safetensors": _open_safetensors,
-    "model.safetensors.index.json": partial(_open_index, open_shard=_open_safetensors),
+    "model.safetensors": open_safetensors,
+    "model.safetensors.index.json": partial(_open_index, open_shard=open_safetensors),
     f"{SPLIT_DIRECTORY}/{SPLIT_LISTING}": _open_split,
     "pytorch_model.bin": _open_bin,
     "pytorch_model.bin.index.json": partial(_open_index, open_shard=_open_bin),

@@ -8,32 +8,34 @@ file owns the format; what programs and weights mean it does not know.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import logging
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 
 from transformers_neuronx import files
 from transformers_neuronx.cache import Saved
-from transformers_neuronx.config import CompileOptions
-from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.config import CompileOptions, KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
+from transformers_neuronx.decoder import LOADERS, Decoder
 from transformers_neuronx.errors import CheckpointError, ConfigError
-from transformers_neuronx.module import PathOrName, format_in
+from transformers_neuronx.module import PathOrName, Readers, format_in, open_safetensors
 from transformers_neuronx.programs import Family
-from transformers_neuronx.pyhlo.dtypes import numpy_to_torch, torch_to_numpy
+from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
 from transformers_neuronx.runtimes.base import Runtime
 from transformers_neuronx.version import __version__
-from transformers_neuronx.weights import Key, collapsed, expand
+from transformers_neuronx.weights import Key, Sharded, collapsed, expand
 
 _LOG = logging.getLogger(__name__)
 
@@ -158,7 +160,7 @@ class Artifact:
         return bool(self.manifest["weights"])
 
     def options(self) -> dict[str, Any]:
-        """The options of a model's constructor that it was saved with, but for those of its NeuronConfig."""
+        """The options of a model's constructor that it was saved with, as far as they say what is in an artifact."""
         saved = self.manifest["options"]
         names = ("batch_size", "prompt_batch_size", "tp_degree", "unroll", "context_unroll")
         with files.explain(f"{self.directory / MANIFEST}: not the options of a model"):
@@ -166,7 +168,13 @@ class Artifact:
             positions, context = (list(map(operator.index, sizes[name])) for name in ("positions", "context"))
             if not all(value is None or type(value) is int for value in numbers.values()):
                 raise ValueError(f"wanted whole numbers, got {numbers}")
-            return dict(n_positions=positions, context_length_estimate=context, amp=str(saved["amp"]), **numbers)
+            switches = NeuronConfig(
+                tokens_per_dispatch=saved["chunk"],
+                quant=saved["quant"] and QuantizationConfig(**saved["quant"]),
+                kv_cache_quant=saved["kv_cache_quant"] and KVCacheQuantizationConfig(**saved["kv_cache_quant"]),
+            )
+        sizes = dict(n_positions=positions, context_length_estimate=context, amp=str(saved["amp"]))
+        return dict(**sizes, **numbers, neuron_config=switches)
 
     def check(self, family: Family, config: Any, options: CompileOptions) -> None:
         """ConfigError with all that is different in the model that was saved, where something is."""
@@ -204,30 +212,36 @@ class Artifact:
     def restore(self, decoder: Decoder, progress: Callable[[str], object]) -> None:
         """Bring the saved weights to the decoder's devices. Reports each."""
         programs = decoder.programs
-        table = expand([*programs.shared_table, *programs.layer_table], decoder.config.n_layer)
-        missing = {_text(key) for key, _ in table}
+        table = dict(expand([*programs.shared_table, *programs.layer_table], decoder.config.n_layer))
+        missing = {_text(key) for key in table}
         listed = {name for tensors in self.manifest["weights"].values() for names in tensors.values() for name in names}
         if missing != listed:
             wrong = f"lists other weights than the model has: {collapsed(sorted(missing ^ listed))}"
             raise CheckpointError(f"{self.directory / MANIFEST}: {wrong}; {files.AGAIN}")
-        for names, arrays in self._weights():
-            tensor = decoder.runtime.put(arrays)
-            for name in names:
-                decoder.weights[_key(name)] = tensor
-                progress(name)
-        decoder.reset()
+        with ThreadPoolExecutor(LOADERS) as pool:
+            readers = list(pool.map(self._readers, self.manifest["weights"]))
+        elements = {_text(key): row.dtype or decoder.options.amp for key, row in table.items()}
+        decoder.take(
+            [
+                Sharded([*map(_key, names)], elements[names[0]], functools.partial(self._shards, reader, tensor))
+                for reader, tensors in zip(readers, self.manifest["weights"].values(), strict=True)
+                for tensor, names in tensors.items()
+            ],
+            progress,
+        )
 
-    def _weights(self) -> Iterator[tuple[list[str], list[np.ndarray[Any, Any]]]]:
-        for file, tensors in self.manifest["weights"].items():
-            path = self.verified(file)
-            with files.explain(f"{path}: not the weights that {MANIFEST} lists"):
-                content: Any = safetensors.safe_open(path, framework="pt")
-                held = set(content.keys())
-            for name, names in tensors.items():
-                ranks = 1 + sum(_ranked(name, rank) in held for rank in range(1, len(held)))
-                with files.explain(f"{path}: not the weights that {MANIFEST} lists"):
-                    shards = [torch_to_numpy(content.get_tensor(_ranked(name, rank))) for rank in range(ranks)]
-                yield names, shards
+    def _readers(self, file: str) -> Readers:
+        path = self.verified(file)
+        readers, listed = open_safetensors(path), self.manifest["weights"][file]
+        if lacking := [name for name in listed if _ranked(name, 0) not in readers]:
+            raise CheckpointError(f"{path}: lacks {collapsed(lacking)}, which {MANIFEST} lists; {files.AGAIN}")
+        return readers
+
+    def _shards(self, readers: Readers, name: str) -> list[torch.Tensor]:
+        """What each device has of a tensor, or all have alike."""
+        ranks = itertools.takewhile(readers.__contains__, (_ranked(name, rank) for rank in itertools.count()))
+        with files.explain(f"{self.directory}: cannot read {name!r}"):
+            return [readers[ranked](ranked) for ranked in ranks]
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> list[str]:

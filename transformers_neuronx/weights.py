@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -346,10 +346,16 @@ def collapsed(names: Sequence[str], limit: int = 6) -> str:
     return ", ".join(shown[:limit]) + (f" and {len(shown) - limit} more" if len(shown) > limit else "")
 
 
-def shards(
-    resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, degree: int
-) -> Iterator[tuple[list[Key], str, list[torch.Tensor]]]:
-    """Each tensor laid out and cut for `degree` devices, the type to have it in, and before them the weights it is.
+class Sharded(NamedTuple):
+    """The weights that a tensor is, its type on the devices, and what makes its pieces, one per device or one for all."""
+
+    keys: list[Key]
+    element: str
+    pieces: Callable[[], list[torch.Tensor]]
+
+
+def shards(resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, degree: int) -> Iterator[Sharded]:
+    """The checkpoint's tensors for `degree` devices. Nothing is read before it is asked for.
 
     Weights that are one tensor of the checkpoint, laid out and split alike, come once: tied ones share memory. What
     can be a view of the checkpoint's file is one.
@@ -358,7 +364,11 @@ def shards(
     for key, row in resolved.items():
         identity = (row.value or row.source, row.layout, row.store, row.split, row.dtype or dtype)
         groups.setdefault(identity, []).append(key)
-    for (source, layout, store, split, element), keys in groups.items():
+
+    def pieces(source: Any, layout: Layout, store: Layout | None, split: Split | None) -> list[torch.Tensor]:
         whole = layout(source() if callable(source) else checkpoint.read(source))
         whole = store(whole) if store else whole
-        yield keys, element, split.cut(whole, degree) if split else [whole]
+        return split.cut(whole, degree) if split else [whole]
+
+    for (*how, element), keys in groups.items():
+        yield Sharded(keys, element, functools.partial(pieces, *how))
