@@ -15,6 +15,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,16 +219,19 @@ class Artifact:
         decoder.reset()
 
     def _weights(self) -> Iterator[tuple[list[str], list[np.ndarray[Any, Any]]]]:
-        for file, tensors in self.manifest["weights"].items():
-            path = self.verified(file)
-            with files.explain(f"{path}: not the weights that {MANIFEST} lists"):
-                content: Any = safetensors.safe_open(path, framework="pt")
-                held = set(content.keys())
-            for name, names in tensors.items():
-                ranks = 1 + sum(_ranked(name, rank) in held for rank in range(1, len(held)))
-                with files.explain(f"{path}: not the weights that {MANIFEST} lists"):
-                    shards = [torch_to_numpy(content.get_tensor(_ranked(name, rank))) for rank in range(ranks)]
-                yield names, shards
+        weights: dict[str, Tensors] = self.manifest["weights"]
+        with ThreadPoolExecutor() as pool:  # which reads and checks files while others are brought to the devices
+            for tensors, path in zip(weights.values(), pool.map(self.verified, weights), strict=True):
+                for name, names in tensors.items():
+                    yield names, _shards(path, name)
+
+
+def _shards(path: Path, name: str) -> list[np.ndarray[Any, Any]]:
+    """One array, or one for each rank."""
+    with files.explain(f"{path}: not the weights that {MANIFEST} lists"), safetensors.safe_open(path, "pt") as file:
+        held = set(file.keys())
+        ranks = 1 + sum(_ranked(name, rank) in held for rank in range(1, len(held)))
+        return [torch_to_numpy(file.get_tensor(_ranked(name, rank))) for rank in range(ranks)]
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> list[str]:
