@@ -16,7 +16,7 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,30 +218,31 @@ class Artifact:
         if missing != listed:
             wrong = f"lists other weights than the model has: {collapsed(sorted(missing ^ listed))}"
             raise CheckpointError(f"{self.directory / MANIFEST}: {wrong}; {files.AGAIN}")
-        with ThreadPoolExecutor(LOADERS) as pool:
-            readers = list(pool.map(self._readers, self.manifest["weights"]))
         elements = {_text(key): row.dtype or decoder.options.amp for key, row in table.items()}
         decoder.take(
-            [
-                Sharded([*map(_key, names)], elements[names[0]], functools.partial(self._shards, reader, tensor))
-                for reader, tensors in zip(readers, self.manifest["weights"].values(), strict=True)
-                for tensor, names in tensors.items()
-            ],
-            progress,
+            (Sharded([*map(_key, names)], elements[names[0]], pieces) for names, pieces in self.tensors()), progress
         )
 
-    def _readers(self, file: str) -> Readers:
-        path = self.verified(file)
-        readers, listed = open_safetensors(path), self.manifest["weights"][file]
-        if lacking := [name for name in listed if _ranked(name, 0) not in readers]:
-            raise CheckpointError(f"{path}: lacks {collapsed(lacking)}, which {MANIFEST} lists; {files.AGAIN}")
-        return readers
+    def tensors(self) -> Iterator[tuple[list[str], Callable[[], list[torch.Tensor]]]]:
+        """Each tensor that was saved: the weights that it is, and what reads its pieces, one per device or one for all.
 
-    def _shards(self, readers: Readers, name: str) -> list[torch.Tensor]:
-        """What each device has of a tensor, or all have alike."""
-        ranks = itertools.takewhile(readers.__contains__, (_ranked(name, rank) for rank in itertools.count()))
-        with files.explain(f"{self.directory}: cannot read {name!r}"):
-            return [readers[ranked](ranked) for ranked in ranks]
+        Checks the files first.
+        """
+        weights: dict[str, Tensors] = self.manifest["weights"]
+        with ThreadPoolExecutor(LOADERS) as pool:
+            paths = list(pool.map(self.verified, weights))
+        for path, tensors in zip(paths, weights.values(), strict=True):
+            readers = open_safetensors(path)
+            for name, names in tensors.items():
+                if _ranked(name, 0) not in readers:
+                    raise CheckpointError(f"{path}: not the weights that {MANIFEST} lists, {name!r} is missing")
+                yield names, functools.partial(_pieces, path, readers, name)
+
+
+def _pieces(path: Path, readers: Readers, name: str) -> list[torch.Tensor]:
+    ranks = itertools.takewhile(readers.__contains__, (_ranked(name, rank) for rank in itertools.count()))
+    with files.explain(f"{path}: cannot read {name!r}"):
+        return [readers[ranked](ranked) for ranked in ranks]
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> list[str]:

@@ -347,7 +347,7 @@ def collapsed(names: Sequence[str], limit: int = 6) -> str:
 
 
 class Sharded(NamedTuple):
-    """The weights that a tensor is, its type on the devices, and what makes its pieces, one per device or one for all."""
+    """The weights that a tensor is, its type, and what makes its pieces: one per device, or one for all."""
 
     keys: list[Key]
     element: str

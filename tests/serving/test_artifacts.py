@@ -141,7 +141,7 @@ def test_weights_in_fewer_bits(quant_dtype, checkpoint, tmp_path):
     config = NeuronConfig(quant=QuantizationConfig(quant_dtype=quant_dtype))
     model = made(checkpoint, tp_degree=2, neuron_config=config)
     model.save(tmp_path, sharded_weights=True)
-    again = made(tmp_path, neuron_config=config)
+    again = made(tmp_path)
     check_same_weights(model, again)
     assert again(IDS).equal(model(IDS))
     stored = {tensor.dtype for file in tmp_path.glob("weights-layer*") for tensor in load_file(file).values()}
@@ -150,7 +150,7 @@ def test_weights_in_fewer_bits(quant_dtype, checkpoint, tmp_path):
         {"s8": torch.int8, "f8e4m3fn": torch.float8_e4m3fn, "s4": torch.uint8}[quant_dtype],
     }
     with pytest.raises(ConfigError, match=rf"quant: saved .*{quant_dtype}.*, wanted None"):
-        made(tmp_path)
+        made(tmp_path, neuron_config=NeuronConfig())
 
 
 def check_same_weights(one, other):
@@ -446,6 +446,7 @@ from transformers_neuronx import serialization
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.pyhlo.dtypes import torch_to_numpy
 
 def decoder_like(source):
     artifact, model = serialization.open_artifact(source), GPT2ForSampling.from_pretrained(source)
@@ -454,7 +455,8 @@ def decoder_like(source):
         identity: (HloModuleProto.FromString(held(of["hlo"])), made_of(serialize=lambda of=of: held(of["executable"])))
         for identity, of in artifact.manifest["programs"].items()
     }
-    tensors = [(names, made_of(shards=lambda arrays=arrays: arrays)) for names, arrays in artifact._weights()]
+    held_by = lambda pieces: made_of(shards=lambda: [torch_to_numpy(piece) for piece in pieces()])
+    tensors = [(names, held_by(pieces)) for names, pieces in artifact.tensors()]
     return artifact.manifest["files"], model._attributes, made_of(
         family=model.family, config=model.config, options=model.options, executables=executables,
         runtime=made_of(fingerprint=artifact.manifest["runtime"]),

@@ -22,7 +22,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers_neuronx.errors import ConfigError, TransformersNeuronxError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.module import load_config, open_checkpoint
-from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
 from transformers_neuronx.serialization import _digest, open_artifact
 
 OUTSIDE = 666.0  # the values of files that nobody may be led to
@@ -58,11 +57,11 @@ def read_config(directory):
 def read_artifact(directory):
     artifact = open_artifact(directory)
     model = GPT2ForSampling.from_pretrained(directory)
-    weights = {name: arrays for names, arrays in artifact._weights() for name in names}
+    weights = {name: pieces() for names, pieces in artifact.tensors() for name in names}
     return (
         model.config,
         {identity: artifact._executable(identity) for identity in artifact.manifest["programs"]},
-        {name: [numpy_to_torch(array).clone() for array in arrays] for name, arrays in weights.items()},
+        {name: [piece.clone() for piece in pieces] for name, pieces in weights.items()},
     )
 
 
