@@ -3,7 +3,8 @@
     python benchmarks/loading.py [--rounds 3] [--amp bf16] [--quant s8]
 
 The checkpoint has the shape of TinyLlama-1.1B, random weights in bf16, and is made in a temporary directory. Each start
-is a process of its own; they take turns. Files are in the system's cache: what is compared is the work, not the disk.
+is a process of its own, up to the first logits, imports left out; they take turns. Files are in the system's cache:
+what is compared is the work, not the disk.
 """
 
 import argparse
@@ -59,6 +60,7 @@ IMPORTS = {
     READ: "from pathlib import Path",
     THEIRS: "import torch\nfrom transformers import AutoModelForCausalLM, LlamaForCausalLM",
     OURS: """
+from transformers import LlamaConfig
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime
