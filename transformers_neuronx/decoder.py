@@ -33,7 +33,7 @@ from transformers_neuronx.programs import (
     What,
 )
 from transformers_neuronx.pyhlo import HloModuleProto
-from transformers_neuronx.pyhlo.dtypes import element_type, numpy_to_torch
+from transformers_neuronx.pyhlo.dtypes import element_type, numpy_to_torch, to_torch, torch_to_numpy
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
 from transformers_neuronx.weights import Key, Sharded, resolve, shards
 
@@ -63,17 +63,23 @@ class Decoder:
 
     # Loading and compiling.
 
-    def load(self, checkpoint: Checkpoint, progress: Progress = lambda done: None) -> None:
-        """Bring the checkpoint's weights to the devices, after it has been checked whole. Reports each weight."""
+    def read(self, checkpoint: Checkpoint) -> Iterator[Sharded]:
+        """The checkpoint's weights for the devices, after it has been checked whole."""
         weights, programs = self.family.weights, self.programs
         table = [*programs.shared_table, *programs.layer_table]
         resolved = resolve(table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config))
-        self.take(shards(resolved, checkpoint, self.options.amp, self.runtime.device_count), progress)
+        return shards(resolved, checkpoint, self.options.amp, self.runtime.device_count)
 
     def take(self, weights: Iterable[Sharded], progress: Progress = lambda done: None) -> None:
         """Bring weights to the devices, LOADERS at a time: no more are in memory besides. Reports each weight."""
 
         def on_host(piece: torch.Tensor, element: str) -> Array:
+            if (
+                piece.dtype == to_torch(element)
+                and piece.is_contiguous()
+                and self.runtime.usable(torch_to_numpy(piece))
+            ):
+                return torch_to_numpy(piece)  # as it lies in a file, of which the pages are read when they are used
             array = self.runtime.empty(piece.shape, element_type(element).numpy)
             numpy_to_torch(array).copy_(piece)
             return array
@@ -104,8 +110,16 @@ class Decoder:
         """Whether tokens are made in a loop on the devices."""
         return self.options.chunk > 0 and self.options.unroll is None
 
-    def compile(self, wanted: Iterable[What], progress: Progress = lambda done: None) -> None:
-        """Compile the programs that are not there yet, several at a time. Reports each."""
+    def compile(
+        self,
+        wanted: Iterable[What],
+        progress: Progress = lambda done: None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Compile the programs that are not there yet, several at a time, and do something else `meanwhile`.
+
+        Reports each.
+        """
 
         def build_all(what: What) -> None:
             parts = self.programs.pieces(what)
@@ -119,7 +133,14 @@ class Decoder:
 
         missing = [what for what in dict.fromkeys(wanted) if what not in self._built]
         with ThreadPoolExecutor(self.options.workers or os.cpu_count()) as pool:
-            list(pool.map(build_all, missing))
+            building = [pool.submit(build_all, what) for what in missing]
+            try:
+                meanwhile()
+                for program in building:
+                    program.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def build(self, module: HloModuleProto) -> Executable:
         """An executable of `module` for the devices, from wherever there is one, or compiled."""

@@ -169,25 +169,25 @@ class ForSampling:
         return self._decoder
 
     def to_neuron(self) -> None:
-        """Load the weights and compile the programs, showing progress on a terminal."""
+        """Load the weights and compile the programs, showing progress on a terminal.
+
+        Weights that can be used as they lie in a file stay there: it may be deleted then, but not be written to.
+        """
         artifact = self._artifact
-        weights = artifact if artifact and artifact.has_weights else self._checkpoint
-        if weights is None:
+        source = artifact if artifact and artifact.has_weights else self._checkpoint
+        if source is None:
             raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained, of what has some")
         runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree)
         decoder = Decoder(self.family, self.config, runtime, self.options)
-        count = len(decoder.programs.shared_table) + len(decoder.programs.layer_table) * self.config.n_layer
-        with tqdm(total=count, desc=f"{self.tag}: loading weights", disable=None, leave=False) as bar:
-            if isinstance(weights, Artifact):
-                weights.restore(decoder, lambda name: bar.update())
-            else:
-                decoder.load(weights, lambda name: bar.update())
         decoder.saved = artifact.programs(runtime) if artifact else None
         planned = decoder.planned()
         if self.reorders or self._broadcasts:
             planned.append(Reorder())
-        with tqdm(total=len(planned), desc=f"{self.tag}: compiling programs", disable=None, leave=False) as bar:
-            decoder.compile(planned, lambda what: bar.update())
+        incoming = source.weights(decoder) if isinstance(source, Artifact) else decoder.read(source)
+        count = len(decoder.programs.shared_table) + len(decoder.programs.layer_table) * self.config.n_layer
+        count += len(planned)
+        with tqdm(total=count, desc=f"{self.tag}: loading and compiling", disable=None, leave=False) as bar:
+            decoder.compile(planned, lambda _: bar.update(), lambda: decoder.take(incoming, lambda _: bar.update()))
         self._decoder = decoder
 
     def reset(self) -> None:

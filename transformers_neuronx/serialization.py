@@ -119,8 +119,15 @@ def _save_weights(decoder: Decoder, stage: Path) -> dict[str, Tensors]:
             bytes_of = [shard.contiguous().flatten().view(torch.uint8) for shard in shards]
             alike = all(of.equal(bytes_of[0]) for of in bytes_of)
             content.update({_ranked(name, rank): shard for rank, shard in enumerate(shards[:1] if alike else shards)})
-        files.write(stage / file, safetensors.torch.save(content))
+        files.write(stage / file, _aligned(safetensors.torch.save(content)))
     return groups
+
+
+def _aligned(data: bytes) -> bytes:
+    """A safetensors file in which tensors begin where a processor's vectors do, so that they can be used in place."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    spaces = -end % 64  # after the header, where the format allows them
+    return b"".join([(end - 8 + spaces).to_bytes(8, "little"), data[8:end], b" " * spaces, data[end:]])
 
 
 def _ranked(name: str, rank: int) -> str:
@@ -209,8 +216,8 @@ class Artifact:
             raise CheckpointError(f"{path}: damaged, it is not what was saved; {files.AGAIN}")
         return path
 
-    def restore(self, decoder: Decoder, progress: Callable[[str], object]) -> None:
-        """Bring the saved weights to the decoder's devices. Reports each."""
+    def weights(self, decoder: Decoder) -> Iterator[Sharded]:
+        """The saved weights for the decoder's devices, as soon as their checksums are compared."""
         programs = decoder.programs
         table = dict(expand([*programs.shared_table, *programs.layer_table], decoder.config.n_layer))
         missing = {_text(key) for key in table}
@@ -219,9 +226,8 @@ class Artifact:
             wrong = f"lists other weights than the model has: {collapsed(sorted(missing ^ listed))}"
             raise CheckpointError(f"{self.directory / MANIFEST}: {wrong}; {files.AGAIN}")
         elements = {_text(key): row.dtype or decoder.options.amp for key, row in table.items()}
-        decoder.take(
-            (Sharded([*map(_key, names)], elements[names[0]], pieces) for names, pieces in self.tensors()), progress
-        )
+        for names, pieces in self.tensors():
+            yield Sharded([*map(_key, names)], elements[names[0]], pieces)
 
     def tensors(self) -> Iterator[tuple[list[str], Callable[[], list[torch.Tensor]]]]:
         """Each tensor that was saved: the weights that it is, and what reads its pieces, one per device or one for all.

@@ -11,7 +11,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import dtype_named
-from transformers_neuronx.runtimes import get_runtime, xla
+from transformers_neuronx.runtimes import get_runtime, processor, xla
 
 # Reads an executable from a file, and adds up what the devices have, in the memory of the parameter.
 ELSEWHERE = """
@@ -111,13 +111,13 @@ def test_the_fingerprint_has_all_that_an_executable_depends_on(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the processors of a process are known on Linux only")
 def test_the_number_of_processors_tells_executables_apart(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    assert xla._processor()["processors"] == "3"
+    assert processor.processor()["processors"] == "3"
 
 
 def test_a_processor_that_nothing_describes_is_this_machine(monkeypatch, tmp_path):
-    monkeypatch.setattr(xla, "Path", lambda name: tmp_path / name.lstrip("/"))
+    monkeypatch.setattr(processor, "Path", lambda name: tmp_path / name.lstrip("/"))
     monkeypatch.setattr("platform.node", lambda: "here")
-    assert xla._processor()["processor"].endswith("here")
+    assert processor.processor()["processor"].endswith("here")
 
 
 def test_a_module_as_text():

@@ -153,6 +153,16 @@ def test_weights_in_fewer_bits(quant_dtype, checkpoint, tmp_path):
         made(tmp_path, neuron_config=NeuronConfig())
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="wants /proc, which says what is mapped")
+def test_weights_are_used_as_they_lie_in_their_files(checkpoint, tmp_path):
+    made(checkpoint).save(tmp_path, sharded_weights=True)
+    again = made(tmp_path)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {Path(line.split()[-1]).name for line in maps if str(tmp_path) in line}
+    assert mapped == {file.name for file in tmp_path.glob("weights-*")}
+    assert again.decoder.weights
+
+
 def check_same_weights(one, other):
     assert one.decoder.weights.keys() == other.decoder.weights.keys()
     for key, tensor in one.decoder.weights.items():

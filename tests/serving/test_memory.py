@@ -26,7 +26,7 @@ def peak():
     [line] = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 before = peak()
-decoder.load(model._checkpoint)
+decoder.take(decoder.read(model._checkpoint))
 tensors = {id(tensor): tensor for tensor in decoder.weights.values()}.values()
 sizes = sorted(sum(array.nbytes for array in tensor.arrays) for tensor in tensors)
 print(json.dumps(dict(peak=peak() - before, resident=sum(sizes), two=sum(sizes[-2:]))))
@@ -45,11 +45,11 @@ def checkpoint(request, tmp_path_factory):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="wants /proc, which says a process's peak memory")
-@pytest.mark.parametrize(("amp", "quant", "degree"), [("bf16", "", 1), ("f32", "", 2), ("f32", "s8", 1)])
+@pytest.mark.parametrize(("amp", "quant", "degree"), [("f32", "", 2), ("bf16", "s8", 1)])
 def test_peak_memory_while_loading(checkpoint, amp, quant, degree):
     command = [sys.executable, "-c", LOADED, checkpoint, amp, quant, str(degree)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     memory = json.loads(result.stdout)
     print(f"peak {memory['peak'] / memory['resident']:.2f} of the weights on the devices")
-    assert memory["resident"] <= memory["peak"] <= memory["resident"] + memory["two"]
+    assert memory["peak"] <= memory["resident"] + memory["two"]  # less where weights stay in their file until used

@@ -91,6 +91,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def usable(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether an array on the host can be used as it lies once it is given."""
+        ...
+
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """An array on the host, of whatever numbers, that can be used as it lies once it is given."""
+        """A `usable` array, of whatever numbers."""
         ...

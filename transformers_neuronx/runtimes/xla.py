@@ -10,8 +10,6 @@ import functools
 import importlib.util
 import math
 import mmap
-import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -27,9 +25,12 @@ from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
 from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, PrimitiveType, ShapeProto
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
+from transformers_neuronx.runtimes.processor import processor
 
 # The versions this file was tested with; the first one below and the first one above are not.
 OLDEST, NEWEST = (0, 10, 2), (0, 13)
+
+ALIGNMENT = 64  # bytes, of arrays that XLA:CPU takes as they lie
 
 # jaxlib 0.10.2 and later fuse a dot with a reduction that follows it and get some shapes wrong without a word
 # (jax#39103); others crash (jax#39257, jax#40412). This keeps its fast matrix product and drops that fusion.
@@ -234,7 +235,7 @@ class XlaRuntime:
             options=str(CPU_OPTIONS if self.platform == "cpu" else []),
             XLA_FLAGS=env.XLA_FLAGS.get(),
         )
-        return facts | _processor() if self.platform == "cpu" else facts
+        return facts | processor() if self.platform == "cpu" else facts
 
     def compile(self, module: HloModuleProto) -> Executable:
         jaxlib = _jaxlib()
@@ -283,8 +284,11 @@ class XlaRuntime:
         arrays = [_put(shard, aval, device, given) for shard, device in zip(shards, self._device_tuple, strict=True)]
         return XlaTensor(arrays, self._devices, aval)
 
+    def usable(self, array: np.ndarray[Any, Any]) -> bool:
+        return self.platform == "cpu" and array.ctypes.data % ALIGNMENT == 0
+
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        # Whole pages: they begin where XLA wants arrays to begin, and go back to the system with the array.
+        # Whole pages are usable, and go back to the system with the array.
         size = math.prod(shape) * dtype.itemsize
         pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return np.frombuffer(pages, np.uint8, size).view(dtype).reshape(shape)
@@ -302,27 +306,6 @@ def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, given: bool) -> A
         committed=True,
         host_buffer_semantics=how,
         enable_x64=True,
-    )
-
-
-# What of /proc/cpuinfo a compiler chooses instructions by; most of the other flags are the kernel's.
-INSTRUCTION_SETS = tuple("abm adx aes amx avx bmi f16c fma gfni movbe pclmul popcnt sha sse ssse vaes vpclmul".split())
-
-
-def _processor() -> dict[str, str]:
-    """What XLA:CPU compiles for: the kind of processor, its instructions, and how many there are to divide loops."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:  # without a description, executables are for this machine
-        lines = [f"model: {platform.processor()} {platform.node()}"]
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    flags = [flag for flag in facts.get("flags", "").split() if flag.startswith(INSTRUCTION_SETS)]
-    kind = [facts.get(name, "") for name in ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")]
-    able = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return dict(
-        processor=" ".join([platform.machine(), *filter(None, kind)]),
-        instructions=" ".join(sorted(flags) or facts.get("Features", "").split()),
-        processors=str(len(able)),
     )
 
 
