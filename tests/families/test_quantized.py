@@ -93,7 +93,7 @@ def test_int8_as_in_numpy(saved, family, degree):
 
 
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow), 5])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
     """Groups are of 32 inputs, or as many as divide those there are, and inside a head where heads are the inputs."""
     reference, directory = saved(family)
@@ -174,8 +174,8 @@ def test_rows_and_columns_of_zeros_are_zeros(tmp_path, quant_dtype):
     assert_close(five, one)
 
 
-@pytest.mark.parametrize("degree", [1, 2])
-@pytest.mark.parametrize("quant_dtype", ["s8", "f8e4m3fn"])
+@pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("quant_dtype", ["s8", pytest.param("f8e4m3fn", marks=pytest.mark.slow)])
 def test_a_quantized_cache_in_the_loop_over_tokens(saved, quant_dtype, degree):
     """Tokens made in a loop on the devices are those made one by one, for rows that are reordered in between too."""
     _, directory = saved("mistral")

@@ -318,6 +318,7 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0] * processes
 """
 
 
+@pytest.mark.slow
 def test_of_processes_that_compile_the_same_at_once_one_does(directory, tmp_path):
     torch.manual_seed(0)
     sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 8, "vocab_size": 40}

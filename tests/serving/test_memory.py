@@ -36,7 +36,7 @@ print(json.dumps(dict(peak=peak() - before, resident=sum(sizes), two=max(sum(siz
 """
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(scope="module", params=["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def checkpoint(request, tmp_path_factory):
     sizes = dict(
         vocab_size=24000, hidden_size=1024, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=16
