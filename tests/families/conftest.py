@@ -8,10 +8,11 @@ from transformers_neuronx.config import NeuronConfig
 
 
 def pytest_collection_modifyitems(items):
-    """Eight devices, and half precision, are left to `make test-all`."""
+    """Eight devices, two where there are three as well, and half precision are left to `make test-all`."""
     for item in items:
         degree = item.callspec.params.get("degree") if hasattr(item, "callspec") else None
-        if degree == 8 or getattr(item, "originalname", "") == "test_in_bf16":
+        repeated = degree == 8 or (degree == 2 and "test_quantized" not in item.nodeid)
+        if repeated or getattr(item, "originalname", "") == "test_in_bf16":
             item.add_marker(pytest.mark.slow)
 
 
