@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformers_neuronx import env, files
-from transformers_neuronx.compiler import identity
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes.base import Executable, Runtime
@@ -31,14 +30,14 @@ _LOG = logging.getLogger(__name__)
 PATIENCE = 600.0  # seconds to wait for another process that compiles the same
 MAGIC = b"transformers_neuronx executable 1\n"  # an entry: this, the SHA-256 of what follows, an executable
 
-Saved = Callable[[str], bytes | None]  # the executable that an artifact has for a module, by `identity`
+Saved = Callable[[str], bytes | None]  # the executable that an artifact has for a module, by its `compiler.identity`
 
 
-def build(runtime: Runtime, module: HloModuleProto, saved: Saved | None = None) -> Executable:
-    """An executable of `module`. Raises EngineError with the compiler's words when it refuses."""
+def build(runtime: Runtime, module: HloModuleProto, identity: str, saved: Saved | None = None) -> Executable:
+    """An executable of `module`, which has this identity. EngineError has the compiler's words when it refuses."""
     began = time.monotonic()
-    key = _key(runtime, module)
-    data = saved(identity(module)) if saved else None
+    key = _key(runtime, identity)
+    data = saved(identity) if saved else None
     executable, source = _loaded(runtime, module, data, "a saved artifact"), "loaded from an artifact"
     if executable is None:
         executable, source = _through_cache(runtime, module, key)
@@ -49,9 +48,9 @@ def build(runtime: Runtime, module: HloModuleProto, saved: Saved | None = None) 
     return executable
 
 
-def _key(runtime: Runtime, module: HloModuleProto) -> str:
+def _key(runtime: Runtime, identity: str) -> str:
     facts = json.dumps(dict(runtime.fingerprint), sort_keys=True)
-    return hashlib.sha256(f"{identity(module)} {facts}".encode()).hexdigest()
+    return hashlib.sha256(f"{identity} {facts}".encode()).hexdigest()
 
 
 def _loaded(runtime: Runtime, module: HloModuleProto, data: bytes | None, origin: str) -> Executable | None:

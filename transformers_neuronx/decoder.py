@@ -39,9 +39,9 @@ from transformers_neuronx.weights import Key, Sharded, resolve, shards
 
 Progress = Callable[[str], object]
 Array = np.ndarray[Any, Any]
-LOADERS = 2  # weights on their way to the devices at once
-
 Built = list[tuple[Piece, Executable]]
+
+LOADERS = 2  # weights on their way to the devices at once
 
 
 class Decoder:
@@ -74,12 +74,11 @@ class Decoder:
         """Bring weights to the devices, LOADERS at a time: no more are in memory besides. Reports each weight."""
 
         def on_host(piece: torch.Tensor, element: str) -> Array:
-            if (
-                piece.dtype == to_torch(element)
-                and piece.is_contiguous()
-                and self.runtime.usable(torch_to_numpy(piece))
-            ):
-                return torch_to_numpy(piece)  # as it lies in a file, of which the pages are read when they are used
+            # Most lie in a file, of which pages are read when they are used.
+            if piece.dtype == to_torch(element) and piece.is_contiguous():
+                array = torch_to_numpy(piece)
+                if self.runtime.usable(array):
+                    return array
             array = self.runtime.empty(piece.shape, element_type(element).numpy)
             numpy_to_torch(array).copy_(piece)
             return array
@@ -144,8 +143,9 @@ class Decoder:
 
     def build(self, module: HloModuleProto) -> Executable:
         """An executable of `module` for the devices, from wherever there is one, or compiled."""
-        executable = build(self.runtime, module, self.saved)
-        self.executables[identity(module)] = module, executable
+        name = identity(module)
+        executable = build(self.runtime, module, name, self.saved)
+        self.executables[name] = module, executable
         return executable
 
     def _parts(self, what: What) -> Built:

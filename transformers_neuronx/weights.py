@@ -277,7 +277,7 @@ def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree:
     root = SimpleNamespace()
     shares = {r.name: parameters.add(dtype_named(r.dtype or dtype)[r.share(degree)], scope + r.name) for r in table}
     for row in table:
-        if row.name.removesuffix(SCALE) != row.name:
+        if row.name.endswith(SCALE):
             continue
         *path, leaf = row.name.split(".")
         node = root

@@ -1,6 +1,5 @@
 """Artifacts: what was saved is what is loaded, without a compiler; what differs is listed, what is damaged is named."""
 
-import itertools
 import json
 import logging
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from saves import fails_at, snapshot
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM
@@ -379,21 +379,6 @@ def test_a_manifest_that_is_none(path, value, message, copy):
 
 
 # Saves that fail.
-
-
-def snapshot(directory):
-    return {path: path.is_file() and path.read_bytes() for path in directory.rglob("*")}
-
-
-def fails_at(call, function, error):
-    calls = itertools.count()
-
-    def failing(*args, **kwargs):
-        if next(calls) == call:
-            raise error
-        return function(*args, **kwargs)
-
-    return failing
 
 
 FILES = 2 * PROGRAMS + 3 + 2  # programs, weights, config.json and manifest.json

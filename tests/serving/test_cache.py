@@ -58,7 +58,8 @@ def directory(tmp_path, monkeypatch):
 
 
 def check(runtime, module=None, times=2.0):
-    executable = cache.build(runtime, module or doubling())
+    module = module or doubling()
+    executable = cache.build(runtime, module, identity(module))
     assert executable(runtime.put([np.arange(4, dtype=np.float32)]))[0].numpy().tolist() == [
         0,
         times,
@@ -235,7 +236,7 @@ def test_a_directory_for_reading_only_is_no_reason_to_stop(runtime, directory, c
 def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(runtime, directory, caplog, monkeypatch):
     monkeypatch.setattr(cache, "PATIENCE", 0.1)
     directory.mkdir(mode=0o700)
-    with cache.Cache(directory).alone(cache._key(runtime, doubling())):
+    with cache.Cache(directory).alone(cache._key(runtime, identity(doubling()))):
         check(runtime)
     assert "has been locked for 0 s by another process" in warnings(caplog)[0]
 
@@ -245,7 +246,7 @@ def test_a_program_that_the_compiler_refuses_is_refused_every_time(runtime, dire
     broken.computations[0].instructions[0].opcode = "no such operation"
     for _ in range(2):
         with pytest.raises(EngineError, match="XLA:CPU refused the module 'double'"):
-            cache.build(runtime, broken)
+            cache.build(runtime, broken, identity(broken))
     assert len(runtime.compiled) == 2
     assert not entries(directory)
 

@@ -1,6 +1,5 @@
 """Checkpoint files: formats round-trip and are read lazily, damage has its message, a save is all or nothing."""
 
-import itertools
 import json
 import os
 import pkgutil
@@ -15,6 +14,7 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
+from saves import fails_at, snapshot
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from transformers_neuronx import module
@@ -526,21 +526,6 @@ def test_meta_tensors_cannot_be_saved(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot save 'transformer.ln_f.weight': it is on the meta device"):
         save_pretrained_split(model, tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-def snapshot(directory):
-    return {path: path.is_file() and path.read_bytes() for path in directory.rglob("*")}
-
-
-def fails_at(call, function, error):
-    calls = itertools.count()
-
-    def failing(*args, **kwargs):
-        if next(calls) == call:
-            raise error
-        return function(*args, **kwargs)
-
-    return failing
 
 
 def fill(directory, earlier):
