@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers_neuronx import env, files
 from transformers_neuronx.errors import ConfigError, EngineError
@@ -30,14 +31,19 @@ _LOG = logging.getLogger(__name__)
 PATIENCE = 600.0  # seconds to wait for another process that compiles the same
 MAGIC = b"transformers_neuronx executable 1\n"  # an entry: this, the SHA-256 of what follows, an executable
 
-Saved = Callable[[str], bytes | None]  # the executable that an artifact has for a module, by its `compiler.identity`
+
+class Saved(NamedTuple):
+    """What there is in an artifact: the module for what a `Decoder` asks, the executable for a module's `identity`."""
+
+    module: Callable[[str], HloModuleProto | None]
+    executable: Callable[[str], bytes | None]
 
 
 def build(runtime: Runtime, module: HloModuleProto, identity: str, saved: Saved | None = None) -> Executable:
     """An executable of `module`, which has this identity. EngineError has the compiler's words when it refuses."""
     began = time.monotonic()
     key = _key(runtime, identity)
-    data = saved(identity) if saved else None
+    data = saved.executable(identity) if saved else None
     executable, source = _loaded(runtime, module, data, "a saved artifact"), "loaded from an artifact"
     if executable is None:
         executable, source = _through_cache(runtime, module, key)

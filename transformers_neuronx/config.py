@@ -132,18 +132,23 @@ def hf(attribute: str, default: Any = _REQUIRED, among: Collection[Any] | None =
     return field(metadata=dict(attribute=attribute, default=default, among=among))
 
 
-def completed(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes as Transformers reads them: defaults filled in, and today's names in place of older ones."""
-    from transformers import CONFIG_MAPPING  # a second to import, and not needed to write graphs
+class Completed(dict[str, Any]):
+    """Attributes as Transformers reads them: defaults filled in, and today's names in place of older ones."""
+
+
+def completed(attributes: Mapping[str, Any]) -> Completed:
+    """The attributes, completed if they are not."""
+    if isinstance(attributes, Completed):
+        return attributes
+    from transformers import CONFIG_MAPPING  # seconds to import, and not needed to write graphs or to load artifacts
 
     model_type = str(attributes.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(f"the configuration has model_type={model_type!r}, which Transformers does not know")
     try:
-        whole: dict[str, Any] = CONFIG_MAPPING[model_type].from_dict(dict(attributes)).to_dict()
+        return Completed(CONFIG_MAPPING[model_type].from_dict(dict(attributes)).to_dict())
     except Exception as error:  # whatever Transformers' checks raise
         raise ConfigError(f"Transformers does not take the {model_type} configuration: {error}") from error
-    return whole
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,9 @@ class Decoder:
         self.programs = Programs(family, config, options, runtime.device_count)
         self.weights: dict[Key, DeviceTensor] = {}
         self.caches: list[DeviceTensor] = []
-        self.saved: Saved | None = None  # the executables of an artifact
+        self.saved: Saved | None = None  # the programs of an artifact
         self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by the identity of the module
+        self.asked: dict[str, str] = {}  # the identity of the module for a program, which the artifact will know by it
         self._built: dict[What, Built] = {}
         self.tainted = np.zeros(self.slots, bool)  # slots whose caches may hold NaN
 
@@ -124,9 +125,12 @@ class Decoder:
             parts = self.programs.pieces(what)
             built = {}
             for piece in dict.fromkeys(parts):
-                module = self.programs.module(what, piece)
-                module.name = title(what, piece)
-                built[piece] = self.build(module)
+                asked = f"{what} {tuple(piece)}"
+                module = self.saved.module(asked) if self.saved else None
+                if module is None:
+                    module = self.programs.module(what, piece)
+                    module.name = title(what, piece)
+                built[piece] = self.build(module, asked)
             self._built[what] = [(piece, built[piece]) for piece in parts]
             progress(str(what))
 
@@ -141,11 +145,16 @@ class Decoder:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def build(self, module: HloModuleProto) -> Executable:
-        """An executable of `module` for the devices, from wherever there is one, or compiled."""
+    def build(self, module: HloModuleProto, asked: str = "") -> Executable:
+        """An executable of `module` for the devices, from wherever there is one, or compiled.
+
+        `asked` says for what the module was written, if nothing but that and the model decides what it is.
+        """
         name = identity(module)
         executable = build(self.runtime, module, name, self.saved)
         self.executables[name] = module, executable
+        if asked:
+            self.asked[asked] = name
         return executable
 
     def _parts(self, what: What) -> Built:

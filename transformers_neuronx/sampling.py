@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from transformers_neuronx.config import Buckets, CompileOptions, GenerationConfig, NeuronConfig
+from transformers_neuronx.config import Buckets, CompileOptions, GenerationConfig, NeuronConfig, completed
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.generation import (
@@ -85,8 +85,8 @@ class ForSampling:
         reorder_cache: bool = False,
         tag: str | None = None,
     ) -> None:
-        attributes = dict(config) if isinstance(config, Mapping) else config.to_dict()
-        self.config = self.family.read_config(attributes)
+        self._attributes = completed(config if isinstance(config, Mapping) else config.to_dict())
+        self.config = self.family.read_config(self._attributes)
         self.eos_token_ids = _token_ids(self.config.eos_token_id)
         self.neuron_config = neuron_config or NeuronConfig()
         self.tag = tag or type(self).__name__
@@ -105,7 +105,6 @@ class ForSampling:
             kv_cache_quant=self.neuron_config.kv_cache_quant,
         )
         self._rules().packed(self.options.batch_size)
-        self._attributes = attributes
 
     def _batch_sizes(self, batch_size: int | None, prompt_batch_size: int | None) -> dict[str, int]:
         if batching := self.neuron_config.continuous_batching:
@@ -136,7 +135,8 @@ class ForSampling:
             model = cls(load_config(path_or_name), **options)
             model._checkpoint = open_checkpoint(path_or_name)
             return model
-        model = cls(load_config(path_or_name), **open_artifact(path_or_name).options() | options)
+        artifact = open_artifact(path_or_name)
+        model = cls(artifact.attributes(cls.family), **artifact.options() | options)
         model.load(path_or_name)
         return model
 
@@ -179,7 +179,7 @@ class ForSampling:
             raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained, of what has some")
         runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree)
         decoder = Decoder(self.family, self.config, runtime, self.options)
-        decoder.saved = artifact.programs(runtime) if artifact else None
+        decoder.saved = artifact.programs(decoder) if artifact else None
         planned = decoder.planned()
         if self.reorders or self._broadcasts:
             planned.append(Reorder())

@@ -27,13 +27,19 @@ import torch
 
 from transformers_neuronx import files
 from transformers_neuronx.cache import Saved
-from transformers_neuronx.config import CompileOptions, KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
+from transformers_neuronx.config import (
+    CompileOptions,
+    Completed,
+    KVCacheQuantizationConfig,
+    NeuronConfig,
+    QuantizationConfig,
+)
 from transformers_neuronx.decoder import LOADERS, Decoder
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.module import PathOrName, Readers, format_in, open_safetensors
 from transformers_neuronx.programs import Family
+from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
-from transformers_neuronx.runtimes.base import Runtime
 from transformers_neuronx.version import __version__
 from transformers_neuronx.weights import Key, Sharded, collapsed, expand
 
@@ -62,6 +68,8 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
             version=__version__,
             **description(decoder.family, decoder.config, decoder.options),
             runtime=dict(decoder.runtime.fingerprint),
+            code=code_of(decoder),
+            asked=dict(sorted(decoder.asked.items())),
             programs=_save_programs(decoder, stage),
             weights=_save_weights(decoder, stage) if weights else {},
         )
@@ -80,6 +88,19 @@ def description(family: Family, config: Any, options: CompileOptions) -> dict[st
     told = dict(family=family.graph.__name__.split(".")[-2], config=dataclasses.asdict(config), options=compiled)
     as_json: dict[str, Any] = json.loads(_as_json(told))
     return as_json
+
+
+def code_of(decoder: Decoder) -> str:
+    """A digest of the code that writes its modules; empty where some of that is not in this package."""
+    homes = decoder.family.graph.__name__, decoder.family.weights.__name__, type(decoder.config).__module__
+    return _own_code() if all(home.startswith(f"{__package__}.") for home in homes) else ""
+
+
+@functools.cache
+def _own_code() -> str:
+    here = Path(__file__).parent
+    sources = {str(path.relative_to(here)): _checksum(path) for path in sorted(here.rglob("*.py"))}
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest() if sources else ""
 
 
 def _as_json(content: Mapping[str, Any]) -> bytes:
@@ -166,6 +187,14 @@ class Artifact:
     def has_weights(self) -> bool:
         return bool(self.manifest["weights"])
 
+    def attributes(self, family: Family) -> Completed:
+        """The configuration of the model that was saved, as Transformers had completed it."""
+        path = self.directory / CONFIG
+        attributes = Completed(files.read_json(path, files.unique))
+        with files.explain(f"{path}: not the configuration of such a model"):
+            family.read_config(attributes)
+        return attributes
+
     def options(self) -> dict[str, Any]:
         """The options of a model's constructor that it was saved with, as far as they say what is in an artifact."""
         saved = self.manifest["options"]
@@ -180,7 +209,7 @@ class Artifact:
                 quant=saved["quant"] and QuantizationConfig(**saved["quant"]),
                 kv_cache_quant=saved["kv_cache_quant"] and KVCacheQuantizationConfig(**saved["kv_cache_quant"]),
             )
-        sizes = dict(n_positions=positions, context_length_estimate=context, amp=str(saved["amp"]))
+            sizes = dict(n_positions=positions, context_length_estimate=context, amp=str(saved["amp"]))
         return dict(**sizes, **numbers, neuron_config=switches)
 
     def check(self, family: Family, config: Any, options: CompileOptions) -> None:
@@ -192,18 +221,28 @@ class Artifact:
                 f"the artifact {self.directory} was saved of another model or with other options: {'; '.join(found)}"
             )
 
-    def programs(self, runtime: Runtime) -> Saved | None:
-        """Where to find executables for `runtime`, or None where they are for another engine or another processor."""
-        if changed := differences(self.manifest["runtime"], dict(runtime.fingerprint)):
+    def programs(self, decoder: Decoder) -> Saved:
+        """What the decoder can use: modules if this code would write the same, executables if they are for here."""
+        if changed := differences(self.manifest["runtime"], dict(decoder.runtime.fingerprint)):
             _LOG.warning(
                 "the executables in %s are not for here, and its programs are compiled anew: %s",
                 self.directory,
                 "; ".join(changed),
             )
-            return None
-        return self._executable
+        written_here = self.manifest["code"] == code_of(decoder) != ""
+        return Saved(self.module if written_here else _nothing, _nothing if changed else self.executable)
 
-    def _executable(self, identity: str) -> bytes | None:
+    def module(self, asked: str) -> HloModuleProto | None:
+        """The module that was written for what was asked."""
+        program = self.manifest["programs"].get(self.manifest["asked"].get(asked))
+        if program is None:
+            return None
+        path = self.verified(program["hlo"])
+        with files.explain(f"{path}: not a module"):
+            return HloModuleProto.FromString(path.read_bytes())
+
+    def executable(self, identity: str) -> bytes | None:
+        """The executable of the module with that identity."""
         program = self.manifest["programs"].get(identity)
         return None if program is None else self.verified(program["executable"]).read_bytes()
 
@@ -243,6 +282,10 @@ class Artifact:
                 if _ranked(name, 0) not in readers:
                     raise CheckpointError(f"{path}: not the weights that {MANIFEST} lists, {name!r} is missing")
                 yield names, functools.partial(_pieces, path, readers, name)
+
+
+def _nothing(_: str) -> None:
+    return None
 
 
 def _pieces(path: Path, readers: Readers, name: str) -> list[torch.Tensor]:
@@ -294,7 +337,8 @@ def _check(manifest: dict[str, Any]) -> None:
     want(manifest.get("format") == FORMAT, f"format {manifest.get('format')!r}, and this version reads {FORMAT}")
     want(manifest.get("sha256") == _digest(manifest), "damaged: its checksum differs")
     want(isinstance(manifest.get("family"), str), "no name of a family")
-    for name in ("config", "options", "runtime", "programs", "weights", "files"):
+    want(isinstance(manifest.get("code"), str), "no digest of the code")
+    for name in ("config", "options", "runtime", "asked", "programs", "weights", "files"):
         want(isinstance(manifest.get(name), dict), f"wanted an object as {name!r}")
     listed, mentioned = manifest["files"], [CONFIG]
     for name, facts in listed.items():
@@ -303,6 +347,7 @@ def _check(manifest: dict[str, Any]) -> None:
     for program in manifest["programs"].values():
         want(isinstance(program, dict) and program.keys() == {"hlo", "executable"}, "wanted two files of each program")
         mentioned += program.values()
+    want(all(isinstance(identity, str) for identity in manifest["asked"].values()), "wanted a program for each 'asked'")
     for file, tensors in manifest["weights"].items():
         want(isinstance(tensors, dict), f"wanted the tensors of {file!r}")
         for names in tensors.values():

@@ -8,7 +8,9 @@ import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,12 +18,14 @@ from safetensors.torch import load_file
 from saves import fails_at, snapshot
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from transformers_neuronx import gpt2
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM
-from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx.config import Completed, NeuronConfig, QuantizationConfig
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.module import open_checkpoint
+from transformers_neuronx.programs import Programs
 from transformers_neuronx.runtimes.xla import XlaRuntime
 from transformers_neuronx.serialization import _digest, open_artifact
 from transformers_neuronx.speculation import SpeculativeGenerator
@@ -75,22 +79,33 @@ def no_compiler(monkeypatch):
     monkeypatch.setenv("NEURONX_CACHE", "off")
 
 
-# Loads what sys.argv[1] says with the options of sys.argv[2], and no compiler.
+@pytest.fixture
+def modules_written(monkeypatch):
+    """What modules are written for; those of an artifact that this code has made need not be."""
+    written = []
+    write = Programs.module
+    monkeypatch.setattr(Programs, "module", lambda self, what, piece: written.append(what) or write(self, what, piece))
+    return written
+
+
+# Loads what sys.argv[1] says with the options of sys.argv[2], and without a compiler, modules, or Transformers.
 ELSEWHERE = """
 import json, os, sys
 import torch
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.programs import Programs
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.xla import XlaRuntime
 directory, options = sys.argv[1], json.loads(sys.argv[2])
 get_runtime("cpu", options["tp_degree"])
-XlaRuntime.compile = None
+XlaRuntime.compile = Programs.module = None
 os.environ["NEURONX_CACHE"] = "off"
 model = NeuronAutoModelForCausalLM.from_pretrained(directory)
 model.to_neuron()
 assert model.options.tp_degree == options["tp_degree"] and model.options.amp == options["amp"]
 ids = torch.tensor([[3, 1, 4, 1, 5]])
 torch.save((model(ids), model.sample(ids, 16, top_k=5, seed=3)), sys.argv[3])
+assert "transformers" not in sys.modules
 """
 
 
@@ -268,14 +283,36 @@ def test_options_of_the_artifact_are_taken_where_none_are_given(checkpoint, tmp_
 
 
 @pytest.mark.parametrize("fact", ["jaxlib", "processor", "processors", "XLA_FLAGS"])
-def test_executables_for_elsewhere_are_compiled_anew(fact, copy, model, caplog):
+def test_executables_for_elsewhere_are_compiled_from_the_modules_saved(fact, copy, model, caplog, modules_written):
     change(copy, "runtime", fact, "another")
     loaded = made(copy)
+    assert not modules_written
     assert loaded(IDS).equal(model(IDS))
     [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert warning.startswith(
         f"the executables in {copy} are not for here, and its programs are compiled anew: {fact}: "
     )
+
+
+@pytest.mark.parametrize("code", ["of another version", ""])
+def test_modules_that_other_code_has_written_are_written_anew(code, copy, model, no_compiler, modules_written):
+    change(copy, "code", code)
+    loaded = made(copy)  # and are the same, so that their executables are found
+    assert len(modules_written) == PROGRAMS
+    assert loaded(IDS).equal(model(IDS))
+
+
+def test_a_family_that_is_not_of_this_package_has_its_modules_written(model, tmp_path, no_compiler, modules_written):
+    graph = ModuleType("elsewhere.graph")
+    vars(graph).update({name: value for name, value in vars(gpt2.graph).items() if not name.startswith("__")})
+    mine = type("Mine", (GPT2ForSampling,), {"family": replace(GPT2ForSampling.family, graph=graph)})
+    model.save(tmp_path, sharded_weights=True)
+    loaded = mine(Completed(model._attributes), **open_artifact(tmp_path).options())
+    loaded._artifact = open_artifact(tmp_path)
+    loaded.to_neuron()
+    assert len(modules_written) == PROGRAMS
+    loaded.save(tmp_path / "mine")
+    assert open_artifact(tmp_path / "mine").manifest["code"] == ""
 
 
 def change(directory, *path_and_value):
@@ -315,9 +352,6 @@ def test_a_flipped_bit_in_any_file_is_found(artifact, tmp_path):
         content = bytearray((copy / name).read_bytes())
         content[len(content) // 2] ^= 1
         (copy / name).write_bytes(content)
-        if name.endswith(".hlo.pb"):  # for people and other compilers
-            made(copy)
-            continue
         with pytest.raises(CheckpointError, match=name):
             made(copy)
 
@@ -454,7 +488,7 @@ def decoder_like(source):
     tensors = [(names, held_by(pieces)) for names, pieces in artifact.tensors()]
     return artifact.manifest["files"], model._attributes, made_of(
         family=model.family, config=model.config, options=model.options, executables=executables,
-        runtime=made_of(fingerprint=artifact.manifest["runtime"]),
+        runtime=made_of(fingerprint=artifact.manifest["runtime"]), asked=artifact.manifest["asked"],
         weights={serialization._key(name): tensor for names, tensor in tensors for name in names},
     )
 

@@ -60,7 +60,8 @@ def read_artifact(directory):
     weights = {name: pieces() for names, pieces in artifact.tensors() for name in names}
     return (
         model.config,
-        {identity: artifact._executable(identity) for identity in artifact.manifest["programs"]},
+        {identity: artifact.executable(identity) for identity in artifact.manifest["programs"]},
+        {asked: artifact.module(asked) for asked in artifact.manifest["asked"]},
         {name: [piece.clone() for piece in pieces] for name, pieces in weights.items()},
     )
 
