@@ -12,7 +12,8 @@ from transformers_neuronx.gpt2.model import GPT2ForSampling
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 STEPS = NeuronConfig(tokens_per_dispatch=0)  # these tests make no tokens
-DEGREES = [1, 2, 5]  # 2 does not divide the vocabularies, 1023 and 50257; 5 does not divide 4 or 12 heads
+# 2 does not divide the vocabularies, 1023 and 50257; 5 does not divide 4 or 12 heads.
+DEGREES = [1, pytest.param(2, marks=pytest.mark.slow), 5]
 
 
 def expected(reference, rows):
@@ -123,12 +124,12 @@ class TestTokens:
 @pytest.mark.parametrize(
     "options",
     [
-        dict(unroll=1),
+        pytest.param(dict(unroll=1), marks=pytest.mark.slow),
         dict(unroll=4, context_unroll=5),
         dict(context_length_estimate=0),
         dict(n_positions=64),
         dict(tp_degree=3, unroll=2),
-        dict(tp_degree=16),
+        pytest.param(dict(tp_degree=16), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -141,7 +141,7 @@ def test_layers_that_stay_as_they_are(saved, options, kept):
     assert_close(got, continued(same, ids, []), TOLERANCE)
 
 
-@pytest.mark.parametrize("degree", [1, 3])
+@pytest.mark.parametrize("degree", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("quant_dtype", ["s8", "s4"])
 def test_the_embedding_and_the_head(tmp_path, quant_dtype, degree):
     """Tied, they are one tensor on the devices."""
@@ -159,7 +159,7 @@ def test_the_embedding_and_the_head(tmp_path, quant_dtype, degree):
     assert_close(logits_of(tmp_path, ids, degree, quant=quant), continued(model, ids, []), TOLERANCE)
 
 
-@pytest.mark.parametrize("quant_dtype", ["s8", "s4", "f8e4m3fn"])
+@pytest.mark.parametrize("quant_dtype", ["s8", "s4", pytest.param("f8e4m3fn", marks=pytest.mark.slow)])
 def test_rows_and_columns_of_zeros_are_zeros(tmp_path, quant_dtype):
     """In the weights themselves, and added so that they divide by five."""
     reference = randomized(tiny("llama"))
@@ -224,7 +224,7 @@ def perplexity():
     return perplexity
 
 
-@pytest.mark.parametrize("windows", [8, pytest.param(None, marks=pytest.mark.slow)], ids=["a part", "all"])
+@pytest.mark.parametrize("windows", [4, pytest.param(None, marks=pytest.mark.slow)], ids=["a part", "all"])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_perplexity_of_the_trained_checkpoint(perplexity, name, windows):
     switches, bound = QUANTIZED[name]

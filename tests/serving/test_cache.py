@@ -1,5 +1,6 @@
 """The cache of compiled programs: what is found again, what is not trusted, and that nothing wrong with it is fatal."""
 
+import inspect
 import json
 import logging
 import os
@@ -7,7 +8,6 @@ import re
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,11 +110,15 @@ def test_where_a_program_was_written_makes_no_difference_and_what_it_does_makes_
 
 def test_a_program_has_one_identity_in_every_process():
     # Names by a hash of the process would make every process compile anew.
-    line = "from test_cache import *; print(identity(doubling()))"
-    options = dict(cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-    seeds = [
-        subprocess.run([sys.executable, "-c", line], env=os.environ | {"PYTHONHASHSEED": s}, **options) for s in "12"
-    ]
+    program = f"""
+from transformers_neuronx import hlo
+from transformers_neuronx.compiler import compile_py_func, identity
+from transformers_neuronx.pyhlo import dtype_named
+{inspect.getsource(doubling)}
+print(identity(doubling()))
+"""
+    command, options = [sys.executable, "-c", program], dict(capture_output=True, text=True, check=True)
+    seeds = [subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, **options) for seed in "12"]
     assert [ran.stdout.strip() for ran in seeds] == [identity(doubling())] * 2
 
 

@@ -189,8 +189,15 @@ class TestWhatIsReturned:
 
 
 class TestDrafts:
-    @pytest.mark.parametrize("sampled", [False, True])
-    @pytest.mark.parametrize("assistant", ["draft", "compiled_draft"])
+    @pytest.mark.parametrize(
+        ("assistant", "sampled"),
+        [
+            ("draft", False),
+            ("compiled_draft", True),
+            pytest.param("draft", True, marks=pytest.mark.slow),
+            pytest.param("compiled_draft", False, marks=pytest.mark.slow),
+        ],
+    )
     def test_of_an_assistant(self, adapter, reference, draft, one, request, monkeypatch, assistant, sampled):
         options = dict(do_sample=sampled, max_length=LONGEST, eos_token_id=None)
         want = generated(reference, one, assistant_model=draft, **options)

@@ -50,7 +50,12 @@ OPTIONS = [
 
 @pytest.mark.parametrize(
     "options",
-    [dict(tokens_per_dispatch=0), dict(tokens_per_dispatch=5), dict(tp_degree=2), dict(unroll=2)],
+    [
+        dict(tokens_per_dispatch=0),
+        pytest.param(dict(tokens_per_dispatch=5), marks=pytest.mark.slow),
+        dict(tp_degree=2),
+        dict(unroll=2),
+    ],
     ids=str,
 )
 def test_wherever_the_loop_is_the_tokens_are_the_same(model, batch, options):

@@ -57,7 +57,7 @@ OPTIONS = [dict(top_k=1), dict(top_k=1, repetition_penalty=1.3), dict(seed=1), d
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_tokens_are_those_of_the_target_alone(target, draft, fused, batch, options, k):
     options = options | dict(attention_mask=batch.attention_mask, eos_token_override=-1)
     want = target.sample(batch.input_ids, 100, **options)
@@ -94,19 +94,19 @@ def test_rows_that_end_early_and_the_end_of_the_sequence(target, draft, fused, b
 
 def test_over_two_devices(draft, target, batch):
     options = dict(seed=4, attention_mask=batch.attention_mask)
-    two, other = compiled(TINY_KJV, tp_degree=2), compiled(TINY_KJV, tp_degree=2)
-    want = target.sample(batch.input_ids, 80, **options)
-    assert torch.equal(SpeculativeGenerator(draft, two).sample(batch.input_ids, 80, **options), want)
-    assert torch.equal(FusedSpeculativeDecoder(other, two).sample(batch.input_ids, 80, **options), want)
+    two, other = compiled(TINY_KJV, tp_degree=2), compiled(EXAMPLES / "tiny-kjv-draft", tp_degree=2)
+    want = target.sample(batch.input_ids, 60, **options)
+    assert torch.equal(SpeculativeGenerator(draft, two).sample(batch.input_ids, 60, **options), want)
+    assert torch.equal(FusedSpeculativeDecoder(other, two, 2).sample(batch.input_ids, 60, **options), want)
 
 
-@pytest.mark.parametrize("tokens_per_dispatch", [0, 2])
+@pytest.mark.parametrize("tokens_per_dispatch", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_however_few_tokens_a_dispatch_makes(draft, target, batch, tokens_per_dispatch):
     options = dict(seed=5, attention_mask=batch.attention_mask)
-    want = target.sample(batch.input_ids, 80, **options)
+    want = target.sample(batch.input_ids, 60, **options)
     few = compiled(TINY_KJV, neuron_config=NeuronConfig(tokens_per_dispatch=tokens_per_dispatch))
-    assert torch.equal(SpeculativeGenerator(few, target, 4).sample(batch.input_ids, 80, **options), want)
-    assert torch.equal(FusedSpeculativeDecoder(draft, few, 4).sample(batch.input_ids, 80, **options), want)
+    assert torch.equal(SpeculativeGenerator(few, target, 4).sample(batch.input_ids, 60, **options), want)
+    assert torch.equal(FusedSpeculativeDecoder(draft, few, 2).sample(batch.input_ids, 60, **options), want)
 
 
 class TestPromptLookup:
