@@ -160,8 +160,8 @@ def format_in(directory: Path) -> str:
     return next((file for file in _FORMATS if os.path.lexists(directory / file)), "")
 
 
-def open_safetensors(path: Path) -> Readers:
-    """What reads each tensor of a file. CheckpointError when it is not whole."""
+def open_safetensors(path: Path, to_keep: bool = False) -> Readers:
+    """What reads each tensor of a file: one mapping for all that are `to_keep`. CheckpointError if it is not whole."""
     want_file(path)
 
     def read(name: str) -> torch.Tensor:
@@ -171,8 +171,9 @@ def open_safetensors(path: Path) -> Readers:
         return tensor
 
     # checks the header whole: its length and JSON, offsets without holes or overlaps, and the length of the file
-    with explain(f"{path}: not a whole safetensors file"), safe_open(path, framework="pt") as file:
-        return dict.fromkeys(file.keys(), read)
+    with explain(f"{path}: not a whole safetensors file"):
+        file: Any = safe_open(path, framework="pt")
+        return dict.fromkeys(file.keys(), file.get_tensor if to_keep else read)
 
 
 def _open_bin(path: Path) -> Readers:

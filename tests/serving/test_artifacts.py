@@ -402,7 +402,7 @@ def test_a_manifest_that_names_what_is_elsewhere(name, copy):
         (["weights", "weights-shared.safetensors"], {}, "lists other weights than the model has: embed"),
         (["weights", "weights-shared.safetensors", "more"], ["embed"], "not the weights that manifest.json lists"),
         (["options", "buckets"], 7, "not the options of a model"),
-        (["files", "config.json"], {}, "wanted size and sha256 of 'config.json'"),
+        (["files", "config.json"], {}, "wanted size and checksum of 'config.json'"),
     ],
 )
 def test_a_manifest_that_is_none(path, value, message, copy):
