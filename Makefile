@@ -2,6 +2,7 @@
 # make test   lint, types and the tests, in at most 15 minutes on two cores
 PYTHON ?= python3
 VENV := .venv
+KERNELS := transformers_neuronx/runtimes/kernels
 BIN := $(VENV)/bin
 
 .PHONY: demo test test-all lint proto clean
@@ -24,7 +25,7 @@ lint: $(VENV)/.installed-for-tests
 proto: $(VENV)/.installed-for-tests
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. transformers_neuronx/pyhlo/hlo.proto
 
-$(VENV)/.installed: setup.py constraints.txt
+$(VENV)/.installed: setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e .
@@ -35,4 +36,4 @@ $(VENV)/.installed-for-tests: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(KERNELS)/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

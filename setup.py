@@ -1,14 +1,41 @@
 """Packaging. `pip install .` gives the CPU; the extras add what else there is."""
 
+import platform
+from importlib.util import find_spec
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 version: dict[str, str] = {}
 exec((HERE / "transformers_neuronx" / "version.py").read_text(), version)
 
 JAXLIB = "jaxlib>=0.10.2,<0.13"
+
+# The CPU's kernels are compiled for each level of instructions, of which the processor's best is chosen at run time.
+KERNELS = "transformers_neuronx/runtimes/kernels"
+FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall -Wno-maybe-uninitialized".split()
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+LEVELS = {"portable": []}
+if platform.machine() in ("x86_64", "AMD64"):
+    LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"]}
+
+
+class BuildKernels(build_ext):
+    """Compile the sources of every level with its own flags, and link all with the rest."""
+
+    def build_extension(self, extension):
+        for level, flags in LEVELS.items():
+            extension.extra_objects += self.compiler.compile(
+                [f"{KERNELS}/linear.cc"],
+                output_dir=f"{self.build_temp}/{level}",
+                macros=[("NEURONX_LEVEL", level)],
+                extra_postargs=[*extension.extra_compile_args, *flags],
+            )
+        super().build_extension(extension)
+
 
 setup(
     name="transformers-neuronx",
@@ -21,6 +48,18 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["transformers_neuronx", "transformers_neuronx.*"]),
     package_data={"transformers_neuronx": ["py.typed", "pyhlo/hlo.proto", "pyhlo/hlo_pb2.pyi"]},
+    ext_modules=[
+        Extension(
+            "transformers_neuronx.runtimes.kernels._kernels",
+            [f"{KERNELS}/module.cc"],
+            depends=[f"{KERNELS}/{name}" for name in ("kernels.h", "linear.cc", "parallel.h", "vectors.h")],
+            include_dirs=[f"{folder}/include" for folder in find_spec("jaxlib").submodule_search_locations],
+            extra_compile_args=FLAGS,
+            language="c++",
+            optional=True,  # without a compiler, XLA alone
+        )
+    ],
+    cmdclass={"build_ext": BuildKernels},
     install_requires=[
         JAXLIB,
         "huggingface-hub>=0.30",

@@ -24,6 +24,7 @@ from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
 from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, PrimitiveType, ShapeProto
+from transformers_neuronx.runtimes import kernels
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
 from transformers_neuronx.runtimes.processor import processor
 
@@ -235,12 +236,13 @@ class XlaRuntime:
             options=str(CPU_OPTIONS if self.platform == "cpu" else []),
             XLA_FLAGS=env.XLA_FLAGS.get(),
         )
-        return facts | processor() if self.platform == "cpu" else facts
+        return facts | processor() | dict(kernels=kernels.fingerprint()) if self.platform == "cpu" else facts
 
     def compile(self, module: HloModuleProto) -> Executable:
         jaxlib = _jaxlib()
         try:
-            stablehlo = jaxlib.mlir.hlo_to_stablehlo(module.SerializeToString())
+            given = kernels.with_kernels(module) if self.platform == "cpu" else module
+            stablehlo = jaxlib.mlir.hlo_to_stablehlo(given.SerializeToString())
             loaded = self._client.compile_and_load(stablehlo, self._devices, self._options())
         except jaxlib.JaxRuntimeError as error:
             raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
@@ -311,7 +313,14 @@ def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, given: bool) -> A
 
 @functools.cache
 def _cpu_client(devices: int) -> Any:
+    _register_kernels()
     return _jaxlib().get_tfrt_cpu_client(asynchronous=True, num_devices=devices)
+
+
+@functools.cache
+def _register_kernels() -> None:
+    for target, handler in kernels.handlers().items():
+        _jaxlib().register_custom_call_target(target, handler, "Host", 1)
 
 
 @functools.cache

@@ -1,0 +1,74 @@
+"""What a token costs with weights of each width, with the kernels and without: greedy, one sequence, GPT-2 124M.
+
+    python benchmarks/widths.py [--rounds 3]
+
+Random weights. Each combination is a process of its own; they take turns.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+
+from tqdm import tqdm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+WIDTHS = {
+    "f32": ("f32", None),
+    "bf16": ("bf16", None),
+    "f16": ("f16", None),
+    "s8": ("bf16", dict(quant_dtype="s8")),
+    "s4 in groups of 32": ("bf16", dict(quant_dtype="s4", group_size=32)),
+}
+PROMPT, TOKENS = 128, 64
+MEASURED = """
+import json, sys, time
+import torch
+from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+
+directory, amp, quant, prompt, tokens = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), *map(int, sys.argv[4:])
+switches = NeuronConfig(quant=QuantizationConfig(**quant) if quant else None)
+options = dict(n_positions=[2 * prompt], context_length_estimate=[prompt], amp=amp, neuron_config=switches)
+model = GPT2ForSampling.from_pretrained(directory, **options)
+model.to_neuron()
+ids = torch.arange(prompt)[None]
+encoding, token = [], []
+for _ in range(5):
+    began = time.perf_counter()
+    model(ids)
+    encoded = time.perf_counter()
+    model.sample(ids, prompt + tokens, top_k=1, eos_token_override=-1)
+    encoding.append(encoded - began)
+    token.append((time.perf_counter() - encoded - encoding[-1]) / tokens)
+print(json.dumps([min(encoding) * 1e3, min(token) * 1e3]))
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    taken = defaultdict(list)
+    with tempfile.TemporaryDirectory() as scratch:
+        GPT2LMHeadModel(GPT2Config()).save_pretrained(scratch)
+        ways = [(name, kernels) for name in WIDTHS for kernels in ("off", "auto")]
+        for name, kernels in tqdm(ways * rounds, leave=False):
+            amp, quant = WIDTHS[name]
+            command = [sys.executable, "-c", MEASURED, scratch, amp, json.dumps(quant), str(PROMPT), str(TOKENS)]
+            environment = os.environ | dict(NEURONX_KERNELS=kernels)
+            ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+            taken[name, kernels].append(json.loads(ran.stdout))
+    base = statistics.median(token for _, token in taken["f32", "off"])
+    print(f"{'':20}{'kernels':>8}{f'{PROMPT} tokens':>14}{'a token':>12}{'as fast as f32 in XLA':>24}")
+    for (name, kernels), results in taken.items():
+        encoding, token = (statistics.median(column) for column in zip(*results, strict=True))
+        print(f"{name:20}{kernels:>8}{encoding:11.0f} ms{token:9.2f} ms{base / token:24.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The CPU's kernels against the bodies that they replace, at every level of instructions that the processor has."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformers_neuronx import hlo
+from transformers_neuronx.layers.linear import _linear
+from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.runtimes import get_runtime, kernels
+
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+ROWS = (1, 2, 3, 4, 5, 7, 8, 17)
+ALL_BUT_FINITE = (np.nan, np.inf, -np.inf)
+
+# Some logits of the bundled checkpoint, with what NEURONX_KERNELS says.
+LOGITS = """
+import json, logging, sys
+logging.basicConfig(format="%(message)s")
+sys.modules.update(dict.fromkeys(sys.argv[2:]))  # what cannot be imported
+from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+switches = NeuronConfig(quant=QuantizationConfig("s8"))
+model = GPT2ForSampling.from_pretrained(sys.argv[1], n_positions=[16], neuron_config=switches)
+model.to_neuron()
+print(json.dumps([model([[5, 6, 7]]).tolist(), model.decoder.runtime.fingerprint["kernels"]]))
+"""
+
+
+def logits(level, *missing):
+    command = [sys.executable, "-c", LOGITS, str(TINY_KJV), *missing]
+    environment = os.environ | dict(NEURONX_KERNELS=level, NEURONX_CACHE="off")
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_without_kernels_it_is_said_once_what_that_costs():
+    ran = logits("auto", "transformers_neuronx.runtimes.kernels._kernels")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("the kernels were not built") == 1
+    values, fingerprint = eval(ran.stdout)
+    assert fingerprint == "off"
+    assert eval(logits("off").stdout) == [values, "off"]
+
+
+pytestmark = pytest.mark.skipif(
+    not (kernels.built() or shutil.which("c++")), reason="the kernels were not built: they want a C++ compiler"
+)
+
+
+def test_they_are_built_where_there_is_a_compiler():
+    assert kernels.built(), "the kernels were not built: python setup.py build_ext --inplace"
+
+
+def test_a_level_is_chosen_by_the_environment():
+    values = {}
+    for level in ("off", "auto", "portable"):
+        ran = logits(level)
+        assert ran.returncode == 0 and not ran.stderr, ran.stderr
+        values[level], fingerprint = eval(ran.stdout)
+        assert fingerprint.startswith(kernels.built().levels()[-1] if level == "auto" else level)
+        np.testing.assert_allclose(values[level], values["off"], atol=1e-3)
+    assert values["auto"] != values["off"]
+    ran = logits("sse9")
+    assert "NEURONX_KERNELS wants to be auto, off, portable" in ran.stderr and "got 'sse9'" in ran.stderr
+
+
+@pytest.fixture(autouse=True)
+def any_rows(monkeypatch):
+    """Kernels are used where they are not faster, too."""
+    monkeypatch.setattr(kernels, "ROWS", dict.fromkeys(kernels.ROWS, range(2**31)))
+
+
+def check(write, xs, wide, *weight):
+    """Products held against NumPy in f64, as near as 16 bits of activations, or the sums of f32, come."""
+    operands = [*xs, *weight]
+    module = write(lambda *tensors: [_linear(x, *tensors[len(xs) :]) for x in tensors[: len(xs)]], *operands)
+    runtime = get_runtime("cpu", 1)
+    program = runtime.compile(module)
+    assert program.text().count(kernels.target("linear")) == len(xs)
+    held = [runtime.put([array]) for array in operands]
+    for x, results in zip(xs, zip(*at_every_level(program, *held), strict=True), strict=True):
+        x = x.astype(np.float64)
+        for got in results:
+            finite = np.isfinite(x).all(-1)
+            assert np.isnan(got[~finite]).all()
+            bound = 4e-5 * (np.abs(x[finite]) @ np.abs(wide).T).max(initial=0)
+            assert (np.abs(got[finite] - x[finite] @ wide.T) <= bound).all()
+
+
+def at_every_level(program, *operands):
+    try:
+        for level in kernels.built().levels():
+            kernels.built().set_level(level)
+            yield [result.numpy() for result in program(*operands)]
+    finally:
+        kernels.built().set_level(kernels.level())
+
+
+def activations(random, dtype, inputs):
+    """Rows of many counts and shapes."""
+    xs = [random.normal(size=(rows, inputs)) for rows in ROWS]
+    xs += [random.normal(size=(2, 3, inputs)), np.zeros((2, inputs))]
+    return [x.astype(element_type(dtype).numpy) for x in xs]
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 3), (31, 5), (64, 16), (257, 130), (1000, 33)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_linear(write, dtype, inputs, outputs):
+    random = np.random.default_rng(0)
+    weight = random.normal(size=(outputs, inputs)).astype(element_type(dtype).numpy)
+    check(write, activations(random, dtype, inputs), weight.astype(np.float64), weight)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (31, 5), (257, 130), (9000, 3)])
+@pytest.mark.parametrize("x_type", ["f32", "bf16", "f16"])
+def test_linear_of_eight_bits(write, x_type, inputs, outputs):
+    random = np.random.default_rng(0)
+    weight = random.integers(-127, 128, (outputs, inputs)).astype(np.int8)
+    scale = random.random(outputs, np.float32)
+    xs = activations(random, x_type, inputs)
+    xs.append(np.full((1, inputs), 3).astype(xs[0].dtype))  # the largest sums
+    xs.append(np.tile(np.array(ALL_BUT_FINITE)[:, None], inputs).astype(xs[0].dtype))
+    check(write, xs, weight.astype(np.float64) * scale[:, None], weight, scale)
+
+
+@pytest.mark.parametrize("group", [32, 64, 96])
+@pytest.mark.parametrize(("groups", "outputs"), [(1, 1), (3, 6), (8, 33), (21, 7)])
+@pytest.mark.parametrize("x_type", ["f32", "bf16"])
+def test_linear_of_four_bits(write, x_type, groups, outputs, group):
+    random = np.random.default_rng(0)
+    values = random.integers(-8, 8, (outputs, groups, 2, group // 2)).astype(np.int8)
+    packed = (values[:, :, 0] & 15 | values[:, :, 1] << 4).astype(np.uint8).reshape(outputs, -1)
+    scale = random.random((outputs, groups), np.float32)
+    wide = values.reshape(outputs, groups, group) * scale[:, :, None].astype(np.float64)
+    check(write, activations(random, x_type, groups * group), wide.reshape(outputs, -1), packed, scale)
+
+
+@pytest.mark.parametrize("group", [8, 16, 48])
+def test_what_a_kernel_does_not_take_is_left_to_its_body(write, group):
+    packed, scale = np.zeros((4, 48 // 2), np.uint8), np.ones((4, 48 // group), np.float32)
+    for dtype in ("f32", "bf16"):
+        x = np.zeros((2, 48), element_type(dtype).numpy)
+        module = write(lambda *operands: _linear(*operands), x, packed, scale)
+        assert kernels.target("linear") not in str(kernels.with_kernels(module))
+    module = write(lambda *operands: _linear(*operands), np.zeros((2, 8), np.float32), np.zeros((4, 8), np.float16))
+    assert kernels.target("linear") not in str(kernels.with_kernels(module))
+
+
+def test_where_xla_is_faster_it_is_left_to_it(write, monkeypatch):
+    monkeypatch.undo()
+    for dtype, rows, served in [("f32", 1, False), ("f32", 2, True), ("bf16", 1, True), ("bf16", 128, False)]:
+        x, w = (np.zeros((count, 8), element_type(dtype).numpy) for count in (rows, 4))
+        module = write(lambda *operands: _linear(*operands), x, w)
+        assert (kernels.target("linear") in str(kernels.with_kernels(module))) == served
+
+
+def test_rows_come_out_alike_in_every_company(run):
+    random = np.random.default_rng(0)
+    x, w = random.normal(size=(9, 100)).astype(np.float32), random.normal(size=(70, 100)).astype(np.float32)
+    [together] = run(_linear, x, w)
+    for row in range(9):
+        [alone] = run(_linear, x[row : row + 1], w)
+        assert (alone == together[row]).all()
+
+
+def test_what_is_worked_out_before_is_laid_out_as_the_kernel_has_it(run):
+    # XLA is free to transpose by a layout alone.
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    w = np.random.default_rng(1).normal(size=(5, 40)).astype(np.float32)
+    [got] = run(lambda x, w: hlo.transpose(_linear(hlo.transpose(x * 2.0, 1, 0), w), 1, 0), x, w)
+    np.testing.assert_allclose(got, w @ (x * 2), rtol=1e-5, atol=1e-5)

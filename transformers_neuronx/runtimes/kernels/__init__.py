@@ -1,0 +1,130 @@
+"""Kernels for the CPU: composites that become calls of compiled code, where it was built and takes their operands.
+
+A composite's body says what is meant, and is what runs elsewhere. This file decides which calls a kernel serves; it
+does not know the engine that calls them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers_neuronx import env
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.hlo.control import COMPOSITE_NAME
+from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.pyhlo.hlo_pb2 import API_VERSION_TYPED_FFI, HloInstructionProto, PrimitiveType, ShapeProto
+
+_LOG = logging.getLogger(__name__)
+
+SMALLEST_GROUP = 32
+# Rows for which the kernel is faster than XLA's product with weights of the type, as far as has been measured.
+ROWS = dict(f32=range(2, 17), bf16=range(1, 17), f16=range(1, 2**31), s8=range(1, 17), u8=range(1, 65))
+
+
+def _linear(x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
+    types = tuple(PrimitiveType.Name(shape.element_type).lower() for shape in (x, weight))
+    if math.prod(x.dimensions[:-1]) not in ROWS.get(types[1], ()):
+        return False
+    if types in (("f32", "f32"), ("bf16", "bf16"), ("f16", "f16")):
+        return scale is None
+    if scale is None or types[0] not in ("f32", "bf16", "f16"):
+        return False
+    if types[1] == "s8":
+        return len(scale.dimensions) == 1
+    groups = scale.dimensions[-1]
+    return types[1] == "u8" and len(scale.dimensions) == 2 and x.dimensions[-1] % (groups * SMALLEST_GROUP) == 0
+
+
+ACCEPTS: Mapping[str, Callable[..., bool]] = dict(linear=_linear)
+
+
+@functools.cache
+def built() -> Any:
+    """The library, or None."""
+    try:
+        return importlib.import_module("transformers_neuronx.runtimes.kernels._kernels")
+    except ImportError:
+        _LOG.warning(
+            "the kernels were not built: XLA's own code is used, which reads weights of 16 bits or fewer up to thirty "
+            "times slower. With a C++ compiler, install the package anew"
+        )
+        return None
+
+
+@functools.cache
+def level() -> str:
+    """The level of instructions that NEURONX_KERNELS says, or "off"."""
+    wanted = env.KERNELS.get()
+    if wanted == "off" or (library := built()) is None:
+        return "off"
+    levels = library.levels()
+    if wanted not in ("auto", *levels):
+        raise ConfigError(f"{env.KERNELS.name} wants to be auto, off, {' or '.join(levels)}, got {wanted!r}")
+    chosen: str = levels[-1] if wanted == "auto" else wanted
+    library.set_level(chosen)
+    return chosen
+
+
+def handlers() -> Mapping[str, Any]:
+    """What to register, for each call that `with_kernels` writes: a capsule with its function."""
+    library = built()
+    return {target(name): handler for name, handler in library.handlers().items()} if library else {}
+
+
+def fingerprint() -> str:
+    """What tells kernels apart: executables call them, but do not hold them."""
+    library = built()
+    if library is None or level() == "off":
+        return "off"
+    return f"{level()} {hashlib.sha256(Path(str(library.__file__)).read_bytes()).hexdigest()}"
+
+
+def target(name: str) -> str:
+    """What the handler of a kernel is called where it is registered."""
+    return f"transformers_neuronx.{name}"
+
+
+def with_kernels(module: HloModuleProto) -> HloModuleProto:
+    """The module with calls of kernels in place of the composites that they serve."""
+    if level() == "off":
+        return module
+    module = HloModuleProto.FromString(module.SerializeToString())
+    for computation in module.computations:
+        shapes = {instruction.id: instruction.shape for instruction in computation.instructions}
+        for instruction in computation.instructions:
+            name = instruction.frontend_attributes.map.get(COMPOSITE_NAME, "")
+            operands = [shapes[number] for number in instruction.operand_ids]
+            if name in ACCEPTS and ACCEPTS[name](*operands):
+                _become_kernel(instruction, name, operands)
+    _remove_unused(module)
+    return module
+
+
+def _become_kernel(instruction: HloInstructionProto, name: str, operands: Sequence[ShapeProto]) -> None:
+    instruction.opcode = "custom-call"
+    instruction.custom_call_target = target(name)
+    instruction.custom_call_api_version = API_VERSION_TYPED_FFI
+    instruction.constrain_layout = True
+    instruction.operand_shapes_with_layout.extend(operands)
+    instruction.ClearField("called_computation_ids")
+    instruction.ClearField("frontend_attributes")
+
+
+def _remove_unused(module: HloModuleProto) -> None:
+    """Leave out the computations that nothing calls any more."""
+    by_id = {computation.id: computation for computation in module.computations}
+    used, waiting = set(), [module.entry_computation_id]
+    while waiting:
+        if (number := waiting.pop()) not in used:
+            used.add(number)
+            waiting += [called for each in by_id[number].instructions for called in each.called_computation_ids]
+    kept = [computation for computation in module.computations if computation.id in used]
+    del module.computations[:]
+    module.computations.extend(kept)

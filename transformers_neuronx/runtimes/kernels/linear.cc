@@ -1,0 +1,235 @@
+// The product of activations and a weight, as `layers/linear.py` has it.
+//
+// Both lie along the inputs, so a result is the sum of one vector of products: TILE_ROWS x TILE_OUTPUTS of them are
+// worked out at once, each load serving several. One row is bound by the reading of the weight; many rows find the
+// weights of a piece in the processor's cache.
+#include "vectors.h"
+
+namespace neuronx::NEURONX_LEVEL {
+namespace {
+
+#define UNROLL _Pragma("GCC unroll 8")
+
+constexpr int kTile = kLanes == 16 ? 4 : 2;
+constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
+
+inline int64_t RoundUp(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+// Activations.
+
+inline float Widened(const void* x, Type type, int64_t index) {
+  switch (type) {
+    case Type::kF32: return static_cast<const float*>(x)[index];
+    case Type::kBF16: return FromBF16(static_cast<const uint16_t*>(x)[index]);
+    default: return FromF16(static_cast<const uint16_t*>(x)[index]);
+  }
+}
+
+inline void Widen(const void* x, Type type, int64_t first, int64_t count, float* out) {
+  if (type == Type::kF32) {
+    memcpy(out, static_cast<const float*>(x) + first, count * sizeof(float));
+    return;
+  }
+  const uint16_t* halves = static_cast<const uint16_t*>(x) + first;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats floats = type == Type::kBF16 ? FromBF16(halves + i) : FromF16(halves + i);
+    memcpy(out + i, &floats, sizeof floats);
+  }
+  for (; i < count; ++i) out[i] = Widened(x, type, first + i);
+}
+
+// A row of activations as a Kind has them. Returns what its results have to be multiplied by.
+template <typename Kind>
+float Prepare(const LinearArguments& a, int64_t first, float* out) {
+  Widen(a.x, a.x_type, first, a.inputs, out);
+  return 1;
+}
+
+template <typename Kind>
+float Prepare(const LinearArguments& a, int64_t first, uint16_t* out) {
+  memcpy(out, static_cast<const uint16_t*>(a.x) + first, a.inputs * sizeof(uint16_t));
+  return 1;
+}
+
+// To 16 bits, of which the largest takes all. What is not finite reaches every result, as NaN.
+template <typename Kind>
+float Prepare(const LinearArguments& a, int64_t first, int16_t* out) {
+  const void* x = a.x;
+  const Type type = a.x_type;
+  const int64_t count = a.inputs;
+  constexpr int64_t kBlock = 256;
+  float block[kBlock], largest = 0;
+  bool finite = true;
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t here = count - i < kBlock ? count - i : kBlock;
+    Widen(x, type, first + i, here, block);
+    for (int64_t j = 0; j < here; ++j) {
+      const float size = __builtin_fabsf(block[j]);
+      finite &= size < __builtin_inff();
+      largest = size > largest ? size : largest;
+    }
+  }
+  const float inverse = finite && largest > 0 ? 32767 / largest : 0;
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t here = count - i < kBlock ? count - i : kBlock;
+    Widen(x, type, first + i, here, block);
+    for (int64_t j = 0; j < here; ++j)
+      out[Kind::Place(i + j, a.group)] = finite ? static_cast<int16_t>(__builtin_rintf(block[j] * inverse)) : 0;
+  }
+  return finite ? largest / 32767 : __builtin_nanf("");
+}
+
+// Results of ROWS rows of activations and OUTPUTS rows of the weight.
+template <int ROWS, int OUTPUTS, typename Kind>
+void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename Kind::Active* x, int64_t stride,
+          const float*, int64_t, Floats (&totals)[OUTPUTS][ROWS]) {
+  const int64_t steps = inputs / Kind::STEP, rest = inputs % Kind::STEP;
+  for (int64_t first = 0; first < steps; first += Kind::RUN) {
+    const int64_t last = steps - first < Kind::RUN ? steps : first + Kind::RUN;
+    typename Kind::Sums sums[OUTPUTS][ROWS] = {};
+    for (int64_t step = first; step < last; ++step) {
+      typename Kind::Vector active[ROWS];
+      UNROLL for (int row = 0; row < ROWS; ++row) active[row] = Kind::LoadActive(x + row * stride + step * Kind::STEP);
+      UNROLL for (int output = 0; output < OUTPUTS; ++output) {
+        const auto* at = w + output * inputs + step * Kind::STEP;
+        const auto weight = Kind::LoadWeight(at);
+        if (ROWS == 1) __builtin_prefetch(at + OUTPUTS * inputs);
+        UNROLL for (int row = 0; row < ROWS; ++row)
+          sums[output][row] = Kind::Add(sums[output][row], weight, active[row]);
+      }
+    }
+    UNROLL for (int output = 0; output < OUTPUTS; ++output)
+      UNROLL for (int row = 0; row < ROWS; ++row) totals[output][row] += AsFloats(sums[output][row]);
+  }
+  if (!rest) return;
+  for (int output = 0; output < OUTPUTS; ++output) {
+    typename Kind::Weight part[Kind::STEP] = {};
+    memcpy(part, w + output * inputs + steps * Kind::STEP, rest * sizeof part[0]);
+    for (int row = 0; row < ROWS; ++row) {
+      const auto active = Kind::LoadActive(x + row * stride + steps * Kind::STEP);
+      totals[output][row] += AsFloats(Kind::Add(typename Kind::Sums{}, Kind::LoadWeight(part), active));
+    }
+  }
+}
+
+// As above. Each step has scales of its own: of one group, or of two that have half of it each.
+template <int ROWS, int OUTPUTS>
+void Tile(S4, const uint8_t* w, int64_t inputs, const int16_t* x, int64_t stride, const float* scale, int64_t group,
+          Floats (&totals)[OUTPUTS][ROWS]) {
+  const int64_t bytes = inputs / 2, groups = inputs / group;
+  for (int64_t step = 0; step * S4::BYTES < bytes; ++step) {
+    Shorts low[ROWS], high[ROWS];
+    UNROLL for (int row = 0; row < ROWS; ++row) {
+      low[row] = Load<Shorts>(x + row * stride + step * 2 * S4::BYTES);
+      high[row] = Load<Shorts>(x + row * stride + (step * 2 + 1) * S4::BYTES);
+    }
+    UNROLL for (int output = 0; output < OUTPUTS; ++output) {
+      const uint8_t* at = w + output * bytes + step * S4::BYTES;
+      if (ROWS == 1) __builtin_prefetch(at + OUTPUTS * bytes);
+      const Shorts both = (step + 1) * S4::BYTES <= bytes ? S4::LoadWeight(at)
+                                                          : S4::LoadPart(at, bytes - step * S4::BYTES);
+      const Floats scales = S4::Scales(scale + output * groups, step, group, groups);
+      UNROLL for (int row = 0; row < ROWS; ++row) {
+        const Ints sums = AddProducts(AddProducts(Ints{}, both << 12 >> 12, low[row]), both >> 4, high[row]);
+        totals[output][row] += AsFloats(sums) * scales;
+      }
+    }
+  }
+}
+
+template <typename Kind>
+struct Product {
+  const LinearArguments& arguments;
+  int64_t stride;      // of a prepared row
+  int64_t outputs;     // of a piece
+  float* factors;      // [rows]
+  typename Kind::Active* x;  // [rows, stride], zeros behind the inputs
+
+  explicit Product(const LinearArguments& a) : arguments(a) {
+    stride = RoundUp(a.inputs, Kind::STEP);
+    outputs = RoundUp(kPieceBytes / Kind::RowBytes(a.inputs) + 1, kTile);
+    x = static_cast<typename Kind::Active*>(a.scratch);
+    factors = reinterpret_cast<float*>(x + a.rows * stride);
+  }
+
+  int64_t Bytes() const { return arguments.rows * (stride * sizeof *x + sizeof *factors); }
+
+  void PrepareRow(int64_t row) const {
+    typename Kind::Active* out = x + row * stride;
+    memset(out + (stride - Kind::STEP), 0, Kind::STEP * sizeof *out);
+    factors[row] = Prepare<Kind>(arguments, row * arguments.inputs, out);
+  }
+
+  template <int ROWS, int OUTPUTS>
+  void Results(int64_t row, int64_t output) const {
+    const char* w = static_cast<const char*>(arguments.weight) + output * Kind::RowBytes(arguments.inputs);
+    const bool grouped = arguments.group > 0;
+    const float* scales = arguments.scale + (grouped ? output * (arguments.inputs / arguments.group) : output);
+    Floats totals[OUTPUTS][ROWS] = {};
+    Tile<ROWS, OUTPUTS>(Kind{}, reinterpret_cast<const typename Kind::Weight*>(w), arguments.inputs, x + row * stride,
+                        stride, scales, arguments.group, totals);
+    for (int j = 0; j < OUTPUTS; ++j) {
+      const float scale = arguments.scale && !grouped ? scales[j] : 1;
+      for (int i = 0; i < ROWS; ++i)
+        arguments.y[(row + i) * arguments.outputs + output + j] = Total(totals[j][i]) * (factors[row + i] * scale);
+    }
+  }
+
+  template <int ROWS>
+  void Rows(int64_t row, int64_t first, int64_t last) const {
+    int64_t output = first;
+    for (; output + kTile <= last; output += kTile) Results<ROWS, kTile>(row, output);
+    for (; output < last; ++output) Results<ROWS, 1>(row, output);
+  }
+
+  void Piece(int64_t piece) const {
+    const int64_t first = piece * outputs;
+    const int64_t last = first + outputs < arguments.outputs ? first + outputs : arguments.outputs;
+    int64_t row = 0;
+    for (; row + kTile <= arguments.rows; row += kTile) Rows<kTile>(row, first, last);
+    switch (arguments.rows - row) {
+      case 3: return Rows<3>(row, first, last);
+      case 2: return Rows<2>(row, first, last);
+      case 1: return Rows<1>(row, first, last);
+    }
+  }
+
+  void Run(const Pool& pool) const {
+    const auto rows = [](void* self, int64_t row) { static_cast<const Product*>(self)->PrepareRow(row); };
+    const auto pieces = [](void* self, int64_t piece) { static_cast<const Product*>(self)->Piece(piece); };
+    void* self = const_cast<Product*>(this);
+    pool.run(pool.pool, arguments.rows, rows, self);
+    pool.run(pool.pool, (arguments.outputs + outputs - 1) / outputs, pieces, self);
+  }
+};
+
+// `use` with the product of the arguments' kind.
+template <typename Use>
+void WithKind(const LinearArguments& arguments, const Use& use) {
+  switch (arguments.weight_type) {
+    case Type::kF32: return use(Product<F32>(arguments));
+    case Type::kF16: return use(Product<F16>(arguments));
+    case Type::kBF16: return use(Product<BF16>(arguments));
+    case Type::kS8: return use(Product<S8>(arguments));
+    case Type::kS4: return use(Product<S4>(arguments));
+  }
+}
+
+int64_t LinearScratch(const LinearArguments& arguments) {
+  int64_t bytes = 0;
+  WithKind(arguments, [&](const auto& product) { bytes = product.Bytes(); });
+  return bytes;
+}
+
+void Linear(const LinearArguments& arguments, const Pool& pool) {
+  WithKind(arguments, [&](const auto& product) { product.Run(pool); });
+}
+
+}  // namespace
+
+#define STRING_(x) #x
+#define STRING(x) STRING_(x)
+extern const Kernels kernels = {STRING(NEURONX_LEVEL), LinearScratch, Linear};
+
+}  // namespace neuronx::NEURONX_LEVEL

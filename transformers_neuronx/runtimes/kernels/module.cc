@@ -1,0 +1,142 @@
+// The kernels as XLA and Python see them: handlers of custom calls, and the choice of a level of instructions.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "parallel.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace neuronx {
+namespace {
+
+namespace ffi = xla::ffi;
+
+const Kernels* level = &portable::kernels;
+
+// Levels that this processor has, the best one last.
+std::vector<const Kernels*> Levels() {
+  std::vector<const Kernels*> levels = {&portable::kernels};
+#ifdef __x86_64__
+  __builtin_cpu_init();
+  const auto has = [](bool supported, const Kernels& kernels, std::vector<const Kernels*>& into) {
+    if (supported) into.push_back(&kernels);
+    return supported;
+  };
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  has(avx2, avx2::kernels, levels);
+  has(avx512, avx512::kernels, levels);
+  has(bf16, avx512_bf16::kernels, levels);
+#endif
+  return levels;
+}
+
+Pool PoolOf(ffi::ThreadPool& threads) {
+  const auto run = [](void* pool, int64_t pieces, void (*body)(void*, int64_t), void* context) {
+    Parallel(*static_cast<ffi::ThreadPool*>(pool), pieces, [&](int64_t piece) { body(context, piece); });
+  };
+  return {run, &threads};
+}
+
+// Memory of a thread that is kept for its next call.
+void* Scratch(int64_t bytes) {
+  thread_local std::unique_ptr<char[]> memory;
+  thread_local int64_t size = 0;
+  if (size < bytes) {
+    memory.reset(new char[bytes + 64]);
+    size = bytes;
+  }
+  const auto address = reinterpret_cast<uintptr_t>(memory.get());
+  return reinterpret_cast<void*>((address + 63) / 64 * 64);
+}
+
+ffi::ErrorOr<Type> TypeOf(ffi::DataType type) {
+  switch (type) {
+    case ffi::F32: return Type::kF32;
+    case ffi::BF16: return Type::kBF16;
+    case ffi::F16: return Type::kF16;
+    case ffi::S8: return Type::kS8;
+    case ffi::U8: return Type::kS4;
+    default: return ffi::Unexpected(ffi::Error::InvalidArgument("a type that has no kernel"));
+  }
+}
+
+ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::RemainingArgs more,
+                  ffi::Result<ffi::AnyBuffer> y) {
+  const auto x_type = TypeOf(x.element_type()), weight_type = TypeOf(weight.element_type());
+  if (x_type.has_error()) return x_type.error();
+  if (weight_type.has_error()) return weight_type.error();
+  const int64_t inputs = x.dimensions().back(), outputs = weight.dimensions()[0];
+  LinearArguments arguments = {static_cast<int64_t>(x.element_count()) / inputs, inputs, outputs, 0, *x_type,
+                               *weight_type, x.untyped_data(), weight.untyped_data(), nullptr, y->typed_data<float>(),
+                               nullptr};
+  if (more.size()) {
+    const auto scale = more.get<ffi::AnyBuffer>(0);
+    if (scale.has_error()) return scale.error();
+    arguments.scale = scale->typed_data<float>();
+    if (scale->dimensions().size() == 2) arguments.group = inputs / scale->dimensions()[1];
+  }
+  arguments.scratch = Scratch(level->linear_scratch(arguments));
+  level->linear(arguments, PoolOf(threads));
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(LinearHandler, Linear,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::AnyBuffer>());
+
+PyObject* Handlers(PyObject*, PyObject*) {
+  PyObject* handlers = PyDict_New();
+  PyObject* capsule = PyCapsule_New(reinterpret_cast<void*>(LinearHandler), nullptr, nullptr);
+  if (!handlers || !capsule || PyDict_SetItemString(handlers, "linear", capsule)) return nullptr;
+  Py_DECREF(capsule);
+  return handlers;
+}
+
+PyObject* LevelNames(PyObject*, PyObject*) {
+  const auto levels = Levels();
+  PyObject* names = PyList_New(0);
+  for (const Kernels* each : levels) {
+    PyObject* name = PyUnicode_FromString(each->name);
+    if (!name || PyList_Append(names, name)) return nullptr;
+    Py_DECREF(name);
+  }
+  return names;
+}
+
+PyObject* SetLevel(PyObject*, PyObject* name) {
+  const char* wanted = PyUnicode_AsUTF8(name);
+  if (!wanted) return nullptr;
+  for (const Kernels* each : Levels()) {
+    if (std::strcmp(each->name, wanted) == 0) {
+      level = each;
+      Py_RETURN_NONE;
+    }
+  }
+  PyErr_Format(PyExc_ValueError, "this processor has no instructions of the level %s", wanted);
+  return nullptr;
+}
+
+PyMethodDef methods[] = {
+    {"handlers", Handlers, METH_NOARGS, "A capsule for each kernel, by the name of the composite."},
+    {"levels", LevelNames, METH_NOARGS, "The levels of instructions that this processor has, the best one last."},
+    {"set_level", SetLevel, METH_O, "Use the instructions of a level from now on."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernels", "Kernels for the CPU.", -1, methods};
+
+}  // namespace
+}  // namespace neuronx
+
+PyMODINIT_FUNC PyInit__kernels() { return PyModule_Create(&neuronx::definition); }

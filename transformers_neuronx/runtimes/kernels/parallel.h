@@ -1,0 +1,37 @@
+// Work divided over XLA's own threads.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace neuronx {
+
+// body(piece) for every piece of [0, pieces), on this thread and on those of the pool that come by before all are
+// taken. It waits for no thread to come: the pool may run tasks late, or one after the other.
+template <typename Body>
+void Parallel(xla::ffi::ThreadPool& pool, int64_t pieces, const Body& body) {
+  struct Counts {
+    std::atomic<int64_t> taken{0}, done{0};
+  };
+  const int64_t helpers = pieces > 1 ? std::min<int64_t>(pool.num_threads(), pieces) - 1 : 0;
+  auto counts = std::make_shared<Counts>();  // of a helper that comes late, when this has returned
+  auto work = [counts, pieces, &body] {
+    for (int64_t piece; (piece = counts->taken.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+      body(piece);
+      counts->done.fetch_add(1, std::memory_order_release);
+    }
+  };
+  for (int64_t helper = 0; helper < helpers; ++helper) pool.Schedule([work] { work(); });
+  work();
+  while (counts->done.load(std::memory_order_acquire) < pieces) {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+}  // namespace neuronx
