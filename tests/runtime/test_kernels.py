@@ -88,7 +88,7 @@ def check(write, xs, wide, *weight):
         for got in results:
             finite = np.isfinite(x).all(-1)
             assert np.isnan(got[~finite]).all()
-            bound = 4e-5 * (np.abs(x[finite]) @ np.abs(wide).T).max(initial=0)
+            bound = ((4e-5 * np.abs(x[finite]) + 1e-30) @ np.abs(wide).T).max(initial=0)
             assert (np.abs(got[finite] - x[finite] @ wide.T) <= bound).all()
 
 
@@ -104,7 +104,7 @@ def at_every_level(program, *operands):
 def activations(random, dtype, inputs):
     """Rows of many counts and shapes."""
     xs = [random.normal(size=(rows, inputs)) for rows in ROWS]
-    xs += [random.normal(size=(2, 3, inputs)), np.zeros((2, inputs))]
+    xs += [random.normal(size=(2, 3, inputs)), np.zeros((2, inputs)), np.full((1, inputs), 1e-36)]
     return [x.astype(element_type(dtype).numpy) for x in xs]
 
 

@@ -1,8 +1,8 @@
 // The product of activations and a weight, as `layers/linear.py` has it.
 //
-// Both lie along the inputs, so a result is the sum of one vector of products: TILE_ROWS x TILE_OUTPUTS of them are
-// worked out at once, each load serving several. One row is bound by the reading of the weight; many rows find the
-// weights of a piece in the processor's cache.
+// Both lie along the inputs, so a result is the sum of one vector of products: kTile x kTile of them are worked out
+// at once, each load serving several. One row is bound by the reading of the weight; many rows find the weights of a
+// piece in the processor's cache.
 #include "vectors.h"
 
 namespace neuronx::NEURONX_LEVEL {
@@ -17,14 +17,6 @@ inline int64_t RoundUp(int64_t x, int64_t step) { return (x + step - 1) / step *
 
 // Activations.
 
-inline float Widened(const void* x, Type type, int64_t index) {
-  switch (type) {
-    case Type::kF32: return static_cast<const float*>(x)[index];
-    case Type::kBF16: return FromBF16(static_cast<const uint16_t*>(x)[index]);
-    default: return FromF16(static_cast<const uint16_t*>(x)[index]);
-  }
-}
-
 inline void Widen(const void* x, Type type, int64_t first, int64_t count, float* out) {
   if (type == Type::kF32) {
     memcpy(out, static_cast<const float*>(x) + first, count * sizeof(float));
@@ -36,7 +28,7 @@ inline void Widen(const void* x, Type type, int64_t first, int64_t count, float*
     const Floats floats = type == Type::kBF16 ? FromBF16(halves + i) : FromF16(halves + i);
     memcpy(out + i, &floats, sizeof floats);
   }
-  for (; i < count; ++i) out[i] = Widened(x, type, first + i);
+  for (; i < count; ++i) out[i] = type == Type::kBF16 ? FromBF16(halves[i]) : FromF16(halves[i]);
 }
 
 // A row of activations as a Kind has them. Returns what its results have to be multiplied by.
@@ -70,7 +62,7 @@ float Prepare(const LinearArguments& a, int64_t first, int16_t* out) {
       largest = size > largest ? size : largest;
     }
   }
-  const float inverse = finite && largest > 0 ? 32767 / largest : 0;
+  const float inverse = finite && largest > 1e-30f ? 32767 / largest : 0;  // beyond that it would be infinite
   for (int64_t i = 0; i < count; i += kBlock) {
     const int64_t here = count - i < kBlock ? count - i : kBlock;
     Widen(x, type, first + i, here, block);

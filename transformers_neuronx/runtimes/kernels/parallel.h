@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <thread>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -27,10 +28,9 @@ void Parallel(xla::ffi::ThreadPool& pool, int64_t pieces, const Body& body) {
   };
   for (int64_t helper = 0; helper < helpers; ++helper) pool.Schedule([work] { work(); });
   work();
-  while (counts->done.load(std::memory_order_acquire) < pieces) {
-#ifdef __x86_64__
-    __builtin_ia32_pause();
-#endif
+  // A piece takes microseconds, unless its thread has lost its processor: then that may be this one's.
+  for (int turns = 0; counts->done.load(std::memory_order_acquire) < pieces; ++turns) {
+    if (turns > 1000) std::this_thread::yield();
   }
 }
 
