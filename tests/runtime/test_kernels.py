@@ -26,7 +26,7 @@ sys.modules.update(dict.fromkeys(sys.argv[2:]))  # what cannot be imported
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 switches = NeuronConfig(quant=QuantizationConfig("s8"))
-model = GPT2ForSampling.from_pretrained(sys.argv[1], n_positions=[16], neuron_config=switches)
+model = GPT2ForSampling.from_pretrained(sys.argv[1], n_positions=[16], amp="bf16", neuron_config=switches)
 model.to_neuron()
 print(json.dumps([model([[5, 6, 7]]).tolist(), model.decoder.runtime.fingerprint["kernels"]]))
 """
@@ -63,7 +63,7 @@ def test_a_level_is_chosen_by_the_environment():
         assert ran.returncode == 0 and not ran.stderr, ran.stderr
         values[level], fingerprint = eval(ran.stdout)
         assert fingerprint.startswith(kernels.built().levels()[-1] if level == "auto" else level)
-        np.testing.assert_allclose(values[level], values["off"], atol=1e-3)
+        np.testing.assert_allclose(values[level], values["off"], atol=0.1)
     assert values["auto"] != values["off"]
     ran = logits("sse9")
     assert "NEURONX_KERNELS wants to be auto, off, portable" in ran.stderr and "got 'sse9'" in ran.stderr
@@ -117,7 +117,7 @@ def test_linear(write, dtype, inputs, outputs):
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (31, 5), (257, 130), (9000, 3)])
-@pytest.mark.parametrize("x_type", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("x_type", ["bf16", "f16"])
 def test_linear_of_eight_bits(write, x_type, inputs, outputs):
     random = np.random.default_rng(0)
     weight = random.integers(-127, 128, (outputs, inputs)).astype(np.int8)
@@ -130,7 +130,7 @@ def test_linear_of_eight_bits(write, x_type, inputs, outputs):
 
 @pytest.mark.parametrize("group", [32, 64, 96])
 @pytest.mark.parametrize(("groups", "outputs"), [(1, 1), (3, 6), (8, 33), (21, 7)])
-@pytest.mark.parametrize("x_type", ["f32", "bf16"])
+@pytest.mark.parametrize("x_type", ["bf16", "f16"])
 def test_linear_of_four_bits(write, x_type, groups, outputs, group):
     random = np.random.default_rng(0)
     values = random.integers(-8, 8, (outputs, groups, 2, group // 2)).astype(np.int8)
@@ -147,7 +147,10 @@ def test_what_a_kernel_does_not_take_is_left_to_its_body(write, group):
         x = np.zeros((2, 48), element_type(dtype).numpy)
         module = write(lambda *operands: _linear(*operands), x, packed, scale)
         assert kernels.target("linear") not in str(kernels.with_kernels(module))
-    module = write(lambda *operands: _linear(*operands), np.zeros((2, 8), np.float32), np.zeros((4, 8), np.float16))
+    x, w = np.zeros((2, 8), np.float32), np.zeros((4, 8), np.int8)
+    module = write(lambda *operands: _linear(*operands), x, w, np.ones(4, np.float32))
+    assert kernels.target("linear") not in str(kernels.with_kernels(module))
+    module = write(lambda *operands: _linear(*operands), x, w.astype(np.float16))
     assert kernels.target("linear") not in str(kernels.with_kernels(module))
 
 
