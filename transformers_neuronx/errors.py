@@ -4,6 +4,10 @@
 class TransformersNeuronxError(Exception):
     """Base of all errors this package raises on purpose."""
 
+    def __init__(self, message: str) -> None:
+        # A name in a damaged file may hold what cannot be printed.
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())
+
 
 class GraphError(TransformersNeuronxError, ValueError):
     """An operation in a PyHLO function got operands it cannot take."""

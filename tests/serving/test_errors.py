@@ -211,3 +211,7 @@ def test_an_attribute_that_changes_the_maths_is_refused(directory, attributes, m
     change_config(directory, **attributes)
     with pytest.raises(ConfigError, match=message):
         GPT2ForSampling.from_pretrained(directory)
+
+
+def test_what_cannot_be_printed_is_shown_by_its_number():
+    assert str(CheckpointError("no tensor \ud800 in it")).encode() == b"no tensor \\ud800 in it"
