@@ -137,7 +137,8 @@ class ForSampling:
             return model
         artifact = open_artifact(path_or_name)
         model = cls(artifact.attributes(cls.family), **artifact.options() | options)
-        model.load(path_or_name)
+        artifact.check(cls.family, model.config, model.options)
+        model._artifact = artifact
         return model
 
     def save(self, directory: str | os.PathLike[str], sharded_weights: bool = False) -> None:
@@ -156,8 +157,9 @@ class ForSampling:
         """
         if self._decoder is not None:
             raise ConfigError(f"{self.tag} is on a device already: load() comes before to_neuron()")
-        self._artifact = open_artifact(directory)
-        self._artifact.check(self.family, self.config, self.options)
+        artifact = open_artifact(directory)
+        artifact.check(self.family, self.config, self.options)
+        self._artifact = artifact
 
     _save_compiled_artifacts, _load_compiled_artifacts = save, load
 
