@@ -52,8 +52,8 @@ def built() -> Any:
         return importlib.import_module("transformers_neuronx.runtimes.kernels._kernels")
     except ImportError:
         _LOG.warning(
-            "the kernels were not built: XLA's own code is used, which reads weights of 16 bits or fewer up to thirty "
-            "times slower. With a C++ compiler, install the package anew"
+            "the kernels were not built: XLA's own code is used, which reads weights of 16 bits or fewer up to "
+            "fifteen times slower. With a C++ compiler, install the package anew"
         )
         return None
 
@@ -74,16 +74,12 @@ def level() -> str:
 
 def handlers() -> Mapping[str, Any]:
     """What to register, for each call that `with_kernels` writes: a capsule with its function."""
-    library = built()
-    return {target(name): handler for name, handler in library.handlers().items()} if library else {}
+    return {} if level() == "off" else {target(name): handler for name, handler in built().handlers().items()}
 
 
 def fingerprint() -> str:
     """What tells kernels apart: executables call them, but do not hold them."""
-    library = built()
-    if library is None or level() == "off":
-        return "off"
-    return f"{level()} {hashlib.sha256(Path(str(library.__file__)).read_bytes()).hexdigest()}"
+    return "off" if level() == "off" else f"{level()} {hashlib.sha256(Path(built().__file__).read_bytes()).hexdigest()}"
 
 
 def target(name: str) -> str:

@@ -134,13 +134,15 @@ template <typename Kind>
 struct Product {
   const LinearArguments& arguments;
   int64_t stride;      // of a prepared row
+  int64_t row_bytes;   // of the weight
   int64_t outputs;     // of a piece
   float* factors;      // [rows]
   typename Kind::Active* x;  // [rows, stride], zeros behind the inputs
 
   explicit Product(const LinearArguments& a) : arguments(a) {
     stride = RoundUp(a.inputs, Kind::STEP);
-    outputs = RoundUp(kPieceBytes / Kind::RowBytes(a.inputs) + 1, kTile);
+    row_bytes = a.inputs / Kind::PACKED * sizeof(typename Kind::Weight);
+    outputs = RoundUp(kPieceBytes / row_bytes + 1, kTile);
     x = static_cast<typename Kind::Active*>(a.scratch);
     factors = reinterpret_cast<float*>(x + a.rows * stride);
   }
@@ -155,7 +157,7 @@ struct Product {
 
   template <int ROWS, int OUTPUTS>
   void Results(int64_t row, int64_t output) const {
-    const char* w = static_cast<const char*>(arguments.weight) + output * Kind::RowBytes(arguments.inputs);
+    const char* w = static_cast<const char*>(arguments.weight) + output * row_bytes;
     const bool grouped = arguments.group > 0;
     const float* scales = arguments.scale + (grouped ? output * (arguments.inputs / arguments.group) : output);
     Floats totals[OUTPUTS][ROWS] = {};

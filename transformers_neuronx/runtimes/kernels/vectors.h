@@ -103,14 +103,13 @@ inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
 #endif
 }
 
-// Kinds. RUN is how many steps sums can take before they have to become floats.
+// Kinds. RUN is how many steps sums can take before they have to become floats, PACKED the inputs in one Weight.
 struct F32 {
   using Weight = float;
   using Active = float;
   using Sums = Floats;
   using Vector = Floats;
-  static constexpr int64_t STEP = kLanes, RUN = int64_t{1} << 40;
-  static int64_t RowBytes(int64_t inputs) { return inputs * 4; }
+  static constexpr int64_t STEP = kLanes, RUN = int64_t{1} << 40, PACKED = 1;
   static Vector LoadWeight(const Weight* w) { return Load<Floats>(w); }
   static Vector LoadActive(const Active* x) { return Load<Floats>(x); }
   static Sums Add(Sums sums, Vector w, Vector x) { return sums + w * x; }
@@ -118,7 +117,6 @@ struct F32 {
 
 struct F16 : F32 {
   using Weight = uint16_t;
-  static int64_t RowBytes(int64_t inputs) { return inputs * 2; }
   static Vector LoadWeight(const Weight* w) { return FromF16(w); }
 };
 
@@ -128,8 +126,7 @@ struct BF16 {
   using Active = uint16_t;
   using Sums = Floats;
   using Vector = __m512bh;
-  static constexpr int64_t STEP = 2 * kLanes, RUN = int64_t{1} << 40;
-  static int64_t RowBytes(int64_t inputs) { return inputs * 2; }
+  static constexpr int64_t STEP = 2 * kLanes, RUN = int64_t{1} << 40, PACKED = 1;
   static Vector LoadWeight(const Weight* w) { return Load<Vector>(w); }
   static Vector LoadActive(const Active* x) { return Load<Vector>(x); }
   static Sums Add(Sums sums, Vector w, Vector x) {
@@ -139,7 +136,6 @@ struct BF16 {
 #else
 struct BF16 : F32 {
   using Weight = uint16_t;
-  static int64_t RowBytes(int64_t inputs) { return inputs * 2; }
   static Vector LoadWeight(const Weight* w) { return FromBF16(w); }
 };
 #endif
@@ -150,8 +146,7 @@ struct S8 {
   using Active = int16_t;
   using Sums = Ints;
   using Vector = Shorts;
-  static constexpr int64_t STEP = 2 * kLanes, RUN = 128;  // times 2 * 128 * 32767 is below 2^31
-  static int64_t RowBytes(int64_t inputs) { return inputs; }
+  static constexpr int64_t STEP = 2 * kLanes, PACKED = 1, RUN = 128;  // times 2 * 128 * 32767 is below 2^31
   static int64_t Place(int64_t input, int64_t) { return input; }
   static Vector LoadWeight(const Weight* w) {
     typedef int8_t Bytes __attribute__((vector_size(kLanes * 2)));
@@ -166,8 +161,7 @@ struct S8 {
 struct S4 {
   using Weight = uint8_t;
   using Active = int16_t;
-  static constexpr int64_t BYTES = 2 * kLanes, STEP = 2 * BYTES;
-  static int64_t RowBytes(int64_t inputs) { return inputs / 2; }
+  static constexpr int64_t BYTES = 2 * kLanes, STEP = 2 * BYTES, PACKED = 2;
 
   static int64_t Place(int64_t input, int64_t group) {
     const int64_t inside = input % group, half = group / 2;
