@@ -130,7 +130,7 @@ def test_linear_of_eight_bits(write, x_type, inputs, outputs):
     check(write, xs, weight.astype(np.float64) * scale[:, None], weight, scale)
 
 
-@pytest.mark.parametrize("group", [32, 64, 96])
+@pytest.mark.parametrize("group", [32, 64, 128, 256])
 @pytest.mark.parametrize(("groups", "outputs"), [(1, 1), (3, 6), (8, 33), (21, 7)])
 @pytest.mark.parametrize("x_type", ["bf16", "f16"])
 def test_linear_of_four_bits(write, x_type, groups, outputs, group):
@@ -142,11 +142,11 @@ def test_linear_of_four_bits(write, x_type, groups, outputs, group):
     check(write, activations(random, x_type, groups * group), wide.reshape(outputs, -1), packed, scale)
 
 
-@pytest.mark.parametrize("group", [8, 16, 48])
+@pytest.mark.parametrize("group", [8, 16, 96])
 def test_what_a_kernel_does_not_take_is_left_to_its_body(write, group):
-    packed, scale = np.zeros((4, 48 // 2), np.uint8), np.ones((4, 48 // group), np.float32)
+    packed, scale = np.zeros((4, 96 // 2), np.uint8), np.ones((4, 96 // group), np.float32)
     for dtype in ("f32", "bf16"):
-        x = np.zeros((2, 48), element_type(dtype).numpy)
+        x = np.zeros((2, 96), element_type(dtype).numpy)
         module = write(lambda *operands: _linear(*operands), x, packed, scale)
         assert kernels.target("linear") not in str(kernels.with_kernels(module))
     x, w = np.zeros((2, 8), np.float32), np.zeros((4, 8), np.int8)

@@ -38,8 +38,9 @@ def _linear(x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) 
         return False
     if types[1] == "s8":
         return len(scale.dimensions) == 1
-    groups = scale.dimensions[-1]
-    return types[1] == "u8" and len(scale.dimensions) == 2 and x.dimensions[-1] % (groups * SMALLEST_GROUP) == 0
+    group, rest = divmod(x.dimensions[-1], scale.dimensions[-1])
+    whole = not rest and group >= SMALLEST_GROUP and group.bit_count() == 1
+    return types[1] == "u8" and len(scale.dimensions) == 2 and whole
 
 
 ACCEPTS: Mapping[str, Callable[..., bool]] = dict(linear=_linear)
