@@ -3,31 +3,15 @@
 // Both lie along the inputs, so a result is the sum of one vector of products: kTile x kTile of them are worked out
 // at once, each load serving several. One row is bound by the reading of the weight; many rows find the weights of a
 // piece in the processor's cache.
-#include "vectors.h"
+#include "kinds.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
-
-#define UNROLL _Pragma("GCC unroll 8")
 
 constexpr int kTile = kLanes == 16 ? 4 : 2;
 constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
 
 // Activations.
-
-inline void Widen(const void* x, Type type, int64_t first, int64_t count, float* out) {
-  if (type == Type::kF32) {
-    memcpy(out, static_cast<const float*>(x) + first, count * sizeof(float));
-    return;
-  }
-  const uint16_t* halves = static_cast<const uint16_t*>(x) + first;
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Floats floats = type == Type::kBF16 ? FromBF16(halves + i) : FromF16(halves + i);
-    memcpy(out + i, &floats, sizeof floats);
-  }
-  for (; i < count; ++i) out[i] = type == Type::kBF16 ? FromBF16(halves[i]) : FromF16(halves[i]);
-}
 
 // A row of activations as a Kind has them. Returns what its results have to be multiplied by.
 template <typename Kind>
@@ -137,7 +121,7 @@ void Tile(S4, const uint8_t* w, int64_t inputs, const int8_t* x, int64_t stride,
     UNROLL for (int output = 0; output < OUTPUTS; ++output) {
       const uint8_t* at = w + output * bytes + step * S4::BYTES;
       if (ROWS == 1) Ask(at);
-      const Nibbles both = rest >= S4::BYTES ? Load<Nibbles>(at) : LoadPart<Nibbles>(at, rest);
+      const Nibbles both = (rest >= S4::BYTES ? Load<Nibbles>(at) : LoadPart<Nibbles>(at, rest)) ^ 0x88;  // 8 more
       const Floats factors = scales(scale + output * groups, step);
       UNROLL for (int row = 0; row < ROWS; ++row) {
         const S4::Step active(x + row * stride + step * S4::STEP);
@@ -228,6 +212,8 @@ void WithKind(const LinearArguments& arguments, const Use& use) {
   }
 }
 
+}  // namespace
+
 int64_t LinearScratch(const LinearArguments& arguments) {
   int64_t bytes = 0;
   WithKind(arguments, [&](const auto& product) { bytes = product.Bytes(); });
@@ -237,11 +223,5 @@ int64_t LinearScratch(const LinearArguments& arguments) {
 void Linear(const LinearArguments& arguments, const Pool& pool) {
   WithKind(arguments, [&](const auto& product) { product.Run(pool); });
 }
-
-}  // namespace
-
-#define STRING_(x) #x
-#define STRING(x) STRING_(x)
-extern const Kernels kernels = {STRING(NEURONX_LEVEL), LinearScratch, Linear};
 
 }  // namespace neuronx::NEURONX_LEVEL
