@@ -15,7 +15,8 @@ JAXLIB = "jaxlib>=0.10.2,<0.13"
 
 # The CPU's kernels are compiled for each level of instructions, of which the processor's best is chosen at run time.
 KERNELS = "transformers_neuronx/runtimes/kernels"
-FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall -Wno-maybe-uninitialized -Wno-uninitialized".split()
+FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall".split()
+FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the intrinsics' own headers
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 SOURCES = ("attention", "level", "linear")

@@ -53,16 +53,11 @@ inline To Cast(From from) {
 
 inline int64_t RoundUp(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
+// Of neighbours, and then of what neighbours make, as `Totals` has it.
 inline float Total(Floats sums) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(Cast<__m512>(sums));
-#else
-  typedef float Four __attribute__((vector_size(16)));
-  Four parts[kLanes / 4];
-  memcpy(parts, &sums, sizeof sums);
-  for (int part = 1; part < kLanes / 4; ++part) parts[0] += parts[part];
-  return (parts[0][0] + parts[0][1]) + (parts[0][2] + parts[0][3]);
-#endif
+  for (int count = kLanes / 2; count; count /= 2)
+    for (int i = 0; i < count; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  return sums[0];
 }
 
 inline Floats AsFloats(Floats x) { return x; }
