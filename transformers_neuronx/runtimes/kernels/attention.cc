@@ -23,6 +23,8 @@ inline Floats Larger(Floats a, Floats b) { return (b > a) | (b != b) ? b : a; }
 // The keys and values of one head of one row, and the queries that look at them.
 template <typename Number>
 struct Head {
+  static constexpr bool kScaled = sizeof(Number) == 1;
+
   const AttentionArguments& a;
   const int64_t row, head, group;  // group: queries of a token
   int64_t first, length;           // position of the first token, and how many there are
@@ -39,11 +41,9 @@ struct Head {
     const int64_t at = length > 0 ? (slot * a.kv_heads + head) * a.positions : 0;
     keys = static_cast<Number*>(a.keys) + at * a.size;
     values = static_cast<Number*>(a.values) + at * a.size;
-    key_scales = a.key_scales + at;
-    value_scales = a.value_scales + at;
+    key_scales = kScaled ? a.key_scales + at : nullptr;
+    value_scales = kScaled ? a.value_scales + at : nullptr;
   }
-
-  static constexpr bool kScaled = sizeof(Number) == 1;
 
   int64_t Queries() const { return a.tokens * group; }
   int64_t Own(int64_t query) const { return query / group < length ? first + query / group : -1; }  // -1: sees nothing
@@ -57,8 +57,8 @@ struct Head {
   void Write() const {
     for (int64_t token = 0; token < length; ++token) {
       const int64_t from = ((row * a.tokens + token) * a.kv_heads + head) * a.size, to = first + token;
-      Put(a.k, from, keys + to * a.size, key_scales + to);
-      Put(a.v, from, values + to * a.size, value_scales + to);
+      Put(a.k, from, keys + to * a.size, kScaled ? key_scales + to : nullptr);
+      Put(a.v, from, values + to * a.size, kScaled ? value_scales + to : nullptr);
     }
   }
 
