@@ -1,0 +1,55 @@
+"""onnxruntime-genai, with files of its own model builder, which knows LLaMA and has no GPT-2.
+
+Weights in 8 and 4 bits have a scale for each 32 inputs, and activations are quantized to 8 bits (accuracy level 4).
+"""
+
+import json
+from pathlib import Path
+
+import onnxruntime_genai
+
+from peers.common import Clock, run
+
+PRECISION = {"f32": "fp32", "int8 b32": "int8", "int4 b32": "int4"}
+
+
+def prepare(task):
+    from onnxruntime_genai.models.builder import create_model
+
+    options = {} if task.format == "f32" else dict(int4_block_size=32, int4_accuracy_level=4)
+    cache = str(Path(task.directory, "cache"))
+    create_model("", task.checkpoint, task.directory, PRECISION[task.format], "cpu", cache, **options)
+    path = Path(task.directory, "genai_config.json")
+    config = json.loads(path.read_text())
+    config["model"]["decoder"]["session_options"]["intra_op_num_threads"] = task.threads
+    path.write_text(json.dumps(config))
+
+
+def load(task):
+    return Engine(task)
+
+
+class Engine:
+    def __init__(self, task):
+        self.task = task
+        self.weights = sum(path.stat().st_size for path in Path(task.directory).glob("model.onnx*"))
+        self.model = onnxruntime_genai.Model(task.directory)
+
+    def generate(self, ids, count):
+        clock, length = Clock(), len(ids[0]) + count
+        parameters = onnxruntime_genai.GeneratorParams(self.model)
+        parameters.set_search_options(
+            max_length=length, min_length=length, do_sample=False, batch_size=len(ids), num_beams=1
+        )
+        generator = onnxruntime_genai.Generator(self.model, parameters)
+        generator.append_tokens(ids)
+        tokens = [[] for _ in ids]
+        for _ in range(count):
+            generator.generate_next_token()
+            for row, token in zip(tokens, generator.get_next_tokens(), strict=True):
+                row.append(int(token))
+            clock.token()
+        return tokens, *clock.seconds()
+
+
+run(prepare, load)
