@@ -73,6 +73,8 @@ class Work:
             shutil.rmtree(home, ignore_errors=True)
             self.run([sys.executable, "-m", "venv", home])
             self.run([python, "-m", "pip", "install", "--quiet", *peer.requirements], **peer.building)
+            if peer.without:
+                self.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *peer.without])
             stamp.write_text(wanted)
         return python
 

@@ -11,13 +11,14 @@ class Peer:
     """`module` is the file here that runs it; `formats` has the width that each of its formats counts as.
 
     Without `requirements` it runs where the benchmark runs, else in an environment of its own, for which `building` are
-    environment variables.
+    environment variables, and where `without` is removed again.
     """
 
     module: str
     formats: dict[str, str]
     requirements: tuple[str, ...] = ()
     building: dict[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
 
 
 TORCH, TRANSFORMERS = "torch==2.13.0", "transformers==5.23.0"
@@ -38,6 +39,7 @@ PEERS = {
             "nncf==3.4.0",
             TORCH,
         ),
+        without=("torchvision",),  # which breaks all imports if it is of another build than torch
     ),
     "llama.cpp": Peer(
         "llama_cpp",

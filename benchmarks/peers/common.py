@@ -12,6 +12,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -40,6 +41,13 @@ def measure(task, engine):
         runs = session.repeat(length, task.count)
         result["token"][name] = statistics.median(rest for _, rest in runs) / (task.count - 1)
     return result | dict(peak=peak(), firsts=session.firsts)
+
+
+def convert(module, *arguments):
+    """Run another's converter, as from the command line; if it fails, its last words are ours."""
+    status = subprocess.run([sys.executable, "-P", "-m", module, *arguments], stdout=sys.stderr).returncode
+    if status:
+        sys.exit(status)
 
 
 class Session:

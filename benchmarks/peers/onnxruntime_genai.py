@@ -8,17 +8,16 @@ from pathlib import Path
 
 import onnxruntime_genai
 
-from peers.common import Clock, run
+from peers.common import Clock, convert, run
 
 PRECISION = {"f32": "fp32", "int8 b32": "int8", "int4 b32": "int4"}
 
 
 def prepare(task):
-    from onnxruntime_genai.models.builder import create_model
-
-    options = {} if task.format == "f32" else dict(int4_block_size=32, int4_accuracy_level=4)
-    cache = str(Path(task.directory, "cache"))
-    create_model("", task.checkpoint, task.directory, PRECISION[task.format], "cpu", cache, **options)
+    what = ["-i", task.checkpoint, "-o", task.directory, "-e", "cpu", "-p", PRECISION[task.format]]
+    if task.format != "f32":
+        what += ["--extra_options", "block_size=32", "accuracy_level=4"]
+    convert("onnxruntime_genai.models.builder", *what, "-c", f"{task.directory}/cache")
     path = Path(task.directory, "genai_config.json")
     config = json.loads(path.read_text())
     config["model"]["decoder"]["session_options"]["intra_op_num_threads"] = task.threads

@@ -116,25 +116,21 @@ class Tables:
         self.reference = next((firsts[way] for way in (("eager", "f32"), ("eager", "bf16")) if firsts.get(way)), {})
 
     def lines(self):
-        prompts = ["prompt of 16, ms", "128", "1024", "of product at 1024", "start, s", "peak, MiB"]
+        prompts = ["prompt of 16, ms", "of 128", "of 1024", "of product", "start, s", "peak, MiB"]
         tokens = [
             "weights, MiB",
             "a token, ms",
             "of read",
-            "context 896",
+            "after 896",
             "of read",
-            "8 rows, ms",
-            "context 896",
+            "eight rows, ms",
+            "after 896",
             "same",
         ]
         known = sorted(self.rows, key=lambda where: list(PEERS).index(where[0]))
         first = table(["engine", "format", *prompts], [[*where, *self.prompt(where)] for where in known])
         second = table(["engine", "format", *tokens], [[*where, *self.token(where)] for where in known])
-        failed = [
-            f"- {engine}, {kind}: {self.errors[engine, kind]}"
-            for engine, kind in known
-            if (engine, kind) in self.errors
-        ]
+        failed = [f"- {' '.join(where)}: {self.errors[where]}" for where in known if where in self.errors]
         return [*first, "", *second, "", *(["Not measured:", "", *failed, ""] if failed else [])]
 
     def values(self, where, rows, *path):
