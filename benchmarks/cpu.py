@@ -60,7 +60,7 @@ class Work:
         if ran.returncode:
             lines = (ran.stderr.strip() or ran.stdout.strip() or f"exit status {ran.returncode}").splitlines()
             (self.directory / "failed.log").write_text(f"{shlex.join(ran.args)}\n{ran.stdout}\n{ran.stderr}")
-            raise PeerError(lines[-1].strip()[:200])
+            raise PeerError(lines[-1].strip().replace(f"{self.directory}/", "")[:200])
         return ran.stdout.strip().rpartition("\n")[2]
 
     def python(self, peer):

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from types import SimpleNamespace
 
-ENOUGH = 8  # seconds after which a measurement is not repeated within a process
+ENOUGH = 5  # seconds after which a measurement is not repeated within a process
 
 
 def run(prepare, load, **others):

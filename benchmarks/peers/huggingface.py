@@ -10,6 +10,7 @@ DTYPES = dict(f32=torch.float32, bf16=torch.bfloat16)
 
 def load(task):
     torch.set_num_threads(task.threads)
+    torch.set_grad_enabled(False)
     model = AutoModelForCausalLM.from_pretrained(task.checkpoint, dtype=DTYPES[task.format])
     return (Compiled if task.engine == "compile" else Eager)(model, task)
 
@@ -18,7 +19,7 @@ class Eager:
     def __init__(self, model, task):
         self.model, self.task = model, task
         self.weights = sum(weight.nbytes for weight in model.parameters())
-        self.step = self.prompt = torch.inference_mode()(self.forward)
+        self.step = self.prompt = self.forward
 
     def forward(self, ids, cache):
         return self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
@@ -41,11 +42,15 @@ class Compiled(Eager):
 
     def __init__(self, model, task):
         super().__init__(model, task)
-        self.step = torch.inference_mode()(torch.compile(self.forward, dynamic=False))
-        self.size, self.compiled = 0, set()
+        self.step = torch.compile(self.forward, dynamic=False)
+        self.size, self.caches, self.compiled = 0, {}, set()
 
     def cache(self, positions):
-        return StaticCache(config=self.model.config, max_cache_len=self.size)
+        """The same one for each size, emptied: for another one the step would be compiled again."""
+        if self.size not in self.caches:
+            self.caches[self.size] = StaticCache(config=self.model.config, max_cache_len=self.size)
+        self.caches[self.size].reset()
+        return self.caches[self.size]
 
     def generate(self, ids, count):
         positions = len(ids[0]) + count
