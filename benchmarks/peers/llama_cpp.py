@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gguf
 import llama_cpp
+import ml_dtypes  # noqa: F401  with which NumPy knows bfloat16
 import numpy as np
 from gguf import GGMLQuantizationType
 from safetensors import safe_open

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from peers.common import Clock, run
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM
@@ -50,8 +51,15 @@ def load(task):
 
 class Engine:
     def __init__(self, task, model):
-        self.model = model
-        self.weights = sum(path.stat().st_size for path in Path(task.directory).rglob("*.safetensors"))
+        self.model, self.directory = model, Path(task.directory)
+
+    @property
+    def weights(self):
+        """All that was saved, without the embedding where the head is not the same table: of it, a row is read."""
+        total = sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
+        with safe_open(self.directory / "weights-shared.safetensors", framework="pt") as file:
+            parts = {name.partition("@")[0]: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118
+        return total - ("head.weight" in parts) * (parts["embed"] + parts.get("embed_scale", 0))
 
     def generate(self, ids, count):
         clock, ids = Clock(), torch.tensor(ids)
