@@ -4,8 +4,8 @@
 
 Random weights in the shapes of GPT-2 124M and Llama-3.2-1B, greedy, the end of a sequence ignored. Each engine has an
 environment of its own, made at the first run, and files converted from the same checkpoint; both are kept in --work.
-Llama.cpp is compiled, which takes a quarter of an hour. Each measurement is a process; engines take turns, and with
-each round goes a measurement of what the machine can do. What fails says so in its row, and the others go on.
+Llama.cpp is compiled, which takes a quarter of an hour. Each measurement is a process; engines take turns, and before
+each it is measured what the machine can do. What fails says so in its row, and the others go on.
 
 Torch is wanted in its CPU build: where the index has another one, set PIP_EXTRA_INDEX_URL to one that has it.
 """
@@ -151,16 +151,15 @@ def prepare(work, results, rows):
 
 
 def measure(work, results, rows, rounds, quick):
-    """In every round, what the machine can do and then each row; one that has failed is left alone from then on."""
-    before = len(results.all["rates"])
+    """Each row in every round, and before it what the machine can do; what has failed is left alone from then on."""
+    before = len({run.get("round") for run in results.all["runs"]} - {None})
     numbers = range(before, before + rounds)
     turns = [(number, row, task) for number in numbers for row in rows for task in measurements(quick)]
     for number, row, task in (bar := tqdm(turns, desc="measurements", leave=False)):
-        if len(results.all["rates"]) <= number:
-            results.add("rates", work.rates())
         if results.failed(row):
             continue
         bar.set_postfix_str(" ".join([*row.values(), f"x {task['rows']}"]))
+        results.add("rates", work.rates())
         try:
             results.add("runs", row | dict(round=number, rows=task["rows"]) | work.measure(**row, task=task))
         except PeerError as failure:

@@ -25,7 +25,15 @@ TORCH, TRANSFORMERS = "torch==2.13.0", "transformers==5.23.0"
 PEERS = {
     "ours": Peer(
         "ours",
-        {"f32": "f32", "bf16": "bf16", "f16": "f16", "s8": "s8", "s4 g32": "s4", "s4 g32, head in bf16": "s4"},
+        {
+            "f32": "f32",
+            "bf16": "bf16",
+            "f16": "f16",
+            "s8": "s8",
+            "s8, head in bf16": "s8",
+            "s4 g32": "s4",
+            "s4 g32, head in bf16": "s4",
+        },
     ),
     "eager": Peer("huggingface", {"f32": "f32", "bf16": "bf16"}, (TORCH, TRANSFORMERS)),
     "compile": Peer("huggingface", {"f32": "f32", "bf16": "bf16"}, (TORCH, TRANSFORMERS)),

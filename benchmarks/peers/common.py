@@ -33,14 +33,15 @@ def run(prepare, load, **others):
 def measure(task, engine):
     session = Session(task, engine)
     session.generate(task.start, 1)
-    result = dict(start=since_start(), weights=engine.weights, prompt={}, token={})
+    result = dict(start=since_start(), prompt={}, token={})
     for length in task.prompt:
         runs = session.repeat(length, 1)
         result["prompt"][length] = statistics.median(first for first, _ in runs)
     for name, length in task.token.items():
         runs = session.repeat(length, task.count)
         result["token"][name] = statistics.median(rest for _, rest in runs) / (task.count - 1)
-    return result | dict(peak=peak(), firsts=session.firsts)
+    result["peak"] = peak()
+    return result | dict(weights=engine.weights, firsts=session.firsts)
 
 
 def convert(module, *arguments):

@@ -1,6 +1,6 @@
 """The project itself: an artifact with programs and weights is prepared, from which a single sequence starts.
 
-Head and embedding are quantized as well where peers do so, except in the format that says otherwise.
+Head and embedding are quantized as well where peers do so, except in formats that say otherwise.
 """
 
 import math
@@ -20,6 +20,7 @@ FORMATS = {
     "bf16": ("bf16", None),
     "f16": ("f16", None),
     "s8": ("bf16", dict(quant_dtype="s8", **WHOLE)),
+    "s8, head in bf16": ("bf16", dict(quant_dtype="s8")),
     "s4 g32": ("bf16", dict(quant_dtype="s4", group_size=32, **WHOLE)),
     "s4 g32, head in bf16": ("bf16", dict(quant_dtype="s4", group_size=32)),
 }

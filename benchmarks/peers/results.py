@@ -21,7 +21,8 @@ have {cores} threads; weights are random, tokens the likeliest, the end of a seq
   `compile`, the step has not been compiled by then.
 - The peak is VmHWM of the process with a single sequence, files that it has mapped included.
 - Of read: the bytes of the weights, as the engine stores them, times tokens a second, over the {read:.1f} GB/s at which
-  torch reads 1 GiB by the fastest of sum, maximum and scalar product ({slow:.1f} in the slowest round).
+  torch reads 1 GiB by the fastest of sum, maximum and scalar product. That is the most of {count} times, before each
+  measurement; the median was {usual:.1f}, the least {slow:.1f}: so much does the machine itself vary.
 - Of product: the operations of a prompt, per second, over those of torch's product of [1024, 2048] and [2048, 8192]:
   {f32:.0f} GFLOP/s in f32, {bf16:.0f} in bf16, which is what all other formats are compared with.
 - Eight rows are eight sequences at once, so a step gives eight tokens.
@@ -95,8 +96,9 @@ def notes(results):
     rates = results["rates"]
     best = {name: max(rate[name] for rate in rates) / 1e9 for name in rates[0]}
     rounds = len({run["round"] for run in results["runs"] if "round" in run})
-    slow = min(rate["read"] for rate in rates) / 1e9
-    return NOTES.format(rounds=rounds, cores=results["machine"]["cores"], slow=slow, **best).strip()
+    read = [rate["read"] / 1e9 for rate in rates]
+    varied = dict(count=len(read), usual=statistics.median(read), slow=min(read))
+    return NOTES.format(rounds=rounds, cores=results["machine"]["cores"], **varied, **best).strip()
 
 
 class Tables:
