@@ -152,16 +152,14 @@ def prepare(work, results, rows):
 
 def measure(work, results, rows, rounds, quick):
     """Each row in every round, and before it what the machine can do; what has failed is left alone from then on."""
-    before = len({run.get("round") for run in results.all["runs"]} - {None})
-    numbers = range(before, before + rounds)
-    turns = [(number, row, task) for number in numbers for row in rows for task in measurements(quick)]
-    for number, row, task in (bar := tqdm(turns, desc="measurements", leave=False)):
+    turns = list(product(range(rounds), rows, measurements(quick)))
+    for _, row, task in (bar := tqdm(turns, desc="measurements", leave=False)):
         if results.failed(row):
             continue
         bar.set_postfix_str(" ".join([*row.values(), f"x {task['rows']}"]))
         results.add("rates", work.rates())
         try:
-            results.add("runs", row | dict(round=number, rows=task["rows"]) | work.measure(**row, task=task))
+            results.add("runs", row | dict(rows=task["rows"]) | work.measure(**row, task=task))
         except PeerError as failure:
             failed(results, row, failure)
 

@@ -5,7 +5,7 @@ import os
 import platform
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from peers.checkpoint import SHAPES
 
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd")
 NOTES = """
-Medians of {rounds} rounds, in brackets the least and the most. Each measurement is a process, engines take turns. All
+Medians of {rounds} processes, in brackets the least and the most. Engines take turns. All
 have {cores} threads; weights are random, tokens the likeliest, the end of a sequence is ignored.
 
 - A start is all from the process's own to the first token after a prompt of 16, files in the system's cache. Of
@@ -95,10 +95,17 @@ def report(results):
 def notes(results):
     rates = results["rates"]
     best = {name: max(rate[name] for rate in rates) / 1e9 for name in rates[0]}
-    rounds = len({run["round"] for run in results["runs"] if "round" in run})
+    times = Counter(
+        (run["shape"], run["engine"], run["format"], run["rows"]) for run in results["runs"] if "rows" in run
+    )
     read = [rate["read"] / 1e9 for rate in rates]
     varied = dict(count=len(read), usual=statistics.median(read), slow=min(read))
-    return NOTES.format(rounds=rounds, cores=results["machine"]["cores"], **varied, **best).strip()
+    return NOTES.format(rounds=span(times.values()), cores=results["machine"]["cores"], **varied, **best).strip()
+
+
+def span(values):
+    low, high = min(values, default=0), max(values, default=0)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 class Tables:
