@@ -15,9 +15,11 @@ JAXLIB = "jaxlib>=0.10.2,<0.13"
 
 # The CPU's kernels are compiled for each level of instructions, of which the processor's best is chosen at run time.
 KERNELS = "transformers_neuronx/runtimes/kernels"
-FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall -Wno-maybe-uninitialized".split()
+FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall".split()
+FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the intrinsics' own headers
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+SOURCES = ("attention", "level", "linear")
 LEVELS = {"portable": []}
 if platform.machine() in ("x86_64", "AMD64"):
     LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"]}
@@ -29,7 +31,7 @@ class BuildKernels(build_ext):
     def build_extension(self, extension):
         for level, flags in LEVELS.items():
             extension.extra_objects += self.compiler.compile(
-                [f"{KERNELS}/linear.cc"],
+                [f"{KERNELS}/{name}.cc" for name in SOURCES],
                 output_dir=f"{self.build_temp}/{level}",
                 macros=[("NEURONX_LEVEL", level)],
                 extra_postargs=[*extension.extra_compile_args, *flags],
@@ -52,7 +54,7 @@ setup(
         Extension(
             "transformers_neuronx.runtimes.kernels._kernels",
             [f"{KERNELS}/module.cc"],
-            depends=[f"{KERNELS}/{name}" for name in ("kernels.h", "linear.cc", "parallel.h", "vectors.h")],
+            depends=[*map(str, Path(KERNELS).glob("*.h")), *map(str, Path(KERNELS).glob("*.cc"))],
             include_dirs=[f"{folder}/include" for folder in find_spec("jaxlib").submodule_search_locations],
             extra_compile_args=FLAGS,
             language="c++",

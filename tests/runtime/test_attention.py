@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from transformers_neuronx.pyhlo.dtypes import element_type
-from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.runtimes import get_runtime, kernels
 
 HEADS, KV_HEADS, D = 6, 2, 4
 POSITIONS = 12
@@ -141,7 +141,10 @@ def test_nan_that_another_sequence_left_reaches_only_who_uses_its_slot(run, atte
     np.testing.assert_allclose(context, want, rtol=1e-5, atol=1e-5)
     arrays[4][:KV_HEADS, 4] = NAN  # a value: its weight is zero, and zero times NaN is NaN
     context, *_ = run(lambda *tensors: attend(*tensors, width=width, scale=0.5), *arrays)
-    assert np.isnan(context[0]).all()
+    if kernels.level() == "off":
+        assert np.isnan(context[0]).all()
+    else:
+        np.testing.assert_allclose(context[0], want[0], rtol=1e-5, atol=1e-5)  # what is not in use is not read
     np.testing.assert_allclose(context[1], want[1], rtol=1e-5, atol=1e-5)
 
 

@@ -42,13 +42,16 @@ def composite(name: str, body: Callable[..., Tensor | tuple[Tensor, ...]]) -> Ca
     """`body` as a named operation: a call that says what it means and that a runtime may replace.
 
     `composite("linear", body)(x, w, scale=2)` runs `body(x, w, scale=2)` in a computation of its own. Tensors are
-    positional; keywords are attributes, which a replacement reads as JSON. Returns what `body` returns.
+    positional; keywords are attributes, which a replacement reads as JSON, the body's defaults among them. Returns
+    what `body` returns.
     """
+    defaults = body.__kwdefaults__ or {}
 
     def call(*operands: Tensor, **attributes: Any) -> Any:
         if not operands:
             raise GraphError(f"{name} wants one tensor or more, got none")
         shapes = _array_shapes(name, operands)
+        attributes = defaults | attributes
         try:
             text = json.dumps(attributes, sort_keys=True)
         except TypeError as error:

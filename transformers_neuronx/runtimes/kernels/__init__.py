@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,32 +18,52 @@ from typing import Any
 
 from transformers_neuronx import env
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.hlo.control import COMPOSITE_NAME
+from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.hlo_pb2 import API_VERSION_TYPED_FFI, HloInstructionProto, PrimitiveType, ShapeProto
 
 _LOG = logging.getLogger(__name__)
 
 SMALLEST_GROUP = 32
-# Rows for which the kernel is faster than XLA's product with weights of the type, as far as has been measured.
-ROWS = dict(f32=range(2, 17), bf16=range(1, 17), f16=range(1, 2**31), s8=range(1, 17), u8=range(1, 65))
+LONGEST_HEAD = 256
+CACHE = 5  # the first operand of attention that is one
+# Rows for which the kernel is at least as fast as XLA's product with weights of the type, as far as has been measured.
+ROWS = dict(f32=range(1, 17), bf16=range(1, 17), f16=range(1, 2**31), s8=range(1, 17), u8=range(1, 65))
 
 
-def _linear(x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
-    types = tuple(PrimitiveType.Name(shape.element_type).lower() for shape in (x, weight))
+# Attributes that a kernel reads, with their types there. None is 0.
+ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
+    linear={},
+    attention=dict(scale="f32", softcap="f32", window="i64", arrays="i64", own_slots="i64", alibi="i64"),
+)
+
+
+def _types(*shapes: ShapeProto) -> list[str]:
+    return [PrimitiveType.Name(shape.element_type).lower() for shape in shapes]
+
+
+def _linear(attributes: Mapping[str, Any], x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
+    types = _types(x, weight)
     if math.prod(x.dimensions[:-1]) not in ROWS.get(types[1], ()):
         return False
-    if types in (("f32", "f32"), ("bf16", "bf16"), ("f16", "f16")):
+    if types[0] == types[1]:
         return scale is None
     if scale is None or types[0] not in ("bf16", "f16"):  # 16 bits of activations are fewer than f32 has
         return False
     if types[1] == "s8":
         return len(scale.dimensions) == 1
-    groups = scale.dimensions[-1]
-    return types[1] == "u8" and len(scale.dimensions) == 2 and x.dimensions[-1] % (groups * SMALLEST_GROUP) == 0
+    group, rest = divmod(x.dimensions[-1], scale.dimensions[-1])
+    whole = not rest and group >= SMALLEST_GROUP and group.bit_count() == 1
+    return types[1] == "u8" and len(scale.dimensions) == 2 and whole
 
 
-ACCEPTS: Mapping[str, Callable[..., bool]] = dict(linear=_linear)
+def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:
+    [active, cached] = _types(q, more[4])
+    known = active in ("f32", "bf16", "f16") and q.dimensions[-1] <= LONGEST_HEAD
+    return known and (attributes["arrays"], cached) in ((2, active), (4, "s8"))
+
+
+ACCEPTS: Mapping[str, Callable[..., bool]] = dict(linear=_linear, attention=_attention)
 
 
 @functools.cache
@@ -97,20 +118,31 @@ def with_kernels(module: HloModuleProto) -> HloModuleProto:
         for instruction in computation.instructions:
             name = instruction.frontend_attributes.map.get(COMPOSITE_NAME, "")
             operands = [shapes[number] for number in instruction.operand_ids]
-            if name in ACCEPTS and ACCEPTS[name](*operands):
-                _become_kernel(instruction, name, operands)
+            attributes = json.loads(instruction.frontend_attributes.map.get(COMPOSITE_ATTRIBUTES, "{}"))
+            if name in ACCEPTS and ACCEPTS[name](attributes, *operands):
+                _become_kernel(instruction, name, operands, attributes)
     _remove_unused(module)
     return module
 
 
-def _become_kernel(instruction: HloInstructionProto, name: str, operands: Sequence[ShapeProto]) -> None:
+def _become_kernel(
+    instruction: HloInstructionProto, name: str, operands: Sequence[ShapeProto], attributes: Mapping[str, Any]
+) -> None:
     instruction.opcode = "custom-call"
     instruction.custom_call_target = target(name)
     instruction.custom_call_api_version = API_VERSION_TYPED_FFI
     instruction.constrain_layout = True
     instruction.operand_shapes_with_layout.extend(operands)
+    for array in range(attributes.get("arrays", 0)):  # those of the cache, after the first result
+        instruction.output_operand_aliasing.add(output_shape_index=[1 + array], operand_index=CACHE + array)
+    typed = [f"{key} = {_as_typed(attributes[key], kind)}" for key, kind in ATTRIBUTES[name].items()]
+    instruction.backend_config = f"{{{', '.join(typed)}}}".encode()
     instruction.ClearField("called_computation_ids")
     instruction.ClearField("frontend_attributes")
+
+
+def _as_typed(value: float | None, kind: str) -> str:
+    return f"{float(value or 0):e} : f32" if kind == "f32" else f"{int(value or 0)} : {kind}"
 
 
 def _remove_unused(module: HloModuleProto) -> None:

@@ -27,10 +27,26 @@ struct LinearArguments {
   void* scratch;
 };
 
+// q[rows, tokens, heads, size] looks at keys and values [slots * kv_heads, positions, size], after k and v[rows, tokens,
+// kv_heads, size] were written there: of row i `length[i]` tokens from position `start[i]` on, in slot `slot[i]`, or i.
+// -> context, like q. In `cached`, if it is kS8, each position has a scale; `type` is that of all else.
+struct AttentionArguments {
+  int64_t rows, tokens, heads, kv_heads, size, slots, positions, window;
+  float scale, softcap;  // a window or a softcap of 0 is none
+  Type type, cached;
+  const void *q, *k, *v;
+  const int32_t *start, *length, *slot;
+  const float* slopes;  // of heads, or null
+  void *keys, *values;
+  float *key_scales, *value_scales;
+  void* context;
+};
+
 struct Kernels {
   const char* name;
   int64_t (*linear_scratch)(const LinearArguments&);  // bytes
   void (*linear)(const LinearArguments&, const Pool&);
+  void (*attention)(const AttentionArguments&, const Pool&);
 };
 
 namespace portable { extern const Kernels kernels; }

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -91,11 +92,41 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(LinearHandler, Linear,
                                   .RemainingArgs()
                                   .Ret<ffi::AnyBuffer>());
 
+// What the composite has as operands and attributes; its cache comes back in the memory of the one that was given.
+ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                     ffi::Dictionary attributes) {
+  const auto operand = [&](size_t i) { return *operands.get<ffi::AnyBuffer>(i); };
+  const auto result = [&](size_t i) { return *results.get<ffi::AnyBuffer>(i); };
+  const auto number = [&](const char* name) { return *attributes.get<int64_t>(name); };
+  const auto q = operand(0).dimensions(), k = operand(1).dimensions(), cache = operand(5).dimensions();
+  const int64_t arrays = number("arrays"), own_slots = number("own_slots");
+  const auto type = TypeOf(operand(0).element_type()), cached = TypeOf(operand(5).element_type());
+  if (type.has_error()) return type.error();
+  if (cached.has_error()) return cached.error();
+  const auto s32 = [&](size_t i) { return static_cast<const int32_t*>(operand(i).untyped_data()); };
+  const auto after = [&](int64_t i) { return i < arrays ? result(1 + i)->untyped_data() : nullptr; };
+  const AttentionArguments arguments = {
+      q[0], q[1], q[2], k[2], q[3], cache[0] / k[2], cache[1], number("window"),
+      *attributes.get<float>("scale"), *attributes.get<float>("softcap"), *type, *cached,
+      operand(0).untyped_data(), operand(1).untyped_data(), operand(2).untyped_data(), s32(3), s32(4),
+      own_slots ? s32(5 + arrays) : nullptr,
+      number("alibi") ? static_cast<const float*>(operand(5 + arrays + own_slots).untyped_data()) : nullptr,
+      after(0), after(1), static_cast<float*>(after(2)), static_cast<float*>(after(3)), result(0)->untyped_data()};
+  level->attention(arguments, PoolOf(threads));
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionHandler, Attention,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+
 PyObject* Handlers(PyObject*, PyObject*) {
+  const std::pair<const char*, XLA_FFI_Handler*> all[] = {{"linear", LinearHandler}, {"attention", AttentionHandler}};
   PyObject* handlers = PyDict_New();
-  PyObject* capsule = PyCapsule_New(reinterpret_cast<void*>(LinearHandler), nullptr, nullptr);
-  if (!handlers || !capsule || PyDict_SetItemString(handlers, "linear", capsule)) return nullptr;
-  Py_DECREF(capsule);
+  for (const auto& [name, handler] : all) {
+    PyObject* capsule = PyCapsule_New(reinterpret_cast<void*>(handler), nullptr, nullptr);
+    if (!handlers || !capsule || PyDict_SetItemString(handlers, name, capsule)) return nullptr;
+    Py_DECREF(capsule);
+  }
   return handlers;
 }
 

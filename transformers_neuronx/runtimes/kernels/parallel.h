@@ -1,4 +1,4 @@
-// Work divided over XLA's own threads.
+// Work divided over the threads of a pool, which is XLA's own.
 #pragma once
 
 #include <algorithm>
@@ -7,14 +7,12 @@
 #include <memory>
 #include <thread>
 
-#include "xla/ffi/api/ffi.h"
-
 namespace neuronx {
 
 // body(piece) for every piece of [0, pieces), on this thread and on those of the pool that come by before all are
 // taken. It waits for no thread to come: the pool may run tasks late, or one after the other.
-template <typename Body>
-void Parallel(xla::ffi::ThreadPool& pool, int64_t pieces, const Body& body) {
+template <typename Threads, typename Body>
+void Parallel(Threads& pool, int64_t pieces, const Body& body) {
   struct Counts {
     std::atomic<int64_t> taken{0}, done{0};
   };

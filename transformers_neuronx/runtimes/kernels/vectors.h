@@ -1,7 +1,4 @@
-// Vectors as wide as the level has them, and the products that the kernels are made of.
-//
-// A Kind says how weights and activations are stored, and adds the products of STEP of each to a vector of sums. Weights
-// are read as they lie in memory; activations are prepared once for all rows of the weight.
+// Vectors as wide as the level has them: numbers of any type as floats and back, and what is made of them alone.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +8,8 @@
 #endif
 
 #include "kernels.h"
+
+#define UNROLL _Pragma("GCC unroll 8")
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
@@ -26,11 +25,21 @@ constexpr int kLanes = 4;
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef int16_t Shorts __attribute__((vector_size(kLanes * 4)));
+typedef int8_t Bytes __attribute__((vector_size(kLanes * 4)));
+typedef uint8_t Nibbles __attribute__((vector_size(kLanes * 4)));
 
 template <typename To, typename From>
 inline To Load(const From* from) {
   To to;
   memcpy(&to, from, sizeof to);
+  return to;
+}
+
+// What is there of a vector, and zeros.
+template <typename To, typename From>
+inline To LoadPart(const From* from, int64_t count) {
+  To to = {};
+  memcpy(&to, from, count * sizeof *from);
   return to;
 }
 
@@ -42,16 +51,13 @@ inline To Cast(From from) {
   return to;
 }
 
+inline int64_t RoundUp(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+// Of neighbours, and then of what neighbours make, as `Totals` has it.
 inline float Total(Floats sums) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(Cast<__m512>(sums));
-#else
-  typedef float Four __attribute__((vector_size(16)));
-  Four parts[kLanes / 4];
-  memcpy(parts, &sums, sizeof sums);
-  for (int part = 1; part < kLanes / 4; ++part) parts[0] += parts[part];
-  return (parts[0][0] + parts[0][1]) + (parts[0][2] + parts[0][3]);
-#endif
+  for (int count = kLanes / 2; count; count /= 2)
+    for (int i = 0; i < count; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  return sums[0];
 }
 
 inline Floats AsFloats(Floats x) { return x; }
@@ -86,113 +92,124 @@ inline Floats FromF16(const uint16_t* x) {
 #endif
 }
 
-// sums + products of shorts, each of two neighbours added.
-inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
-#if defined(__AVX512VNNI__)
-  return Cast<Ints>(_mm512_dpwssd_epi32(Cast<__m512i>(sums), Cast<__m512i>(a), Cast<__m512i>(b)));
-#elif defined(__AVX512BW__)
-  return sums + Cast<Ints>(_mm512_madd_epi16(Cast<__m512i>(a), Cast<__m512i>(b)));
+// To the nearest whole number.
+inline Ints Rounded(Floats x) {
+#if defined(__AVX512F__)
+  return Cast<Ints>(_mm512_cvtps_epi32(Cast<__m512>(x)));
 #elif defined(__AVX2__)
-  return sums + Cast<Ints>(_mm256_madd_epi16(Cast<__m256i>(a), Cast<__m256i>(b)));
+  return Cast<Ints>(_mm256_cvtps_epi32(Cast<__m256>(x)));
 #elif defined(__SSE2__)
-  return sums + Cast<Ints>(_mm_madd_epi16(Cast<__m128i>(a), Cast<__m128i>(b)));
+  return Cast<Ints>(_mm_cvtps_epi32(Cast<__m128>(x)));
 #else
-  for (int lane = 0; lane < kLanes; ++lane)
-    sums[lane] += int32_t{a[2 * lane]} * b[2 * lane] + int32_t{a[2 * lane + 1]} * b[2 * lane + 1];
-  return sums;
+  Ints whole;
+  for (int lane = 0; lane < kLanes; ++lane) whole[lane] = static_cast<int32_t>(__builtin_rintf(x[lane]));
+  return whole;
 #endif
 }
 
-// Kinds. RUN is how many steps sums can take before they have to become floats, PACKED the inputs in one Weight.
-struct F32 {
-  using Weight = float;
-  using Active = float;
-  using Sums = Floats;
-  using Vector = Floats;
-  static constexpr int64_t STEP = kLanes, RUN = int64_t{1} << 40, PACKED = 1;
-  static Vector LoadWeight(const Weight* w) { return Load<Floats>(w); }
-  static Vector LoadActive(const Active* x) { return Load<Floats>(x); }
-  static Sums Add(Sums sums, Vector w, Vector x) { return sums + w * x; }
-};
+struct BFloat16 { uint16_t bits; };
+struct Float16 { uint16_t bits; };
 
-struct F16 : F32 {
-  using Weight = uint16_t;
-  static Vector LoadWeight(const Weight* w) { return FromF16(w); }
-};
+// kLanes numbers, or fewer and zeros behind them, as floats.
+inline Floats Widened(const float* from) { return Load<Floats>(from); }
+inline Floats Widened(const BFloat16* from) { return FromBF16(&from->bits); }
+inline Floats Widened(const Float16* from) { return FromF16(&from->bits); }
+inline Floats Widened(const int8_t* from) {
+  typedef int8_t Quarter __attribute__((vector_size(kLanes)));
+  return __builtin_convertvector(Load<Quarter>(from), Floats);
+}
 
-#if defined(__AVX512BF16__)
-struct BF16 {
-  using Weight = uint16_t;
-  using Active = uint16_t;
-  using Sums = Floats;
-  using Vector = __m512bh;
-  static constexpr int64_t STEP = 2 * kLanes, RUN = int64_t{1} << 40, PACKED = 1;
-  static Vector LoadWeight(const Weight* w) { return Load<Vector>(w); }
-  static Vector LoadActive(const Active* x) { return Load<Vector>(x); }
-  static Sums Add(Sums sums, Vector w, Vector x) {
-    return Cast<Floats>(_mm512_dpbf16_ps(Cast<__m512>(sums), w, x));
+template <typename Number>
+inline Floats Widened(const Number* from, int64_t count) {
+  Number part[kLanes] = {};
+  memcpy(part, from, count * sizeof *from);
+  return Widened(part);
+}
+
+template <typename Number>
+inline void Widen(const Number* from, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats floats = Widened(from + i);
+    memcpy(out + i, &floats, sizeof floats);
   }
-};
+  if (i == count) return;
+  const Floats floats = Widened(from + i, count - i);
+  memcpy(out + i, &floats, (count - i) * sizeof *out);
+}
+
+// Activations from the `first` on, as floats.
+inline void Widen(const void* x, Type type, int64_t first, int64_t count, float* out) {
+  if (type == Type::kF32) return Widen(static_cast<const float*>(x) + first, count, out);
+  if (type == Type::kF16) return Widen(static_cast<const Float16*>(x) + first, count, out);
+  Widen(static_cast<const BFloat16*>(x) + first, count, out);
+}
+
+// To the nearest, the even one of two.
+inline uint16_t ToBF16(float x) {
+  const uint32_t bits = Cast<uint32_t>(x);
+  return static_cast<uint16_t>(x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline uint16_t ToF16(float x) {
+#if defined(__F16C__)
+  return static_cast<uint16_t>(_cvtss_sh(x, 0));
 #else
-struct BF16 : F32 {
-  using Weight = uint16_t;
-  static Vector LoadWeight(const Weight* w) { return FromBF16(w); }
-};
+  const uint32_t bits = Cast<uint32_t>(x), sign = bits >> 16 & 0x8000;
+  const float size = Cast<float>(bits & 0x7fffffff);
+  if (x != x) return static_cast<uint16_t>(sign | 0x7e00);
+  if (size >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
+  // Below 2^-14 all have the same step: adding 2^-1 leaves just the bits that are kept.
+  if (size < 0x1p-14f) return static_cast<uint16_t>(sign | (Cast<uint32_t>(size + 0.5f) - Cast<uint32_t>(0.5f)));
+  const uint32_t rest = Cast<uint32_t>(size * 0x1p-112f);
+  return static_cast<uint16_t>(sign | ((rest + 0xfff + (rest >> 13 & 1)) >> 13));
 #endif
+}
 
-// Weights of 8 bits times activations of 16: their sums are whole numbers, and exact.
-struct S8 {
-  using Weight = int8_t;
-  using Active = int16_t;
-  using Sums = Ints;
-  using Vector = Shorts;
-  static constexpr int64_t STEP = 2 * kLanes, PACKED = 1, RUN = 128;  // times 2 * 128 * 32767 is below 2^31
-  static int64_t Place(int64_t input, int64_t) { return input; }
-  static Vector LoadWeight(const Weight* w) {
-    typedef int8_t Bytes __attribute__((vector_size(kLanes * 2)));
-    return __builtin_convertvector(Load<Bytes>(w), Shorts);
+inline void Narrow(const float* x, Type type, int64_t count, void* out, int64_t first) {
+  if (type == Type::kF32) {
+    memcpy(static_cast<float*>(out) + first, x, count * sizeof *x);
+    return;
   }
-  static Vector LoadActive(const Active* x) { return Load<Shorts>(x); }
-  static Sums Add(Sums sums, Vector w, Vector x) { return AddProducts(sums, w, x); }
-};
+  uint16_t* halves = static_cast<uint16_t*>(out) + first;
+  for (int64_t i = 0; i < count; ++i) halves[i] = type == Type::kBF16 ? ToBF16(x[i]) : ToF16(x[i]);
+}
 
-// Weights of 4 bits, two in a byte: of a group's inputs the first half in the low bits, the second half in the high
-// ones. So of BYTES bytes the activations lie in two vectors, those of the low bits and those of the high ones.
-struct S4 {
-  using Weight = uint8_t;
-  using Active = int16_t;
-  static constexpr int64_t BYTES = 2 * kLanes, STEP = 2 * BYTES, PACKED = 2;
+// 0, 1, 2, ...
+inline Ints Count() {
+  Ints count;
+  for (int lane = 0; lane < kLanes; ++lane) count[lane] = lane;
+  return count;
+}
 
-  static int64_t Place(int64_t input, int64_t group) {
-    const int64_t inside = input % group, half = group / 2;
-    const int64_t byte = input / group * half + inside % half;
-    return byte / BYTES * STEP + (inside < half ? 0 : BYTES) + byte % BYTES;
-  }
-
-  static Shorts LoadWeight(const Weight* w) {
-    typedef int8_t Bytes __attribute__((vector_size(BYTES)));
-    return __builtin_convertvector(Load<Bytes>(w), Shorts);
-  }
-
-  static Shorts LoadPart(const Weight* w, int64_t count) {
-    Weight part[BYTES] = {};
-    memcpy(part, w, count);
-    return LoadWeight(part);
-  }
-
-  static Floats Scales(const float* scale, int64_t step, int64_t group, int64_t groups) {
-    const int64_t first = step * STEP / group, second = (step * STEP + STEP / 2) / group;
-    Floats scales = Floats{} + scale[first];
+// The total of each vector in a lane of its own.
+inline Floats Totals(Floats (&sums)[kLanes]) {
 #if defined(__AVX512F__)
-    if (second != first && second < groups)
-      scales = Cast<Floats>(_mm512_mask_broadcastss_ps(Cast<__m512>(scales), 0xff00, _mm_load_ss(scale + second)));
+  const __m512i even = Cast<__m512i>(Count() * 2), odd = Cast<__m512i>(Count() * 2 + 1);
+  for (int count = kLanes / 2; count; count /= 2)
+    UNROLL for (int i = 0; i < count; ++i) {
+      const __m512 a = Cast<__m512>(sums[2 * i]), b = Cast<__m512>(sums[2 * i + 1]);
+      sums[i] = Cast<Floats>(_mm512_permutex2var_ps(a, even, b)) + Cast<Floats>(_mm512_permutex2var_ps(a, odd, b));
+    }
+  return sums[0];
 #else
-    static_assert(STEP <= 32);  // the smallest group
-    (void)second, (void)groups;
+  Floats totals;
+  for (int lane = 0; lane < kLanes; ++lane) totals[lane] = Total(sums[lane]);
+  return totals;
 #endif
-    return scales;
-  }
-};
+}
+
+// e to the power of x, within 2e-7 of it, and 0 where that is below the smallest normal number.
+inline Floats Exp(Floats x) {
+  x = x > 88 ? Floats{} + 88 : x;
+  const Ints whole = Rounded(x * 1.44269504f);  // 1 / ln 2
+  const Floats turns = __builtin_convertvector(whole, Floats);
+  const Floats r = (x - turns * 0.693359375f) + turns * 2.12194440e-4f;  // ln 2 in two parts, of which the first is short
+  constexpr float kFactors[] = {1 / 5040.0f, 1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1, 1};
+  Floats power = {};
+  UNROLL for (int i = 0; i < 8; ++i) power = power * r + kFactors[i];
+  return x < -87 ? Floats{} : power * Cast<Floats>((whole + 127) << 23);
+}
 
 }  // namespace
 }  // namespace neuronx::NEURONX_LEVEL

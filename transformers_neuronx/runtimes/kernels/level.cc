@@ -1,0 +1,14 @@
+// The kernels of one level.
+#include "kernels.h"
+
+namespace neuronx::NEURONX_LEVEL {
+
+int64_t LinearScratch(const LinearArguments& arguments);
+void Linear(const LinearArguments& arguments, const Pool& pool);
+void Attend(const AttentionArguments& arguments, const Pool& pool);
+
+#define STRING_(x) #x
+#define STRING(x) STRING_(x)
+extern const Kernels kernels = {STRING(NEURONX_LEVEL), LinearScratch, Linear, Attend};
+
+}  // namespace neuronx::NEURONX_LEVEL
