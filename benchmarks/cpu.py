@@ -11,6 +11,7 @@ Torch is wanted in its CPU build: where the index has another one, set PIP_EXTRA
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -32,6 +33,7 @@ WIDTHS = ("f32", "bf16", "f16", "s8", "s4")
 POSITIONS = [256, 1024]
 START, PROMPTS, TOKENS = 16, [16, 128, 1024], dict(short=128, long=896)
 BATCH = 8
+MAKER = "maker.txt"
 
 
 class PeerError(Exception):
@@ -102,15 +104,17 @@ class Work:
         )  # fmt: skip
 
     def prepare(self, shape, engine, format):  # noqa: A002
-        """Convert the checkpoint, if that has not been done."""
+        """Convert the checkpoint, if that has not been done by the same versions."""
         task = self.task(shape, engine, format)
-        directory = Path(task["directory"])
-        if directory.exists():
+        directory, made_by = Path(task["directory"]), maker(PEERS[engine])
+        if Path(directory, MAKER).exists() and Path(directory, MAKER).read_text() == made_by:
             return
         making = directory.with_name(f"{directory.name}.part")
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(parents=True)
         self.call(engine, task | dict(do="prepare", directory=str(making)))
+        (making / MAKER).write_text(made_by)
+        shutil.rmtree(directory, ignore_errors=True)
         making.rename(directory)
 
     def measure(self, shape, engine, format, task):  # noqa: A002
@@ -121,6 +125,17 @@ class Work:
 
     def rates(self):
         return json.loads(self.run([sys.executable, "-P", "-m", "peers.machine", self.threads]))
+
+
+def maker(peer):
+    """What says whether files have been made by a peer as it is: its versions, or of this project all code."""
+    if peer.requirements:
+        return "\n".join(peer.requirements)
+    digest = hashlib.sha256()
+    for path in sorted((HERE.parent / "transformers_neuronx").rglob("*")):
+        if path.suffix in (".py", ".so"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def measurements(quick):
