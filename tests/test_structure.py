@@ -15,8 +15,8 @@ FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 ORDER = [
     "errors", "version", "env", "files", "constants", "stopping_criteria", "utils", "switches", "config", "pyhlo",
     "dtypes", "hlo", "compiler", "module", "weights", "quantization", "layers", "runtimes", "cache", "loops",
-    "programs", "decoder", "serialization", "inputs", "generation", "sampling_functions", "sampling", "speculation",
-    "fused_speculation", "FAMILY", "auto", "modeling_auto", "generation_utils", "__init__",
+    "programs", "decoder", "profiling", "serialization", "inputs", "generation", "sampling_functions", "sampling",
+    "speculation", "fused_speculation", "FAMILY", "auto", "modeling_auto", "generation_utils", "__init__",
 ]  # fmt: skip
 FILE_LINES, FUNCTION_LINES = 400, 40
 FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 40, "model.py": 40}

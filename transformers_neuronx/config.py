@@ -192,3 +192,8 @@ def _read(
             f"the {family} configuration has {attribute}={value!r}; supported: {', '.join(map(repr, among))}"
         )
     return value
+
+
+def token_ids(value: int | Sequence[int] | None) -> list[int]:
+    """Token ids as configurations have them: none, one or several; -1 is none."""
+    return [i for i in ([] if value is None else [value] if isinstance(value, int) else value) if i >= 0]

@@ -263,6 +263,19 @@ class Decoder:
         return [*outside, *(self.weights[layer, row.name] for layer in layers for row in self.programs.layer_table)]
 
     @contextmanager
+    def watched(self, watch: Callable[[str, Executable], Executable]) -> Iterator[None]:
+        """Programs, by their names for people, are replaced meanwhile."""
+        built = self._built
+        self._built = {
+            what: [(piece, watch(title(what, piece), executable)) for piece, executable in parts]
+            for what, parts in built.items()
+        }
+        try:
+            yield
+        finally:
+            self._built = built
+
+    @contextmanager
     def guarded(self) -> Iterator[None]:
         """Caches that were given away to a program that did not return them are made anew."""
         try:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from transformers_neuronx.config import Buckets, CompileOptions, GenerationConfig, NeuronConfig, completed
+from transformers_neuronx.config import Buckets, CompileOptions, GenerationConfig, NeuronConfig, completed, token_ids
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.generation import (
@@ -33,6 +33,7 @@ from transformers_neuronx.generation import (
 )
 from transformers_neuronx.inputs import Integers, Rows, integers, read_rows, read_slots
 from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
+from transformers_neuronx.profiling import Profile, profile
 from transformers_neuronx.programs import Family, Reorder
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.sampling_functions import (
@@ -87,7 +88,7 @@ class ForSampling:
     ) -> None:
         self._attributes = completed(config if isinstance(config, Mapping) else config.to_dict())
         self.config = self.family.read_config(self._attributes)
-        self.eos_token_ids = _token_ids(self.config.eos_token_id)
+        self.eos_token_ids = token_ids(self.config.eos_token_id)
         self.neuron_config = neuron_config or NeuronConfig()
         self.tag = tag or type(self).__name__
         self.reorders = reorder_cache
@@ -182,12 +183,10 @@ class ForSampling:
         runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree)
         decoder = Decoder(self.family, self.config, runtime, self.options)
         decoder.saved = artifact.programs(decoder) if artifact else None
-        planned = decoder.planned()
-        if self.reorders or self._broadcasts:
-            planned.append(Reorder())
+        planned = decoder.planned() + [Reorder()] * (self.reorders or self._broadcasts)
         incoming = source.weights(decoder) if isinstance(source, Artifact) else decoder.read(source)
-        count = len(decoder.programs.shared_table) + len(decoder.programs.layer_table) * self.config.n_layer
-        count += len(planned)
+        shared, layered = len(decoder.programs.shared_table), len(decoder.programs.layer_table)
+        count = len(planned) + shared + layered * self.config.n_layer
         with tqdm(total=count, desc=f"{self.tag}: loading and compiling", disable=None, leave=False) as bar:
             decoder.compile(planned, lambda _: bar.update(), lambda: decoder.take(incoming, lambda _: bar.update()))
         self._decoder = decoder
@@ -306,6 +305,12 @@ class ForSampling:
         self._continue(rows, rules, eos, count, seen, streamer, speculator)
         return (seen.ids, seen.scores) if output_scores else seen.ids
 
+    def profile(self, prompt_tokens: int = 128, new_tokens: int = 64) -> Profile:
+        """Where the time of `sample` goes, for as many rows as there may be: a table when printed."""
+        ids, end = np.arange(prompt_tokens) % self.config.vocab_size, prompt_tokens + new_tokens
+        rows = ids[None].repeat(self.options.prompt_batch_size, 0)
+        return profile(self.decoder, lambda: self.sample(rows, end, eos_token_override=-1))
+
     def _rules(self, *values: Any) -> Rules:
         """The fields of `Rules` in order; in place of None is what on_device_generation says."""
         default = self.neuron_config.on_device_generation
@@ -316,7 +321,7 @@ class ForSampling:
         default = self.neuron_config.on_device_generation
         if override is None and default is None:
             return self.eos_token_ids
-        return _token_ids(default.eos_token_id if default and override is None else override)
+        return token_ids(default.eos_token_id if default and override is None else override)
 
     def _chosen(self, rows: Rows, repeats: int, logits: np.ndarray[Any, Any]) -> torch.Tensor:
         """The token after each row, by the rules of the slot it has. logits f32[batch, vocab] -> s64[batch, 1]"""
@@ -393,8 +398,3 @@ class ForSampling:
             return logits
         self.decoder.reorder(np.tile(np.arange(self.options.prompt_batch_size), repeats))
         return np.tile(logits, (repeats, 1, 1))
-
-
-def _token_ids(value: int | Sequence[int] | None) -> list[int]:
-    """Token ids as configurations have them: none, one or several; -1 is none."""
-    return [i for i in ([] if value is None else [value] if isinstance(value, int) else value) if i >= 0]

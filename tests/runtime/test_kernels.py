@@ -87,11 +87,13 @@ def check(write, xs, wide, *weight):
     program = get_runtime("cpu", 1).compile(module)
     assert program.text().count(kernels.target("linear")) == len(xs)
     for x, results in zip(xs, zip(*at_every_level(program, *operands), strict=True), strict=True):
-        x = x.astype(np.float64)
+        x, rows = x.astype(np.float64), x.size // x.shape[-1]
+        # Of many rows bf16 goes with weights of 4 bits in bf16, as in the body.
+        rounding = 2**-8 if weight[0].dtype == np.uint8 and operands[0].dtype.itemsize == 2 and rows > 16 else 4e-5
         for got in results:
             finite = np.isfinite(x).all(-1)
             assert np.isnan(got[~finite]).all()
-            bound = ((4e-5 * np.abs(x[finite]) + 1e-30) @ np.abs(wide).T).max(initial=0)
+            bound = ((rounding * np.abs(x[finite]) + 1e-30) @ np.abs(wide).T).max(initial=0)
             assert (np.abs(got[finite] - x[finite] @ wide.T) <= bound).all()
 
 

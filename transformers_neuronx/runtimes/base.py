@@ -80,6 +80,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def spent(self) -> Mapping[str, tuple[int, float]]:
+        """Calls of composites that the runtime has code of its own for, so far, and the seconds that they took."""
+        ...
+
     def module_text(self, module: HloModuleProto) -> str:
         """The module as the engine prints it, for people."""
         ...

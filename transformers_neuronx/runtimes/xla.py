@@ -261,6 +261,9 @@ class XlaRuntime:
             loaded = self._client.deserialize_executable(data, self._devices, self._options())
         return XlaExecutable(loaded, self._devices, module, data)
 
+    def spent(self) -> Mapping[str, tuple[int, float]]:
+        return kernels.spent() if self.platform == "cpu" else {}
+
     def module_text(self, module: HloModuleProto) -> str:
         return str(_hlo().XlaComputation(module.SerializeToString()).as_hlo_text())
 

@@ -3,12 +3,15 @@
 // Both lie along the inputs, so a result is the sum of one vector of products: kTile x kTile of them are worked out
 // at once, each load serving several. One row is bound by the reading of the weight; many rows find the weights of a
 // piece in the processor's cache.
+#include <type_traits>
+
 #include "kinds.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
 constexpr int kTile = kLanes == 16 ? 4 : 2;
+constexpr int64_t kFew = 16;  // rows, for which weights are not worth writing anew
 constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
 
 // Activations.
@@ -79,9 +82,9 @@ constexpr int64_t kAhead = 16 << 10;  // bytes
 inline void Ask(const void* at) { __builtin_prefetch(static_cast<const char*>(at) + kAhead, 0, 2); }
 
 // Results of ROWS rows of activations and OUTPUTS rows of the weight.
-template <int ROWS, int OUTPUTS, typename Kind>
-void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename Kind::Active* x, int64_t stride,
-          const float*, int64_t, Floats (&totals)[OUTPUTS][ROWS]) {
+template <int ROWS, int OUTPUTS, typename Kind, bool ASK = true>
+void Tile(Kind, const typename Kind::Weight* w, int64_t pitch, int64_t inputs, const typename Kind::Active* x,
+          int64_t stride, Floats (&totals)[OUTPUTS][ROWS]) {
   const int64_t steps = inputs / Kind::STEP, rest = inputs % Kind::STEP;
   for (int64_t first = 0; first < steps; first += Kind::RUN) {
     const int64_t last = steps - first < Kind::RUN ? steps : first + Kind::RUN;
@@ -90,9 +93,9 @@ void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename K
       typename Kind::Vector active[ROWS];
       UNROLL for (int row = 0; row < ROWS; ++row) active[row] = Kind::LoadActive(x + row * stride + step * Kind::STEP);
       UNROLL for (int output = 0; output < OUTPUTS; ++output) {
-        const auto* at = w + output * inputs + step * Kind::STEP;
+        const auto* at = w + output * pitch + step * Kind::STEP;
         const auto weight = Kind::LoadWeight(at);
-        Ask(at);
+        if (ASK) Ask(at);
         UNROLL for (int row = 0; row < ROWS; ++row)
           sums[output][row] = Kind::Add(sums[output][row], weight, active[row]);
       }
@@ -103,7 +106,7 @@ void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename K
   if (!rest) return;
   for (int output = 0; output < OUTPUTS; ++output) {
     typename Kind::Weight part[Kind::STEP] = {};
-    memcpy(part, w + output * inputs + steps * Kind::STEP, rest * sizeof part[0]);
+    memcpy(part, w + output * pitch + steps * Kind::STEP, rest * sizeof part[0]);
     for (int row = 0; row < ROWS; ++row) {
       const auto active = Kind::LoadActive(x + row * stride + steps * Kind::STEP);
       totals[output][row] += AsFloats(Kind::Add(typename Kind::Sums{}, Kind::LoadWeight(part), active));
@@ -175,8 +178,12 @@ struct Product {
     const bool grouped = arguments.group > 0;
     const float* scales = arguments.scale + (grouped ? output * (arguments.inputs / arguments.group) : output);
     Floats totals[OUTPUTS][ROWS] = {};
-    Tile<ROWS, OUTPUTS>(Kind{}, reinterpret_cast<const typename Kind::Weight*>(w), arguments.inputs, x + row * stride,
-                        stride, scales, arguments.group, totals);
+    const auto* weights = reinterpret_cast<const typename Kind::Weight*>(w);
+    const auto* active = x + row * stride;
+    if constexpr (Kind::PACKED > 1)
+      Tile<ROWS, OUTPUTS>(Kind{}, weights, arguments.inputs, active, stride, scales, arguments.group, totals);
+    else
+      Tile<ROWS, OUTPUTS>(Kind{}, weights, arguments.inputs, arguments.inputs, active, stride, totals);
     float results[OUTPUTS][ROWS];
     Reduce(totals, results);
     for (int j = 0; j < OUTPUTS; ++j) {
@@ -214,15 +221,108 @@ struct Product {
   }
 };
 
+// Rows enough to write the weights anew, a block of outputs and inputs at a time, as the numbers that are multiplied
+// fastest, scales of groups included. Rows that are used together must not lie whole pages apart: they would take each
+// other's place in the cache.
+template <typename Kind>
+struct Many {
+  using Number = typename Kind::Active;
+  static constexpr int64_t kInputs = 4096 / sizeof(Number), kOutputs = 32, kApart = 64 / sizeof(Number);
+  static constexpr int64_t kPitch = kInputs + kApart;
+
+  const LinearArguments& a;
+  int64_t stride;  // of a prepared row
+  Number* x;       // [rows, stride], zeros behind the inputs
+
+  explicit Many(const LinearArguments& a)
+      : a(a), stride(Kind::Stride(a.inputs) + kApart), x(static_cast<Number*>(a.scratch)) {}
+
+  int64_t Bytes() const { return a.rows * stride * sizeof *x; }
+
+  void PrepareRow(int64_t row) const {
+    const int64_t whole = a.inputs / Kind::STEP * Kind::STEP;
+    memset(x + row * stride + whole, 0, (stride - whole) * sizeof *x);
+    Prepare<Kind>(a, row * a.inputs, x + row * stride);
+  }
+
+  void Piece(int64_t piece) const {
+    alignas(64) Number block[kOutputs * kPitch];
+    const int64_t output = piece * kOutputs, outputs = a.outputs - output < kOutputs ? a.outputs - output : kOutputs;
+    for (int64_t input = 0; input < a.inputs; input += kInputs) {
+      const int64_t inputs = a.inputs - input < kInputs ? a.inputs - input : kInputs;
+      for (int64_t i = 0; i < kOutputs; ++i) {
+        Number* to = block + i * kPitch;
+        memset(to, 0, kPitch * sizeof *to);
+        if (i < outputs) Write(output + i, input, inputs, to);
+      }
+      int64_t row = 0;
+      for (; row + kTile <= a.rows; row += kTile) Rows<kTile>(row, input, inputs, output, outputs, block);
+      for (; row < a.rows; ++row) Rows<1>(row, input, inputs, output, outputs, block);
+    }
+  }
+
+  template <int ROWS>
+  void Rows(int64_t row, int64_t input, int64_t inputs, int64_t output, int64_t outputs, const Number* block) const {
+    for (int64_t first = 0; first < outputs; first += kTile) {
+      Floats totals[kTile][ROWS] = {};
+      const auto* w = reinterpret_cast<const typename Kind::Weight*>(block + first * kPitch);
+      Tile<ROWS, kTile, Kind, false>(Kind{}, w, kPitch, RoundUp(inputs, Kind::STEP), x + row * stride + input, stride, totals);
+      float results[kTile][ROWS];
+      Reduce(totals, results);
+      for (int j = 0; j < kTile && first + j < outputs; ++j) {
+        for (int i = 0; i < ROWS; ++i) {
+          float& y = a.y[(row + i) * a.outputs + output + first + j];
+          y = (input ? y : 0) + results[j][i];
+        }
+      }
+    }
+  }
+
+  // Some inputs of an output.
+  void Write(int64_t output, int64_t input, int64_t count, Number* to) const {
+    float wide[kInputs];
+    if (a.weight_type == Type::kS4)
+      WriteGroups(output, input, count, wide);
+    else
+      Widen(a.weight, a.weight_type, output * a.inputs + input, count, wide);
+    Narrow(wide, sizeof(Number) == 2 ? Type::kBF16 : Type::kF32, count, to, 0);
+  }
+
+  void WriteGroups(int64_t output, int64_t input, int64_t count, float* to) const {
+    const int64_t half = a.group / 2;
+    const uint8_t* row = static_cast<const uint8_t*>(a.weight) + output * (a.inputs / 2);
+    for (int64_t i = input; i < input + count; i += BLOCK) {
+      const int64_t group = i / a.group, inside = i % a.group;
+      const float scale = a.scale[output * (a.inputs / a.group) + group];
+      const uint8_t* from = row + group * half + inside % half;
+      const int shift = inside < half ? 0 : 4;
+      UNROLL for (int64_t j = 0; j < BLOCK; ++j)
+        to[i - input + j] = static_cast<float>((((from[j] >> shift) & 15) ^ 8) - 8) * scale;
+    }
+  }
+
+  void Run(const Pool& pool) const {
+    const auto rows = [](void* self, int64_t row) { static_cast<const Many*>(self)->PrepareRow(row); };
+    const auto pieces = [](void* self, int64_t piece) { static_cast<const Many*>(self)->Piece(piece); };
+    void* self = const_cast<Many*>(this);
+    pool.run(pool.pool, a.rows, rows, self);
+    pool.run(pool.pool, RoundUp(a.outputs, kOutputs) / kOutputs, pieces, self);
+  }
+};
+
 // `use` with the product of the arguments' kind.
 template <typename Use>
 void WithKind(const LinearArguments& arguments, const Use& use) {
+  using Halves = std::conditional_t<sizeof(BF16::Active) == 2, BF16, F32>;
+  const bool many = arguments.rows > kFew;
   switch (arguments.weight_type) {
     case Type::kF32: return use(Product<F32>(arguments));
-    case Type::kF16: return use(Product<F16>(arguments));
     case Type::kBF16: return use(Product<BF16>(arguments));
     case Type::kS8: return use(Product<S8>(arguments));
-    case Type::kS4: return use(Product<S4>(arguments));
+    case Type::kF16: return many ? use(Many<F32>(arguments)) : use(Product<F16>(arguments));
+    case Type::kS4:
+      if (!many) return use(Product<S4>(arguments));
+      return arguments.x_type == Type::kBF16 ? use(Many<Halves>(arguments)) : use(Many<F32>(arguments));
   }
 }
 

@@ -2,6 +2,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -17,6 +19,28 @@ namespace {
 namespace ffi = xla::ffi;
 
 const Kernels* level = &portable::kernels;
+
+// Calls of a kernel since the library was loaded, and how long they took.
+struct Spent {
+  const char* name;
+  std::atomic<int64_t> calls{0}, nanoseconds{0};
+};
+Spent linear_spent{"linear"}, attention_spent{"attention"};
+
+class Counted {
+ public:
+  explicit Counted(Spent& spent) : spent_(spent), began_(Clock::now()) {}
+  ~Counted() {
+    spent_.calls.fetch_add(1, std::memory_order_relaxed);
+    const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - began_).count();
+    spent_.nanoseconds.fetch_add(took, std::memory_order_relaxed);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Spent& spent_;
+  Clock::time_point began_;
+};
 
 // Levels that this processor has, the best one last.
 std::vector<const Kernels*> Levels() {
@@ -66,6 +90,7 @@ ffi::ErrorOr<Type> TypeOf(ffi::DataType type) {
 
 ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::RemainingArgs more,
                   ffi::Result<ffi::AnyBuffer> y) {
+  const Counted counted(linear_spent);
   const auto x_type = TypeOf(x.element_type()), weight_type = TypeOf(weight.element_type());
   if (x_type.has_error()) return x_type.error();
   if (weight_type.has_error()) return weight_type.error();
@@ -95,6 +120,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(LinearHandler, Linear,
 // What the composite has as operands and attributes; its cache comes back in the memory of the one that was given.
 ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
                      ffi::Dictionary attributes) {
+  const Counted counted(attention_spent);
   const auto operand = [&](size_t i) { return *operands.get<ffi::AnyBuffer>(i); };
   const auto result = [&](size_t i) { return *results.get<ffi::AnyBuffer>(i); };
   const auto number = [&](const char* name) { return *attributes.get<int64_t>(name); };
@@ -130,6 +156,17 @@ PyObject* Handlers(PyObject*, PyObject*) {
   return handlers;
 }
 
+PyObject* SpentSoFar(PyObject*, PyObject*) {
+  PyObject* all = PyDict_New();
+  for (const Spent* each : {&linear_spent, &attention_spent}) {
+    const double seconds = static_cast<double>(each->nanoseconds.load()) * 1e-9;
+    PyObject* pair = Py_BuildValue("(Ld)", static_cast<long long>(each->calls.load()), seconds);
+    if (!all || !pair || PyDict_SetItemString(all, each->name, pair)) return nullptr;
+    Py_DECREF(pair);
+  }
+  return all;
+}
+
 PyObject* LevelNames(PyObject*, PyObject*) {
   const auto levels = Levels();
   PyObject* names = PyList_New(0);
@@ -156,6 +193,7 @@ PyObject* SetLevel(PyObject*, PyObject* name) {
 
 PyMethodDef methods[] = {
     {"handlers", Handlers, METH_NOARGS, "A capsule for each kernel, by the name of the composite."},
+    {"spent", SpentSoFar, METH_NOARGS, "Calls of each kernel so far, and the seconds that they took."},
     {"levels", LevelNames, METH_NOARGS, "The levels of instructions that this processor has, the best one last."},
     {"set_level", SetLevel, METH_O, "Use the instructions of a level from now on."},
     {nullptr, nullptr, 0, nullptr},

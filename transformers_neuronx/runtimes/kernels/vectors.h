@@ -166,13 +166,25 @@ inline uint16_t ToF16(float x) {
 #endif
 }
 
+inline void NarrowToBF16(const float* x, int64_t count, uint16_t* out) {
+  int64_t i = 0;
+#if defined(__AVX512BF16__)
+  for (; i + kLanes <= count; i += kLanes) {
+    const auto halves = _mm512_cvtneps_pbh(Load<__m512>(x + i));
+    memcpy(out + i, &halves, sizeof halves);
+  }
+#endif
+  for (; i < count; ++i) out[i] = ToBF16(x[i]);
+}
+
 inline void Narrow(const float* x, Type type, int64_t count, void* out, int64_t first) {
   if (type == Type::kF32) {
     memcpy(static_cast<float*>(out) + first, x, count * sizeof *x);
     return;
   }
   uint16_t* halves = static_cast<uint16_t*>(out) + first;
-  for (int64_t i = 0; i < count; ++i) halves[i] = type == Type::kBF16 ? ToBF16(x[i]) : ToF16(x[i]);
+  if (type == Type::kBF16) return NarrowToBF16(x, count, halves);
+  for (int64_t i = 0; i < count; ++i) halves[i] = ToF16(x[i]);
 }
 
 // 0, 1, 2, ...

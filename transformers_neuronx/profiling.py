@@ -1,0 +1,91 @@
+"""Where the time of a call goes: to programs, in those to kernels, and to the host between them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
+
+
+@dataclass
+class Spent:
+    calls: int = 0
+    seconds: float = 0.0
+
+    def add(self, calls: int, seconds: float) -> None:
+        self.calls += calls
+        self.seconds += seconds
+
+
+@dataclass
+class Profile:
+    """Seconds of one call; of each program in it, by its name; and of each kernel in a program.
+
+    Programs are waited for one by one, so the host does nothing beside them, as it otherwise may. A program's time
+    without its kernels is what the compiler made of the rest. As text it is a table.
+    """
+
+    seconds: float = 0.0
+    programs: dict[str, Spent] = field(default_factory=lambda: defaultdict(Spent))
+    kernels: dict[str, dict[str, Spent]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(Spent)))
+
+    @property
+    def host(self) -> float:
+        """Seconds outside of programs."""
+        return self.seconds - sum(program.seconds for program in self.programs.values())
+
+    def __str__(self) -> str:
+        lines = [("", "calls", "ms", "of all")]
+        for name, program in self.programs.items():
+            lines.append(self._line(name, program.calls, program.seconds))
+            kernels = self.kernels[name]
+            lines += [self._line(f"  {kernel}", spent.calls, spent.seconds) for kernel, spent in kernels.items()]
+            if kernels:
+                rest = program.seconds - sum(spent.seconds for spent in kernels.values())
+                lines.append(self._line("  the rest", "", rest))
+        lines += [self._line("host", "", self.host), self._line("all", "", self.seconds)]
+        width = max(len(line[0]) for line in lines)
+        return "\n".join(f"{name:{width}}{calls:>8}{ms:>10}{share:>8}" for name, calls, ms, share in lines)
+
+    def _line(self, name: str, calls: int | str, seconds: float) -> tuple[str, str, str, str]:
+        return name, str(calls), f"{seconds * 1e3:.2f}", f"{seconds / self.seconds:.1%}"
+
+
+@dataclass
+class _Watched:
+    """A program that is waited for, and what it took."""
+
+    executable: Executable
+    name: str
+    runtime: Runtime
+    profile: Profile
+
+    def __call__(self, *tensors: DeviceTensor) -> list[DeviceTensor]:
+        before, began = self.runtime.spent(), time.perf_counter()
+        results = self.executable(*tensors)
+        results[0].numpy()
+        self.profile.programs[self.name].add(1, time.perf_counter() - began)
+        for kernel, (calls, seconds) in self.runtime.spent().items():
+            calls, seconds = calls - before[kernel][0], seconds - before[kernel][1]
+            if calls:  # devices run theirs at the same time
+                self.profile.kernels[self.name][kernel].add(calls, seconds / self.runtime.device_count)
+        return results
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.executable, name)
+
+
+def profile(decoder: Decoder, call: Callable[[], object]) -> Profile:
+    """What `call` takes, which uses the decoder. It is called once before: nothing is made for the first time then."""
+    call()
+    taken = Profile()
+    with decoder.watched(lambda name, executable: _Watched(executable, name, decoder.runtime, taken)):
+        began = time.perf_counter()
+        call()
+        taken.seconds = time.perf_counter() - began
+    return taken
