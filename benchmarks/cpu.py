@@ -118,6 +118,7 @@ class Work:
         making.rename(directory)
 
     def measure(self, shape, engine, format, task):  # noqa: A002
+        self.prepare(shape, engine, format)  # anew, if this project has changed meanwhile
         task = self.task(shape, engine, format) | task
         for directory in (task["checkpoint"], task["directory"]):
             subprocess.run(["find", directory, "-type", "f", "-exec", "cat", "{}", "+"], stdout=subprocess.DEVNULL)
