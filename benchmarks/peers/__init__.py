@@ -1,0 +1,73 @@
+"""The engines that `benchmarks/cpu.py` puts side by side: what each wants installed, and the formats it is measured in.
+
+This file and `common` are imported by the Python of every peer, so they import nothing that has to be installed.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`module` is the file here that runs it; `formats` has the width that each of its formats counts as.
+
+    Without `requirements` it runs where the benchmark runs, else in an environment of its own, for which `building` are
+    environment variables, and where `without` is removed again.
+    """
+
+    module: str
+    formats: dict[str, str]
+    requirements: tuple[str, ...] = ()
+    building: dict[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+
+TORCH, TRANSFORMERS = "torch==2.13.0", "transformers==5.23.0"
+PEERS = {
+    "ours": Peer(
+        "ours",
+        {
+            "f32": "f32",
+            "bf16": "bf16",
+            "f16": "f16",
+            "s8": "s8",
+            "s8, head in bf16": "s8",
+            "s4 g32": "s4",
+            "s4 g32, head in bf16": "s4",
+        },
+    ),
+    "eager": Peer("huggingface", {"f32": "f32", "bf16": "bf16"}, (TORCH, TRANSFORMERS)),
+    "compile": Peer("huggingface", {"f32": "f32", "bf16": "bf16"}, (TORCH, TRANSFORMERS)),
+    "openvino": Peer(
+        "openvino",
+        {"f32": "f32", "bf16": "bf16", "int8": "s8", "int4 g32": "s4"},
+        (
+            "openvino-genai==2026.4.1.0",
+            "openvino-tokenizers==2026.4.1.0",
+            "optimum-intel==2.2.0",  # which takes transformers 5.5.4, not later ones
+            "nncf==3.4.0",
+            TORCH,
+        ),
+        without=("torchvision",),  # which breaks all imports if it is of another build than torch
+    ),
+    "llama.cpp": Peer(
+        "llama_cpp",
+        {"f32": "f32", "bf16": "bf16", "f16": "f16", "q8_0": "s8", "q4_0": "s4"},
+        ("llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors==0.8.0", "ml-dtypes==0.6.0"),
+        dict(CMAKE_ARGS="-DGGML_NATIVE=ON", CMAKE_BUILD_PARALLEL_LEVEL="2"),
+    ),
+    "onnxruntime-genai": Peer(
+        "onnxruntime_genai",
+        {"f32": "f32", "int8 b32": "s8", "int4 b32": "s4"},
+        (
+            "onnxruntime-genai==0.18.0",
+            "onnxruntime==1.31.1",
+            "onnx==1.23.2",
+            "onnx-ir==1.1.0",
+            TORCH,
+            TRANSFORMERS,
+        ),
+    ),
+    "ctranslate2": Peer(
+        "ctranslate2", {"f32": "f32", "bf16": "bf16", "int8": "s8"}, ("ctranslate2==4.8.5", TORCH, TRANSFORMERS)
+    ),
+}

@@ -1,0 +1,67 @@
+"""Checkpoints of true shapes with random weights, as Transformers saves them, and the sums that follow from a shape.
+
+    python -P -m peers.checkpoint SHAPE DIRECTORY
+
+The tokenizer, which some converters want, has the ids for words.
+"""
+
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`attributes` of the configuration of `kind`; weights are saved in `dtype`. After a prompt, `count` tokens are
+    generated; `widths` are measured if none are asked for: what a few rounds and some 40 GB have room for.
+    """
+
+    title: str
+    kind: str
+    dtype: str
+    attributes: dict
+    vocab: int
+    hidden: int
+    layers: int
+    matrices: int  # elements of a layer's matrices
+    count: int
+    widths: tuple
+
+    def operations(self, tokens):
+        """Additions and multiplications that a prompt wants, up to the logits after its last token."""
+        products = self.layers * self.matrices * tokens + self.vocab * self.hidden
+        return 2 * products + 2 * self.layers * self.hidden * tokens**2
+
+
+GPT2 = Shape(
+    "GPT-2 124M", "GPT2", "float32", {}, 50257, 768, 12, 12 * 768**2, 65, ("f32", "bf16", "s8", "s4")
+)  # fmt: skip
+LLAMA = Shape(
+    "Llama-3.2-1B", "Llama", "bfloat16",
+    dict(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, max_position_embeddings=2048, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=500000.0),
+    ),
+    128256, 2048, 16, 2048 * (2 * 2048 + 2 * 512 + 3 * 8192), 33, ("bf16", "s8", "s4"),
+)  # fmt: skip
+SHAPES = dict(gpt2=GPT2, llama=LLAMA)
+
+
+def make(shape, directory):
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(getattr(torch, shape.dtype))
+    config = getattr(transformers, f"{shape.kind}Config")(**shape.attributes)
+    model = getattr(transformers, "GPT2LMHeadModel" if shape.kind == "GPT2" else "LlamaForCausalLM")(config)
+    model.save_pretrained(directory, max_shard_size="10GB")
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(shape.vocab)}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    named = dict(unk_token="0", bos_token="1", eos_token="2", pad_token="2")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **named).save_pretrained(directory)
+
+
+if __name__ == "__main__":
+    make(SHAPES[sys.argv[1]], sys.argv[2])
