@@ -19,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from itertools import product
 from pathlib import Path
 
@@ -43,8 +44,9 @@ class PeerError(Exception):
 class Work:
     """The directory where environments, checkpoints and converted files are kept, and processes that use them."""
 
-    def __init__(self, directory, under, timeout):
+    def __init__(self, directory, staging, under, timeout):
         self.directory, self.under, self.timeout = Path(directory).expanduser().resolve(), under, timeout
+        self.staging = staging
         self.threads = len(os.sched_getaffinity(0))
 
     def run(self, command, **environment):
@@ -120,9 +122,11 @@ class Work:
     def measure(self, shape, engine, format, task):  # noqa: A002
         self.prepare(shape, engine, format)  # anew, if this project has changed meanwhile
         task = self.task(shape, engine, format) | task
-        for directory in (task["checkpoint"], task["directory"]):
-            subprocess.run(["find", directory, "-type", "f", "-exec", "cat", "{}", "+"], stdout=subprocess.DEVNULL)
-        return self.call(engine, task)
+        self.call(engine, dict(do="nothing"))  # its libraries are in the system's cache then
+        with tempfile.TemporaryDirectory(dir=self.staging) as scratch:
+            for name in ("checkpoint", "directory"):
+                task[name] = shutil.copytree(task[name], Path(scratch, name)).as_posix()
+            return self.call(engine, task)
 
     def rates(self):
         return json.loads(self.run([sys.executable, "-P", "-m", "peers.machine", self.threads]))
@@ -209,12 +213,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="0 prints what --out has, with --add")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, and no long context for several rows")
     parser.add_argument("--work", default=CACHE, help="where environments and converted files are kept")
+    parser.add_argument("--staging", default="/dev/shm", help="in memory: files are there while they are measured")
     parser.add_argument("--out", help="a file for every measurement, as JSON, beside which the table goes as Markdown")
     parser.add_argument("--add", action="store_true", help="go on with what --out has")
     parser.add_argument("--under", type=shlex.split, default=[], help="a command before each: nice, taskset -c 0,1, …")
     parser.add_argument("--timeout", type=int, default=3600, help="seconds that one process may take")
     arguments = parser.parse_args()
-    work = Work(arguments.work, arguments.under, arguments.timeout)
+    work = Work(arguments.work, arguments.staging, arguments.under, arguments.timeout)
     results = Results(arguments.out, arguments.add)
     rows = chosen(arguments)
     for shape in arguments.shapes:

@@ -11,6 +11,7 @@ and returns the tokens of each row, the seconds to the first, and those of all o
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -22,9 +23,9 @@ ENOUGH = 5  # seconds after which a measurement is not repeated within a process
 
 
 def run(prepare, load, **others):
-    """Do what the task says: one of the two, or one of `others`, which are a peer's own."""
+    """Do what the task says: one of the two, nothing, or one of `others`, which are a peer's own."""
     task = SimpleNamespace(**json.loads(sys.argv[1]))
-    verbs = dict(prepare=prepare, measure=lambda task: measure(task, load(task))) | others
+    verbs = dict(nothing=lambda task: None, prepare=prepare, measure=lambda task: measure(task, load(task))) | others
     result = verbs[task.do](task)
     print("\n" + json.dumps(result or {}), flush=True)
     os._exit(0)  # what engines do at their end is not measured
@@ -40,7 +41,7 @@ def measure(task, engine):
     for name, length in task.token.items():
         runs = session.repeat(length, task.count)
         result["token"][name] = statistics.median(rest for _, rest in runs) / (task.count - 1)
-    result["peak"] = peak()
+    result["peak"], result["faults"] = peak(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     return result | dict(weights=engine.weights, firsts=session.firsts)
 
 

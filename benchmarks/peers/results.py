@@ -13,11 +13,13 @@ from peers import PEERS
 from peers.checkpoint import SHAPES
 
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd")
+BATCH = 8
+FAULTS = 1000  # pages that a process may read from the disk before its row is marked
 NOTES = """
 Medians of {rounds} processes, in brackets the least and the most. Engines take turns. All
 have {cores} threads; weights are random, tokens the likeliest, the end of a sequence is ignored.
 
-- A start is all from the process's own to the first token after a prompt of 16, files in the system's cache. Of
+- A start is all from the process's own to the first token after a prompt of 16, with all files in memory. Of
   `compile`, the step has not been compiled by then.
 - The peak is VmHWM of the process with a single sequence, files that it has mapped included.
 - Of read: the bytes of the weights, as the engine stores them, times tokens a second, over the {read:.1f} GB/s at which
@@ -132,7 +134,10 @@ class Tables:
         first = table(["engine", "format", *prompts], [[*where, *self.prompt(where)] for where in known])
         second = table(["engine", "format", *tokens], [[*where, *self.token(where)] for where in known])
         failed = [f"- {' '.join(where)}: {self.errors[where]}" for where in known if where in self.errors]
-        return [*first, "", *second, "", *(["Not measured:", "", *failed, ""] if failed else [])]
+        for where in known:
+            if faults := max(self.values(where, 1, "faults") + self.values(where, BATCH, "faults"), default=0):
+                failed += [f"- {' '.join(where)}: pages were read from the disk {faults} times"] * (faults > FAULTS)
+        return [*first, "", *second, "", *(["Not measured, or not well:", "", *failed, ""] if failed else [])]
 
     def values(self, where, rows, *path):
         """A figure of every round."""
@@ -162,7 +167,7 @@ class Tables:
             seconds = self.values(where, 1, "token", context)
             share = weights[0] / statistics.median(seconds) / self.rates["read"] if seconds and self.rates else None
             cells += [cell(seconds, 1e3), share_of(share)]
-        several = [cell(self.values(where, 8, "token", context), 1e3) for context in ("short", "long")]
+        several = [cell(self.values(where, BATCH, "token", context), 1e3) for context in ("short", "long")]
         return [cell(weights[:1], 2**-20, digits=0), *cells, *several, self.same(where)]
 
     def firsts(self, where):
