@@ -86,10 +86,13 @@ std::vector<char> Numbers(Type type, int64_t count) {
 template <typename T>
 T* As(std::vector<char>& bytes) { return reinterpret_cast<T*>(bytes.data()); }
 
+// Within a hundredth of the largest: weights of 4 bits are rounded where they go with bf16.
 void Agree(const char* what, const std::vector<float>& got, std::vector<float>& wanted) {
   if (wanted.empty()) wanted = got;
+  float largest = 1;
+  for (const float each : wanted) largest = std::fmax(largest, std::fabs(each));
   for (size_t i = 0; i < got.size(); ++i) {
-    if (!(std::fabs(got[i] - wanted[i]) <= 1e-2f * (1 + std::fabs(wanted[i])))) {
+    if (!(std::fabs(got[i] - wanted[i]) <= 1e-2f * largest)) {
       std::fprintf(stderr, "%s: %g at %zu where another level has %g\n", what, got[i], i, wanted[i]);
       std::exit(1);
     }
@@ -98,19 +101,56 @@ void Agree(const char* what, const std::vector<float>& got, std::vector<float>& 
 
 void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, int64_t rows, int64_t outputs,
             int64_t inputs, int64_t group) {
-  auto x = Numbers(x_type, rows * inputs), weight = Numbers(type, outputs * inputs / (group ? 2 : 1));
-  auto scale = Numbers(Type::kF32, outputs * (group ? inputs / group : 1));
-  const bool scaled = type == Type::kS8 || type == Type::kS4;
+  const Type y_type = Below(2) ? Type::kF32 : x_type;
+  const int parts = 1 + static_cast<int>(Below(kMostParts));
+  const auto activation = parts < 3 ? static_cast<Activation>(Below(6)) : Activation::kNone;
+  const bool scaled = type == Type::kS8 || type == Type::kS4, biased = Below(2);
+  auto x = Numbers(x_type, rows * inputs);
+  std::vector<char> weights[kMostParts], scales[kMostParts], biases[kMostParts];
+  for (int part = 0; part < parts; ++part) {
+    weights[part] = Numbers(type, outputs * inputs / (group ? 2 : 1));
+    scales[part] = Numbers(Type::kF32, outputs * (group ? inputs / group : 1));
+    biases[part] = Numbers(x_type, outputs);
+  }
   std::vector<float> wanted;
   for (const Kernels* level : levels) {
-    std::vector<float> y(rows * outputs, NAN);
-    LinearArguments arguments = {rows, inputs, outputs, group, x_type, type, x.data(), weight.data(),
-                                 scaled ? As<float>(scale) : nullptr, y.data(), nullptr};
+    std::vector<char> y[kMostParts];
+    LinearArguments arguments = {rows, inputs, group, x_type, type, y_type, activation, parts, x.data(), {}, nullptr};
+    for (int part = 0; part < parts; ++part) {
+      y[part].resize(rows * outputs * (y_type == Type::kF32 ? 4 : 2));
+      arguments.weights[part] = {outputs, weights[part].data(), scaled ? As<float>(scales[part]) : nullptr,
+                                 biased ? biases[part].data() : nullptr, y[part].data()};
+    }
     void* scratch = std::aligned_alloc(64, (level->linear_scratch(arguments) + 63) / 64 * 64);
     arguments.scratch = scratch;
     level->linear(arguments, PoolOfThreads());
     std::free(scratch);
-    Agree("linear", y, wanted);
+    if (y_type != Type::kF32) continue;
+    Agree("linear", std::vector<float>(As<float>(y[0]), As<float>(y[0]) + rows * outputs), wanted);
+  }
+}
+
+void Normalize(const std::vector<const Kernels*>& levels, Type type, int64_t rows, int64_t size) {
+  auto x = Numbers(type, rows * size), weight = Numbers(Type::kF32, size), bias = Numbers(Type::kF32, size);
+  const bool biased = Below(2);
+  std::vector<float> wanted;
+  for (const Kernels* level : levels) {
+    std::vector<char> y(x.size());
+    level->normalize({rows, size, 1e-2f, type, x.data(), As<float>(weight), biased ? As<float>(bias) : nullptr, y.data()},
+                     PoolOfThreads());
+    if (type == Type::kF32) Agree("norm", std::vector<float>(As<float>(y), As<float>(y) + rows * size), wanted);
+  }
+}
+
+void Likeliest(const std::vector<const Kernels*>& levels, int64_t rows, int64_t vocabulary) {
+  auto logits = Numbers(Type::kF32, rows * vocabulary), seen = Numbers(Type::kS8, rows * vocabulary);
+  auto penalty = Numbers(Type::kF32, rows);
+  std::vector<float> wanted;
+  for (const Kernels* level : levels) {
+    std::vector<int32_t> token(rows);
+    level->likeliest({rows, vocabulary, As<float>(logits), As<int8_t>(seen), As<float>(penalty), token.data()},
+                     PoolOfThreads());
+    Agree("likeliest", std::vector<float>(token.begin(), token.end()), wanted);
   }
 }
 
@@ -150,7 +190,7 @@ int main() {
   if (bf16) levels.push_back(&avx512_bf16::kernels);
 #endif
   const Type wide[] = {Type::kF32, Type::kBF16, Type::kF16};
-  for (const int64_t rows : {1, 2, 3, 4, 7, 17})
+  for (const int64_t rows : {1, 2, 3, 4, 7, 17, 300})
     for (const int64_t inputs : {1, 31, 64, 129, 1000})
       for (const int64_t outputs : {1, 6, 70}) {
         for (const Type type : wide) Linear(levels, type, type, rows, outputs, inputs, 0);
@@ -166,5 +206,10 @@ int main() {
         Attend(levels, type, type, tokens, size);
         Attend(levels, type, Type::kS8, tokens, size);
       }
+  for (const int64_t rows : {1, 9, 33})
+    for (const int64_t size : {1, 15, 16, 70, 1000}) {
+      for (const Type type : wide) Normalize(levels, type, rows, size);
+      Likeliest(levels, rows, size);
+    }
   std::printf("%zu levels\n", levels.size());
 }

@@ -1,6 +1,7 @@
 """The CPU's kernels against the bodies that they replace, at every level of instructions that the processor has."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -12,7 +13,10 @@ import pytest
 from levels import at_every_level
 
 from transformers_neuronx import hlo
+from transformers_neuronx.layers import ACTIVATIONS
+from transformers_neuronx.layers.choice import BROKEN, _likeliest
 from transformers_neuronx.layers.linear import _linear
+from transformers_neuronx.layers.norm import _layer_norm, _rms_norm
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes import get_runtime, kernels
 
@@ -74,21 +78,27 @@ def test_a_level_is_chosen_by_the_environment():
     assert "NEURONX_KERNELS wants to be auto, off, portable" in ran.stderr and "got 'sse9'" in ran.stderr
 
 
-@pytest.fixture(autouse=True)
-def any_rows(monkeypatch):
-    """Kernels are used where they are not faster, too."""
-    monkeypatch.setattr(kernels, "ROWS", dict.fromkeys(kernels.ROWS, range(2**31)))
+def compiled(write, graph, kernel, *operands):
+    """The program of a graph of calls that the kernel serves, all of them."""
+    module = write(graph, *operands)
+    program = get_runtime("cpu", 1).compile(module)
+    calls = str(module).count(f'value: "{kernel}"')
+    assert program.text().count(f'"{kernels.target(kernel)}"') == calls > 0
+    return program
 
 
 def check(write, xs, wide, *weight):
     """Products held against NumPy in f64, as near as 16 bits of activations, or the sums of f32, come."""
     operands = [*xs, *weight]
-    module = write(lambda *tensors: [_linear(x, *tensors[len(xs) :]) for x in tensors[: len(xs)]], *operands)
+    module = write(
+        lambda *tensors: [_linear(x, *tensors[len(xs) :], scaled=len(weight) > 1) for x in tensors[: len(xs)]],
+        *operands,
+    )
     program = get_runtime("cpu", 1).compile(module)
     assert program.text().count(kernels.target("linear")) == len(xs)
     for x, results in zip(xs, zip(*at_every_level(program, *operands), strict=True), strict=True):
         x, rows = x.astype(np.float64), x.size // x.shape[-1]
-        # Of many rows bf16 goes with weights of 4 bits in bf16, as in the body.
+        # Many rows go with weights of 4 bits in bf16, as in the body.
         rounding = 2**-8 if weight[0].dtype == np.uint8 and operands[0].dtype.itemsize == 2 and rows > 16 else 4e-5
         for got in results:
             finite = np.isfinite(x).all(-1)
@@ -136,26 +146,98 @@ def test_linear_of_four_bits(write, x_type, groups, outputs, group):
     check(write, activations(random, x_type, groups * group), wide.reshape(outputs, -1), packed, scale)
 
 
+NUMPY = dict(
+    gelu=lambda x: x * (np.vectorize(math.erf)(x / math.sqrt(2)) + 1) / 2,
+    gelu_new=lambda x: x * (np.tanh((x + 0.044715 * x**3) * math.sqrt(2 / math.pi)) + 1) / 2,
+    relu=lambda x: np.maximum(x, 0),
+    silu=lambda x: x * (1 + np.tanh(x / 2)) / 2,
+    tanh=np.tanh,
+)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 300])
+@pytest.mark.parametrize("outputs", [(5,), (70, 33), (300, 64, 1)])
+@pytest.mark.parametrize("storage", ["f32", "bf16", "s8"])
+def test_several_layers_are_one_call_with_their_biases(write, storage, outputs, rows):
+    random, x_type = np.random.default_rng(0), element_type("f32" if storage == "f32" else "bf16").numpy
+    x, operands, wanted = random.normal(size=(rows, 100)).astype(x_type), [], []
+    for count in outputs:
+        wide = random.integers(-127, 128, (count, 100)) / 128
+        scale, bias = random.random(count, np.float32), random.normal(size=count).astype(x_type)
+        weight = [(wide * 128).astype(np.int8), scale] if storage == "s8" else [wide.astype(x_type)]
+        operands += [*weight, bias]
+        wide = wide * scale[:, None] * 128 if storage == "s8" else wide
+        wanted.append(x.astype(np.float64) @ wide.T + bias.astype(np.float64))
+    attributes = dict(parts=len(outputs), scaled=storage == "s8", biased=True, dtype="f32")
+    program = compiled(write, lambda *tensors: _linear(*tensors, **attributes), "linear", x, *operands)
+    for results in at_every_level(program, x, *operands):
+        for got, right in zip(results, wanted, strict=True):
+            np.testing.assert_allclose(got, right, atol=2e-4 * np.abs(right).max())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(write, activation, gated, rows):
+    random = np.random.default_rng(0)
+    alike = dict(gelu_fast="gelu_new", gelu_pytorch_tanh="gelu_new", swish="silu")
+    x = random.normal(size=(rows, 64)).astype(np.float32)
+    weights = [random.normal(size=(37, 64)).astype(np.float32) for _ in range(1 + gated)]
+    weights[0][3:5] *= [[100], [0]]
+    wanted = NUMPY[alike.get(activation, activation)](x.astype(np.float64) @ weights[0].T.astype(np.float64))
+    wanted = wanted * (x.astype(np.float64) @ weights[1].T) if gated else wanted
+    graph = lambda *tensors: _linear(*tensors, parts=1 + gated, activation=activation)  # noqa: E731
+    program = compiled(write, graph, "linear", x, *weights)
+    for [got] in at_every_level(program, x, *weights):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("size", [1, 15, 64, 1000])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_norms(write, dtype, size):
+    random, number = np.random.default_rng(0), element_type(dtype).numpy
+    x = (random.normal(size=(3, 7, size)) + 2).astype(number)
+    weight, bias = random.normal(size=(2, size)).astype(np.float32)
+    wide, eps = x.astype(np.float64), 1e-3
+    centered = wide - wide.mean(-1, keepdims=True)
+    layer = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + eps) * weight + bias
+    rms = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps) * weight
+    tolerance = dict(f32=1e-5, bf16=2**-7, f16=2**-10)[dtype]
+    for norm, wanted, *operands in [(_layer_norm, layer, weight, bias), (_rms_norm, rms, weight)]:
+        kernel = "layer_norm" if norm is _layer_norm else "rms_norm"
+        program = compiled(write, lambda *tensors: norm(*tensors, eps=eps), kernel, x, *operands)  # noqa: B023
+        for [got] in at_every_level(program, x, *operands):
+            assert got.dtype == number
+            np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 16, 50, 1003])
+def test_the_likeliest_token(write, vocabulary):
+    random = np.random.default_rng(0)
+    logits = random.integers(-4, 5, (40, vocabulary)).astype(np.float32)  # many are level
+    logits[1:4] = [[np.nan], [np.inf], [-np.inf]]
+    logits[4, : vocabulary // 2], logits[5, -1], logits[6, 0] = -np.inf, np.nan, np.inf
+    seen, penalty = random.random((40, vocabulary)) < 0.5, random.choice([1, 0.5, 3], 40).astype(np.float32)
+    column = penalty[:, None]
+    wanted = np.where(seen, np.where(logits < 0, logits * column, logits / column), logits).argmax(-1)
+    wanted[~np.isfinite(logits.max(-1))] = BROKEN
+    program = compiled(write, _likeliest, "likeliest", logits, seen, penalty)
+    for [got] in at_every_level(program, logits, seen, penalty):
+        assert got.tolist() == wanted.tolist()
+
+
 @pytest.mark.parametrize("group", [8, 16, 96])
 def test_what_a_kernel_does_not_take_is_left_to_its_body(write, group):
     packed, scale = np.zeros((4, 96 // 2), np.uint8), np.ones((4, 96 // group), np.float32)
     for dtype in ("f32", "bf16"):
         x = np.zeros((2, 96), element_type(dtype).numpy)
-        module = write(lambda *operands: _linear(*operands), x, packed, scale)
+        module = write(lambda *operands: _linear(*operands, scaled=True), x, packed, scale)
         assert kernels.target("linear") not in str(kernels.with_kernels(module))
     x, w = np.zeros((2, 8), np.float32), np.zeros((4, 8), np.int8)
-    module = write(lambda *operands: _linear(*operands), x, w, np.ones(4, np.float32))
+    module = write(lambda *operands: _linear(*operands, scaled=True), x, w, np.ones(4, np.float32))
     assert kernels.target("linear") not in str(kernels.with_kernels(module))
     module = write(lambda *operands: _linear(*operands), x, w.astype(np.float16))
     assert kernels.target("linear") not in str(kernels.with_kernels(module))
-
-
-def test_where_xla_is_faster_it_is_left_to_it(write, monkeypatch):
-    monkeypatch.undo()
-    for dtype, rows, served in [("f32", 1, True), ("f32", 17, False), ("bf16", 1, True), ("bf16", 128, False)]:
-        x, w = (np.zeros((count, 8), element_type(dtype).numpy) for count in (rows, 4))
-        module = write(lambda *operands: _linear(*operands), x, w)
-        assert (kernels.target("linear") in str(kernels.with_kernels(module))) == served
 
 
 def test_rows_come_out_alike_in_every_company(run):

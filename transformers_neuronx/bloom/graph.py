@@ -3,7 +3,7 @@
 from typing import Any
 
 from transformers_neuronx.bloom.config import BloomConfig
-from transformers_neuronx.layers import ACTIVATIONS, Cache, Step, attention, embedding, layer_norm, logits, mlp
+from transformers_neuronx.layers import Cache, Step, attention, embedding, layer_norm, logits, mlp
 from transformers_neuronx.pyhlo import Tensor
 
 
@@ -16,7 +16,7 @@ def layer(config: BloomConfig, w: Any, x: Tensor, cache: Cache, step: Step) -> t
     h, cache = attention(normed, w.attn, cache, step, config.attention_heads.head_dim)
     x = (normed if config.residual_after_norm else x) + h
     normed = layer_norm(x, w.mlp_norm, config.eps)
-    h = mlp(normed, w.mlp, ACTIVATIONS["gelu_new"])
+    h = mlp(normed, w.mlp, "gelu_new")
     return (normed if config.residual_after_norm else x) + h, cache
 
 

@@ -6,7 +6,6 @@ from typing import Any
 from transformers_neuronx import hlo
 from transformers_neuronx.gemma2.config import Gemma2Config
 from transformers_neuronx.layers import (
-    ACTIVATIONS,
     Cache,
     Rotate,
     Step,
@@ -40,7 +39,7 @@ def layer(
         softcap=config.softcap,
     )
     x = x + rms_norm(h, w.attn_out_norm, config.eps)
-    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
+    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation)
     return x + rms_norm(h, w.mlp_out_norm, config.eps), cache
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers_neuronx.gpt2.config import GPT2Config
-from transformers_neuronx.layers import ACTIVATIONS, Cache, Step, attention, embedding, layer_norm, logits, lookup, mlp
+from transformers_neuronx.layers import Cache, Step, attention, embedding, layer_norm, logits, lookup, mlp
 from transformers_neuronx.pyhlo import Tensor
 
 
@@ -16,7 +16,7 @@ def embed(config: GPT2Config, w: Any, step: Step) -> Tensor:
 def layer(config: GPT2Config, w: Any, x: Tensor, cache: Cache, step: Step) -> tuple[Tensor, Cache]:
     h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.attention_heads.head_dim)
     x = x + h
-    h = mlp(layer_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
+    h = mlp(layer_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation)
     return x + h, cache
 
 

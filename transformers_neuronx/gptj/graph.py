@@ -7,7 +7,6 @@ from typing import Any
 
 from transformers_neuronx.gptj.config import GPTJConfig
 from transformers_neuronx.layers import (
-    ACTIVATIONS,
     Cache,
     Rotate,
     Step,
@@ -32,7 +31,7 @@ def prepare(config: GPTJConfig, step: Step) -> Rotate:
 def layer(config: GPTJConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
     h = layer_norm(x, w.norm, config.eps)
     attended, cache = attention(h, w.attn, cache, step, config.attention_heads.head_dim, rotate)
-    return x + attended + mlp(h, w.mlp, ACTIVATIONS[config.activation]), cache
+    return x + attended + mlp(h, w.mlp, config.activation), cache
 
 
 def head(config: GPTJConfig, w: Any, x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 
 from transformers_neuronx.gptneox.config import GPTNeoXConfig
 from transformers_neuronx.layers import (
-    ACTIVATIONS,
     Cache,
     Rotate,
     Step,
@@ -33,7 +32,7 @@ def layer(config: GPTNeoXConfig, w: Any, x: Tensor, cache: Cache, step: Step, ro
     h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.head_dim, rotate)
     attended = x + h
     h = layer_norm(x if config.parallel else attended, w.mlp_norm, config.eps)
-    return attended + mlp(h, w.mlp, ACTIVATIONS[config.activation]), cache
+    return attended + mlp(h, w.mlp, config.activation), cache
 
 
 def head(config: GPTNeoXConfig, w: Any, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.layers.linear import linear
+from transformers_neuronx.layers.linear import linear, linears
 from transformers_neuronx.layers.norm import rms_norm
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.layers.storage import stored
@@ -45,7 +45,7 @@ def attention(
     `window` positions, the token's own included.
     """
     b, n, _ = x.sizes
-    q, k, v = (hlo.reshape(linear(x, part), b, n, -1, head_dim) for part in (w.q, w.k, w.v))
+    q, k, v = (hlo.reshape(y, b, n, -1, head_dim) for y in linears(x, w.q, w.k, w.v))
     if norm_eps is not None:
         q, k = rms_norm(q, w.q_norm, norm_eps), rms_norm(k, w.k_norm, norm_eps)
     if rotate is not None:

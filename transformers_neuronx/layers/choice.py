@@ -50,14 +50,29 @@ def choose(logits: Tensor, seen: Tensor, policy: Policy, position: Tensor) -> Te
     `top_k` largest, of those the fewest that have `top_p` of the probability, and of those the ones that have `min_p`
     of the likeliest one's. Of tokens that are level at an edge all are kept.
     """
-    sound = hlo.logical_and(hlo.all(hlo.equal(logits, logits), 1), hlo.is_finite(hlo.max(logits, 1)))
-    penalty = _column(policy.repetition_penalty)
-    penalized = hlo.select(logits < 0.0, logits * penalty, logits / penalty)
-    logits = hlo.select(seen, penalized, logits)
+    likeliest = _likeliest(logits, seen, policy.repetition_penalty)
     greedy = hlo.equal(policy.top_k, 1)
-    likeliest = hlo.argmax(logits, 1)
-    drawn = hlo.conditional(hlo.all(greedy, 0), lambda: likeliest, lambda: _drawn(logits, policy, position))
-    return hlo.select(sound, hlo.select(greedy, likeliest, drawn), BROKEN)
+
+    def drawn() -> Tensor:
+        penalized = _penalized(logits, seen, policy.repetition_penalty)
+        own = hlo.logical_or(greedy, likeliest < 0)
+        return hlo.select(own, likeliest, _drawn(penalized, policy, position))
+
+    return hlo.conditional(hlo.all(greedy, 0), lambda: likeliest, drawn)
+
+
+def _penalized(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    penalty = _column(penalty)
+    return hlo.select(seen, hlo.select(logits < 0.0, logits * penalty, logits / penalty), logits)
+
+
+def _likeliest_body(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Of each row's tokens the likeliest, of several the first; or BROKEN."""
+    sound = hlo.logical_and(hlo.all(hlo.equal(logits, logits), 1), hlo.is_finite(hlo.max(logits, 1)))
+    return hlo.select(sound, hlo.argmax(_penalized(logits, seen, penalty), 1), BROKEN)
+
+
+_likeliest = hlo.composite("likeliest", _likeliest_body)
 
 
 def _drawn(logits: Tensor, policy: Policy, position: Tensor) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers_neuronx import hlo
+from transformers_neuronx.layers.activation import ACTIVATIONS
 from transformers_neuronx.layers.storage import numbers
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights import Parameter
@@ -34,7 +36,69 @@ def _product(x: Tensor, weight: Tensor, *scale: Tensor) -> Tensor:
     return y * scale[0] if scale else y
 
 
-_linear = hlo.composite("linear", _product)
+def _linear_body(
+    x: Tensor,
+    *operands: Tensor,
+    parts: int = 1,
+    scaled: bool = False,
+    biased: bool = False,
+    activation: str = "",
+    dtype: str = "f32",
+) -> Tensor | tuple[Tensor, ...]:
+    """Products of x with `parts` weights, each followed by its scale and its bias, if they have them.
+
+    With an `activation` they are one: it is applied to the first, and the second, if there is one, multiplies that.
+    """
+    each = len(operands) // parts
+    outputs = []
+    for first in range(0, len(operands), each):
+        weight, *rest = operands[first : first + each]
+        y = _product(x, weight, *rest[:scaled])
+        outputs.append(hlo.convert(y + hlo.convert(rest[-1], "f32") if biased else y, dtype))
+    if activation:
+        activated = ACTIVATIONS[activation](outputs[0])
+        return activated if parts == 1 else activated * outputs[1]
+    return outputs[0] if parts == 1 else tuple(outputs)
+
+
+_linear = hlo.composite("linear", _linear_body)
+
+
+def _storage(w: Any) -> tuple[str, bool, bool]:
+    """What has to be the same in layers that are one operation."""
+    return w.weight.tensor.dtype.name, w.weight.scale is not None, hasattr(w, "bias")
+
+
+def _together(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "") -> Any:
+    """Layers of the same storage that no sum over the devices follows."""
+    _, scaled, biased = _storage(layers[0])
+    operands = []
+    for w in layers:
+        operands += [w.weight.tensor] + [w.weight.scale] * scaled + ([w.bias.tensor] if biased else [])
+    attributes = dict(parts=len(layers), scaled=scaled, biased=biased, activation=activation, dtype=dtype)
+    return _linear(x, *operands, **attributes)
+
+
+def linears(x: Tensor, *layers: Any) -> Sequence[Tensor]:
+    """`linear` of the same x with each of several layers."""
+    if len(set(map(_storage, layers))) > 1 or any(_summed(w) for w in layers):
+        return [linear(x, w) for w in layers]
+    outputs: Sequence[Tensor] = _together(x, layers, x.dtype.name)
+    return outputs
+
+
+def activated(x: Tensor, activation: str, w: Any, up: Any = None) -> Tensor:
+    """The activation of `linear` of x with w, times `linear` of x with `up` where that is given."""
+    layers = [w] if up is None else [w, up]
+    if len(set(map(_storage, layers))) == 1 and not any(_summed(w) for w in layers):
+        y: Tensor = _together(x, layers, x.dtype.name, activation)
+        return y
+    y = ACTIVATIONS[activation](linear(x, w))
+    return y if up is None else y * linear(x, up)
+
+
+def _summed(w: Any) -> bool:
+    return bool(w.weight.row.reduces and w.weight.degree > 1)
 
 
 def product(x: Tensor, w: Any) -> Tensor:
@@ -43,7 +107,7 @@ def product(x: Tensor, w: Any) -> Tensor:
     Of a weight split by outputs, each device has its own; of one split by inputs, its part of the sum.
     """
     scale = [] if w.weight.scale is None else [w.weight.scale]
-    y: Tensor = _linear(x, w.weight.tensor, *scale)
+    y: Tensor = _linear(x, w.weight.tensor, *scale, scaled=bool(scale))
     return y
 
 
@@ -57,16 +121,14 @@ def linear(x: Tensor, w: Any) -> Tensor:
 
     Of a weight split by outputs, each device returns its own; of one split by inputs, the sum over the devices.
     """
+    if not _summed(w):
+        y: Tensor = _together(x, [w], x.dtype.name)
+        return y
     y = summed(product(x, w), w.weight)
-    if hasattr(w, "bias"):
-        y = y + hlo.convert(w.bias.tensor, "f32")
-    return hlo.convert(y, x.dtype)
+    return hlo.convert(y + hlo.convert(w.bias.tensor, "f32") if hasattr(w, "bias") else y, x.dtype)
 
 
 def logits(x: Tensor, w: Any) -> Tensor:
     """The head: `linear` in f32 with all outputs on every device, without what was added to divide them."""
-    y = product(x, w)
-    if hasattr(w, "bias"):
-        y = y + hlo.convert(w.bias.tensor, "f32")
-    y = hlo.all_gather(y, w.weight.degree, -1)
+    y = hlo.all_gather(_together(x, [w], "f32"), w.weight.degree, -1)
     return hlo.slice(y, -1, 0, w.weight.row.shape[0])

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers_neuronx import hlo
-from transformers_neuronx.layers.linear import linear, product, summed
+from transformers_neuronx.layers.linear import activated, linear, product, summed
 from transformers_neuronx.pyhlo import Tensor
 
-Activation = Callable[[Tensor], Tensor]
 
-
-def mlp(x: Tensor, w: Any, activation: Activation) -> Tensor:
+def mlp(x: Tensor, w: Any, activation: str) -> Tensor:
     """`w.down` of the activation of `w.up`. [b, n, h] -> [b, n, h]"""
-    return linear(activation(linear(x, w.up)), w.down)
+    return linear(activated(x, activation, w.up), w.down)
 
 
-def gated_mlp(x: Tensor, w: Any, activation: Activation) -> Tensor:
+def gated_mlp(x: Tensor, w: Any, activation: str) -> Tensor:
     """`w.down` of `w.up` times the activation of `w.gate` (Shazeer, arXiv:2002.05202). [b, n, h] -> [b, n, h]"""
-    return linear(activation(linear(x, w.gate)) * linear(x, w.up), w.down)
+    return linear(activated(x, activation, w.gate, w.up), w.down)
 
 
-def experts(x: Tensor, w: Any, active: int, activation: Activation) -> Tensor:
+def experts(x: Tensor, w: Any, active: int, activation: str) -> Tensor:
     """A sum of `active` of the blocks `w.experts`, for each token those that `w.router` gives most. [b, n, h], twice
 
     Jiang et al., arXiv:2401.04088. A block that no token chose is not run, so its weights are not read.
@@ -38,8 +35,8 @@ def experts(x: Tensor, w: Any, active: int, activation: Activation) -> Tensor:
     return hlo.convert(summed(y, block.down.weight), x.dtype)
 
 
-def _with_expert(y: Tensor, x: Tensor, w: Any, share: Tensor, activation: Activation) -> Tensor:
+def _with_expert(y: Tensor, x: Tensor, w: Any, share: Tensor, activation: str) -> Tensor:
     def added() -> Tensor:
-        return y + share * product(activation(linear(x, w.gate)) * linear(x, w.up), w.down)
+        return y + share * product(activated(x, activation, w.gate, w.up), w.down)
 
     return hlo.conditional(hlo.any(share > 0.0, [0, 1, 2]), added, lambda: y)

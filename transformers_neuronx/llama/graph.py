@@ -3,7 +3,6 @@
 from typing import Any
 
 from transformers_neuronx.layers import (
-    ACTIVATIONS,
     Cache,
     Rotate,
     Step,
@@ -29,7 +28,7 @@ def prepare(config: LlamaConfig, step: Step) -> Rotate:
 def layer(config: LlamaConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
     h, cache = attention(rms_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.head_dim, rotate)
     x = x + h
-    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
+    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation)
     return x + h, cache
 
 

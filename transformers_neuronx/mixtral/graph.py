@@ -3,7 +3,6 @@
 from typing import Any
 
 from transformers_neuronx.layers import (
-    ACTIVATIONS,
     Cache,
     Rotate,
     Step,
@@ -31,7 +30,7 @@ def layer(config: MixtralConfig, w: Any, x: Tensor, cache: Cache, step: Step, ro
     h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=config.window)
     x = x + h
     h = rms_norm(x, w.mlp_norm, config.eps)
-    h = experts(h, w.moe, config.active_experts, ACTIVATIONS[config.activation])
+    h = experts(h, w.moe, config.active_experts, config.activation)
     return x + h, cache
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from transformers_neuronx.layers import (
-    ACTIVATIONS,
     Cache,
     Rotate,
     Step,
@@ -33,7 +32,7 @@ def layer(
     h = rms_norm(x, w.attn_norm, config.eps)
     h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=window_of(kind, config.window))
     x = x + h
-    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
+    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation)
     return x + h, cache
 
 

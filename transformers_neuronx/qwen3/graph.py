@@ -3,7 +3,6 @@
 from typing import Any
 
 from transformers_neuronx.layers import (
-    ACTIVATIONS,
     Cache,
     Rotate,
     Step,
@@ -34,7 +33,7 @@ def layer(
     window = window_of(kind, config.window)
     h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=window, norm_eps=config.eps)
     x = x + h
-    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, ACTIVATIONS[config.activation])
+    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation)
     return x + h, cache
 
 

@@ -11,7 +11,6 @@ import hashlib
 import importlib
 import json
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,16 @@ _LOG = logging.getLogger(__name__)
 SMALLEST_GROUP = 32
 LONGEST_HEAD = 256
 CACHE = 5  # the first operand of attention that is one
-# Rows for which the kernel is at least as fast as XLA's product with weights of the type, as far as has been measured.
-ROWS = dict(f32=range(1, 17), bf16=range(1, 65), f16=range(1, 2**31), s8=range(1, 257), u8=range(1, 2**31))
+FLOATS = ("f32", "bf16", "f16")
 
 
 # Attributes that a kernel reads, with their types there. None is 0.
 ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
-    linear={},
+    linear=dict(parts="i64", scaled="i64", biased="i64", activation="string"),
     attention=dict(scale="f32", softcap="f32", window="i64", arrays="i64", own_slots="i64", alibi="i64"),
+    likeliest={},
+    layer_norm=dict(eps="f32"),
+    rms_norm=dict(eps="f32"),
 )
 
 
@@ -42,12 +43,11 @@ def _types(*shapes: ShapeProto) -> list[str]:
     return [PrimitiveType.Name(shape.element_type).lower() for shape in shapes]
 
 
-def _linear(attributes: Mapping[str, Any], x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
+def _linear(attributes: Mapping[str, Any], x: ShapeProto, *operands: ShapeProto) -> bool:
+    weight, scale = operands[0], operands[1] if attributes["scaled"] else None
     types = _types(x, weight)
-    if math.prod(x.dimensions[:-1]) not in ROWS.get(types[1], ()):
-        return False
     if types[0] == types[1]:
-        return scale is None
+        return scale is None and types[0] in FLOATS
     if scale is None or types[0] not in ("bf16", "f16"):  # 16 bits of activations are fewer than f32 has
         return False
     if types[1] == "s8":
@@ -59,11 +59,21 @@ def _linear(attributes: Mapping[str, Any], x: ShapeProto, weight: ShapeProto, sc
 
 def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:
     [active, cached] = _types(q, more[4])
-    known = active in ("f32", "bf16", "f16") and q.dimensions[-1] <= LONGEST_HEAD
+    known = active in FLOATS and q.dimensions[-1] <= LONGEST_HEAD
     return known and (attributes["arrays"], cached) in ((2, active), (4, "s8"))
 
 
-ACCEPTS: Mapping[str, Callable[..., bool]] = dict(linear=_linear, attention=_attention)
+def _likeliest(attributes: Mapping[str, Any], logits: ShapeProto, *more: ShapeProto) -> bool:
+    return _types(logits) == ["f32"]
+
+
+def _norm(attributes: Mapping[str, Any], x: ShapeProto, *weights: ShapeProto) -> bool:
+    return _types(x)[0] in FLOATS and set(_types(*weights)) == {"f32"}
+
+
+ACCEPTS: Mapping[str, Callable[..., bool]] = dict(
+    linear=_linear, attention=_attention, likeliest=_likeliest, layer_norm=_norm, rms_norm=_norm
+)
 
 
 @functools.cache
@@ -146,7 +156,9 @@ def _become_kernel(
     instruction.ClearField("frontend_attributes")
 
 
-def _as_typed(value: float | None, kind: str) -> str:
+def _as_typed(value: Any, kind: str) -> str:
+    if kind == "string":
+        return json.dumps(value)
     return f"{float(value or 0):e} : f32" if kind == "f32" else f"{int(value or 0)} : {kind}"
 
 

@@ -83,7 +83,13 @@ struct Head {
   // The numbers of a position, and zeros behind them.
   Floats Part(const Number* numbers, int64_t part) const {
     const int64_t rest = a.size - part * kLanes;
-    return rest >= kLanes ? Widened(numbers + part * kLanes) : rest > 0 ? Widened(numbers + part * kLanes, rest) : Floats{};
+    return rest > 0 ? Some(numbers + part * kLanes, rest) : Floats{};
+  }
+
+  // The numbers of a position will be wanted soon.
+  void Ask(const Number* numbers) const {
+    const char* line = reinterpret_cast<const char*>(numbers);
+    for (int64_t i = 0; i < a.size * static_cast<int64_t>(sizeof *numbers); i += 64) __builtin_prefetch(line + i, 0, 2);
   }
 
   Floats Capped(Floats scores) const {  // cap * tanh(scores / cap)
@@ -98,75 +104,109 @@ struct Head {
   }
 };
 
-// Positions along the lanes.
-template <typename Number>
-struct Query {
-  const Head<Number>& head;
-  const int64_t query, own, parts;
-  Wide q = {}, context = {};
-  float largest = kNone, sum = 0;
+// COUNT queries, with positions along the lanes. WHOLE: features fill vectors, kParts at a time.
+template <typename Number, int COUNT, bool WHOLE>
+struct Few {
+  struct Scores { Floats of[kPositions / kLanes]; };
 
-  Query(const Head<Number>& head, int64_t query)
-      : head(head), query(query), own(head.Own(query)), parts(RoundUp(head.a.size, kLanes) / kLanes) {
-    float wide[kSize] = {};
-    Widen(head.a.q, head.a.type, head.At(query), head.a.size, wide);
-    for (int64_t part = 0; part < parts; ++part) q[part] = Load<Floats>(wide + part * kLanes) * head.a.scale;
+  const Head<Number>& head;
+  const int64_t first, parts;  // query, vectors of features
+  int64_t oldest = INT32_MAX, newest = -1;
+  int64_t own[COUNT], from[COUNT];  // positions: each query sees from .. own
+  Wide q[COUNT] = {}, context[COUNT] = {};
+  float largest[COUNT], sum[COUNT] = {};
+
+  Few(const Head<Number>& head, int64_t first)
+      : head(head), first(first), parts(RoundUp(head.a.size, kLanes * kParts) / kLanes) {
+    for (int i = 0; i < COUNT; ++i) {
+      own[i] = head.Own(first + i);
+      from[i] = head.Oldest(own[i]);
+      largest[i] = kNone;
+      oldest = Least(oldest, from[i]);
+      newest = own[i] > newest ? own[i] : newest;
+      Widen(head.a.q, head.a.type, head.At(first + i), head.a.size, reinterpret_cast<float*>(q[i]));
+      for (Floats& part : q[i]) part *= head.a.scale;
+    }
   }
 
   void Run() {
-    for (int64_t first = head.Oldest(own); first <= own; first += kPositions)
-      Add(first, own + 1 - first < kPositions ? own + 1 - first : kPositions);
-    head.Finish(query, reinterpret_cast<const float*>(context), sum);
+    for (int64_t position = oldest; position <= newest; position += kPositions)
+      Add(position, Least(newest + 1 - position, kPositions));
+    for (int i = 0; i < COUNT; ++i) head.Finish(first + i, reinterpret_cast<const float*>(context[i]), sum[i]);
   }
 
-  void Add(int64_t first, int64_t count) {
-    Floats scores[kPositions / kLanes], most = Floats{} + largest, total = {};
-    const int64_t vectors = RoundUp(count, kLanes) / kLanes;
-    for (int64_t i = 0; i < vectors; ++i) {
-      scores[i] = Scores(first + i * kLanes, count - i * kLanes);
-      most = Larger(most, scores[i]);
-    }
-    const float before = largest;
-    for (int lane = 0; lane < kLanes; ++lane) largest = most[lane] <= largest ? largest : most[lane];
-    const Floats factor = Exp(Floats{} + (before - largest));
-    for (int64_t i = 0; i < vectors; ++i) {
-      scores[i] = Exp(scores[i] - largest);
-      total += scores[i];
-      if (head.kScaled) scores[i] *= LoadPart<Floats>(head.value_scales + first + i * kLanes, Some(count - i * kLanes));
-    }
-    sum = sum * factor[0] + Total(total);
-    for (int64_t part = 0; part < parts; ++part) context[part] *= factor;
-    for (int64_t part = 0; part < parts; part += kParts)
-      AddValues(part, head.values + first * head.a.size, count, reinterpret_cast<const float*>(scores));
+  Floats Part(const Number* numbers, int64_t part) const {
+    if constexpr (WHOLE) return Widened(numbers + part * kLanes);
+    return head.Part(numbers, part);
   }
 
-  static int64_t Some(int64_t count) { return count < kLanes ? count : kLanes; }
+  void Add(int64_t position, int64_t count) {
+    Scores scores[COUNT];
+    for (int64_t at = 0; at < count; at += kLanes) Score(position + at, Least(count - at, kLanes), at / kLanes, scores);
+    for (int i = 0; i < COUNT; ++i) Weigh(i, position, count, scores[i]);
+    for (int64_t part = 0; part < parts; part += kParts) AddValues(part, position, count, scores);
+  }
 
-  Floats Scores(int64_t position, int64_t count) const {
-    Floats products[kLanes] = {};
-    for (int64_t i = 0; i < Some(count); ++i) {
-      const Number* key = head.keys + (position + i) * head.a.size;
-      for (int64_t part = 0; part < parts; ++part) products[i] += q[part] * head.Part(key, part);
+  void Score(int64_t position, int64_t count, int64_t at, Scores (&scores)[COUNT]) const {
+    Floats products[COUNT][kLanes] = {};
+    const Number *key = head.keys + position * head.a.size, *value = head.values + position * head.a.size;
+    for (int64_t i = 0; i < count; ++i, key += head.a.size, value += head.a.size) {
+      head.Ask(value);
+      for (int64_t part = 0; part < parts; part += kParts)
+        UNROLL for (int64_t j = 0; j < kParts; ++j) {
+          const Floats some = Part(key, part + j);
+          UNROLL for (int query = 0; query < COUNT; ++query) products[query][i] += q[query][part + j] * some;
+        }
     }
-    Floats scores = Totals(products);
-    if (head.kScaled) scores *= LoadPart<Floats>(head.key_scales + position, Some(count));
     const Ints offset = Count();
-    const Floats distance = __builtin_convertvector(static_cast<int32_t>(own - position) - offset, Floats);
-    scores = head.Capped(scores) - head.Slope(query) * distance;
-    return offset < static_cast<int32_t>(Some(count)) ? scores : Floats{} + kNone;
+    for (int query = 0; query < COUNT; ++query) {
+      Floats all = Totals(products[query]);
+      if (head.kScaled) all *= Some(head.key_scales + position, count);
+      const Ints distance = static_cast<int32_t>(own[query] - position) - offset;
+      all = head.Capped(all) - head.Slope(first + query) * __builtin_convertvector(distance, Floats);
+      const Ints seen = (distance >= 0) & (distance <= static_cast<int32_t>(own[query] - from[query]));
+      scores[query].of[at] = seen & (offset < static_cast<int32_t>(count)) ? all : Floats{} + kNone;
+    }
   }
 
-  void AddValues(int64_t first, const Number* values, int64_t count, const float* weights) {
-    Floats sums[kParts] = {};
-    for (int64_t i = 0; i < count; ++i, values += head.a.size)
-      UNROLL for (int64_t part = 0; part < kParts; ++part) sums[part] += weights[i] * head.Part(values, first + part);
-    for (int64_t part = 0; part < kParts && first + part < parts; ++part) context[first + part] += sums[part];
+  // Scores become weights, and what was added before smaller if one is larger than all before.
+  void Weigh(int query, int64_t position, int64_t count, Scores& scores) {
+    Floats most = Floats{} + largest[query], total = {};
+    for (int64_t i = 0; i * kLanes < count; ++i) most = Larger(most, scores.of[i]);
+    const float before = largest[query];
+    for (int lane = 0; lane < kLanes; ++lane) largest[query] = most[lane] <= largest[query] ? largest[query] : most[lane];
+    if (largest[query] == kNone) largest[query] = 0;  // has seen nothing yet
+    const Floats factor = Exp(Floats{} + (before - largest[query]));
+    for (int64_t i = 0; i * kLanes < count; ++i) {
+      scores.of[i] = Exp(scores.of[i] - largest[query]);
+      total += scores.of[i];
+      if (head.kScaled) scores.of[i] *= Some(head.value_scales + position + i * kLanes, count - i * kLanes);
+    }
+    sum[query] = sum[query] * factor[0] + Total(total);
+    for (int64_t part = 0; part < parts; ++part) context[query][part] *= factor;
+  }
+
+  void AddValues(int64_t part, int64_t position, int64_t count, const Scores (&scores)[COUNT]) {
+    Floats sums[COUNT][kParts] = {};
+    const Number* value = head.values + position * head.a.size;
+    const bool last = position + kPositions > newest;  // then the keys of the next head
+    const Number* next = head.keys + (last ? head.a.positions : position + kPositions) * head.a.size;
+    for (int64_t i = 0; i < count; ++i, value += head.a.size, next += head.a.size) {
+      head.Ask(next);
+      UNROLL for (int64_t j = 0; j < kParts; ++j) {
+        const Floats some = Part(value, part + j);
+        UNROLL for (int query = 0; query < COUNT; ++query)
+          sums[query][j] += reinterpret_cast<const float*>(scores[query].of)[i] * some;
+      }
+    }
+    UNROLL for (int query = 0; query < COUNT; ++query)
+      UNROLL for (int64_t j = 0; j < kParts; ++j) context[query][part + j] += sums[query][j];
   }
 };
 
 // Queries along the lanes, two vectors of them.
 template <typename Number>
-struct Queries {
+struct Many {
   const Head<Number>& head;
   const int64_t first, count, parts;
   int64_t oldest, newest;  // positions that any of them sees
@@ -177,7 +217,7 @@ struct Queries {
   Wide values[kPositions];
   Wide context[kQueries] = {};
 
-  Queries(const Head<Number>& head, int64_t first)
+  Many(const Head<Number>& head, int64_t first)
       : head(head), first(first), count(head.Queries() - first < kQueries ? head.Queries() - first : kQueries),
         parts(RoundUp(head.a.size, kParts * kLanes) / kLanes), oldest(INT32_MAX), newest(-1) {
     memset(q, 0, sizeof q);
@@ -278,21 +318,24 @@ struct Attention {
   Head<Number> HeadOf(int64_t head) const { return Head<Number>(a, head / a.kv_heads, head % a.kv_heads); }
 
   void Attend(const Head<Number>& head, int64_t block) const {
-    if (head.Queries() > kFew) return Queries<Number>(head, block * kQueries).Run();
-    for (int64_t query = 0; query < head.Queries(); ++query) Query<Number>(head, query).Run();
+    if (head.Queries() > kFew) return Many<Number>(head, block * kQueries).Run();
+    const bool whole = a.size % (kLanes * kParts) == 0;
+    whole ? AttendFew<4, true>(head, 0) : AttendFew<4, false>(head, 0);
+  }
+
+  template <int COUNT, bool WHOLE>
+  void AttendFew(const Head<Number>& head, int64_t query) const {
+    for (; query + COUNT <= head.Queries(); query += COUNT) Few<Number, COUNT, WHOLE>(head, query).Run();
+    if constexpr (COUNT > 1) AttendFew<COUNT / 2, WHOLE>(head, query);
   }
 
   void Run(const Pool& pool) const {
-    const auto write = [](void* self, int64_t head) { static_cast<const Attention*>(self)->HeadOf(head).Write(); };
-    const auto attend = [](void* self, int64_t piece) {
-      const auto& attention = *static_cast<const Attention*>(self);
-      const auto head = attention.HeadOf(piece / attention.blocks);
-      if (attention.blocks == 1) head.Write();
-      attention.Attend(head, piece % attention.blocks);
-    };
-    void* self = const_cast<Attention*>(this);
-    if (blocks > 1) pool.run(pool.pool, heads, write, self);
-    pool.run(pool.pool, heads * blocks, attend, self);
+    if (blocks > 1) ForEach(pool, heads, [this](int64_t head) { HeadOf(head).Write(); });
+    ForEach(pool, heads * blocks, [this](int64_t piece) {
+      const auto head = HeadOf(piece / blocks);
+      if (blocks == 1) head.Write();
+      Attend(head, piece % blocks);
+    });
   }
 };
 

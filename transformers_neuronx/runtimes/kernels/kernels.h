@@ -15,16 +15,32 @@ struct Pool {
   void* pool;
 };
 
-// y[rows, outputs] f32 = x[rows, inputs] times weight[outputs, inputs], and times scale where there is one: f32[outputs]
-// of weights in s8, f32[outputs, inputs / group] of those in s4. `scratch` has room for `scratch_bytes(…)`.
-struct LinearArguments {
-  int64_t rows, inputs, outputs, group;
-  Type x_type, weight_type;
-  const void* x;
-  const void* weight;
+enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu, kTanh };
+
+// data[outputs, inputs], times scale where there is one: f32[outputs] of s8, f32[outputs, inputs / group] of s4; and
+// bias[outputs] of the activations' type, or none. -> y[rows, outputs]
+struct Weight {
+  int64_t outputs;
+  const void* data;
   const float* scale;
-  float* y;
+  const void* bias;
+  void* y;
+};
+
+constexpr int kMostParts = 3;
+
+// Each y is the product of x[rows, inputs] and its weight, plus the bias. With an activation there is one y: that of the
+// first weight's product, times the second's where there are two. `scratch` has room for `linear_scratch(…)`.
+struct LinearArguments {
+  int64_t rows, inputs, group;
+  Type x_type, weight_type, y_type;
+  Activation activation;
+  int parts;
+  const void* x;
+  Weight weights[kMostParts];
   void* scratch;
+
+  bool Gated() const { return activation != Activation::kNone && parts > 1; }
 };
 
 // q[rows, tokens, heads, size] looks at keys and values [slots * kv_heads, positions, size], after k and v[rows, tokens,
@@ -42,11 +58,33 @@ struct AttentionArguments {
   void* context;
 };
 
+// Of logits[rows, vocabulary], penalized where a token was seen, the largest's place; below 0 what is no distribution.
+struct LikeliestArguments {
+  int64_t rows, vocabulary;
+  const float* logits;
+  const int8_t* seen;
+  const float* penalty;  // of rows
+  int32_t* token;
+};
+
+// x[rows, size] -> y: less its mean and divided by its deviation, where there is a bias; otherwise divided by the root of
+// the mean of its squares. Then times weight[size], plus bias[size].
+struct NormArguments {
+  int64_t rows, size;
+  float eps;
+  Type type;
+  const void* x;
+  const float *weight, *bias;
+  void* y;
+};
+
 struct Kernels {
   const char* name;
   int64_t (*linear_scratch)(const LinearArguments&);  // bytes
   void (*linear)(const LinearArguments&, const Pool&);
   void (*attention)(const AttentionArguments&, const Pool&);
+  void (*likeliest)(const LikeliestArguments&, const Pool&);
+  void (*normalize)(const NormArguments&, const Pool&);
 };
 
 namespace portable { extern const Kernels kernels; }

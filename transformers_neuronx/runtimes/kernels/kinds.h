@@ -55,32 +55,34 @@ struct F32 {
   static int64_t Stride(int64_t inputs) { return RoundUp(inputs, STEP); }
   static Vector LoadWeight(const Weight* w) { return Load<Floats>(w); }
   static Vector LoadActive(const Active* x) { return Load<Floats>(x); }
+  static Vector Repeat(const Active* x) { return Floats{} + *x; }
   static Sums Add(Sums sums, Vector w, Vector x) { return sums + w * x; }
 };
 
 struct F16 : F32 {
-  using Weight = uint16_t;
-  static Vector LoadWeight(const Weight* w) { return FromF16(w); }
+  using Weight = Float16;
+  static Vector LoadWeight(const Weight* w) { return Widened(w); }
 };
 
 #if defined(__AVX512BF16__)
 struct BF16 {
-  using Weight = uint16_t;
-  using Active = uint16_t;
+  using Weight = BFloat16;
+  using Active = BFloat16;
   using Sums = Floats;
   using Vector = __m512bh;
   static constexpr int64_t STEP = 2 * kLanes, RUN = int64_t{1} << 40, PACKED = 1;
   static int64_t Stride(int64_t inputs) { return RoundUp(inputs, STEP); }
   static Vector LoadWeight(const Weight* w) { return Load<Vector>(w); }
   static Vector LoadActive(const Active* x) { return Load<Vector>(x); }
+  static Vector Repeat(const Active* x) { return Cast<Vector>(_mm512_set1_epi32(Load<int32_t>(x))); }
   static Sums Add(Sums sums, Vector w, Vector x) {
     return Cast<Floats>(_mm512_dpbf16_ps(Cast<__m512>(sums), w, x));
   }
 };
 #else
 struct BF16 : F32 {
-  using Weight = uint16_t;
-  static Vector LoadWeight(const Weight* w) { return FromBF16(w); }
+  using Weight = BFloat16;
+  static Vector LoadWeight(const Weight* w) { return Widened(w); }
 };
 #endif
 

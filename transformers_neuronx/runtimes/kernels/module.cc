@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,7 +26,7 @@ struct Spent {
   const char* name;
   std::atomic<int64_t> calls{0}, nanoseconds{0};
 };
-Spent linear_spent{"linear"}, attention_spent{"attention"};
+Spent linear_spent{"linear"}, attention_spent{"attention"}, likeliest_spent{"likeliest"}, norm_spent{"norm"};
 
 class Counted {
  public:
@@ -88,21 +89,43 @@ ffi::ErrorOr<Type> TypeOf(ffi::DataType type) {
   }
 }
 
-ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::RemainingArgs more,
-                  ffi::Result<ffi::AnyBuffer> y) {
+ffi::ErrorOr<Activation> ActivationOf(std::string_view name) {
+  constexpr std::pair<std::string_view, Activation> all[] = {
+      {"", Activation::kNone}, {"gelu", Activation::kGelu}, {"gelu_fast", Activation::kGeluTanh},
+      {"gelu_new", Activation::kGeluTanh}, {"gelu_pytorch_tanh", Activation::kGeluTanh}, {"relu", Activation::kRelu},
+      {"silu", Activation::kSilu}, {"swish", Activation::kSilu}, {"tanh", Activation::kTanh}};
+  for (const auto& [known, activation] : all)
+    if (name == known) return activation;
+  return ffi::Unexpected(ffi::Error::InvalidArgument("an activation that the kernel does not have"));
+}
+
+// x, and then of each part its weight, and its scale and its bias where they have them.
+ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                  int64_t parts, int64_t scaled, int64_t biased, std::string_view activation) {
   const Counted counted(linear_spent);
-  const auto x_type = TypeOf(x.element_type()), weight_type = TypeOf(weight.element_type());
+  const auto operand = [&](int64_t i) { return *operands.get<ffi::AnyBuffer>(i); };
+  const auto result = [&](int64_t i) { return *results.get<ffi::AnyBuffer>(i); };
+  const auto x_type = TypeOf(x.element_type()), weight_type = TypeOf(operand(0).element_type());
+  const auto y_type = TypeOf(result(0)->element_type());
+  const auto known = ActivationOf(activation);
   if (x_type.has_error()) return x_type.error();
   if (weight_type.has_error()) return weight_type.error();
-  const int64_t inputs = x.dimensions().back(), outputs = weight.dimensions()[0];
-  LinearArguments arguments = {static_cast<int64_t>(x.element_count()) / inputs, inputs, outputs, 0, *x_type,
-                               *weight_type, x.untyped_data(), weight.untyped_data(), nullptr, y->typed_data<float>(),
-                               nullptr};
-  if (more.size()) {
-    const auto scale = more.get<ffi::AnyBuffer>(0);
-    if (scale.has_error()) return scale.error();
-    arguments.scale = scale->typed_data<float>();
-    if (scale->dimensions().size() == 2) arguments.group = inputs / scale->dimensions()[1];
+  if (y_type.has_error()) return y_type.error();
+  if (known.has_error()) return known.error();
+  const int64_t inputs = x.dimensions().back(), rows = static_cast<int64_t>(x.element_count()) / inputs;
+  LinearArguments arguments = {rows, inputs, 0, *x_type, *weight_type, *y_type, *known, static_cast<int>(parts),
+                               x.untyped_data(), {}, nullptr};
+  for (int64_t part = 0, next = 0; part < parts; ++part) {
+    Weight& weight = arguments.weights[part];
+    const auto data = operand(next++);
+    weight = {data.dimensions()[0], data.untyped_data(), nullptr, nullptr,
+              arguments.Gated() && part ? nullptr : result(part)->untyped_data()};
+    if (scaled) {
+      const auto scale = operand(next++);
+      weight.scale = scale.typed_data<float>();
+      if (scale.dimensions().size() == 2) arguments.group = inputs / scale.dimensions()[1];
+    }
+    if (biased) weight.bias = operand(next++).untyped_data();
   }
   arguments.scratch = Scratch(level->linear_scratch(arguments));
   level->linear(arguments, PoolOf(threads));
@@ -113,9 +136,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(LinearHandler, Linear,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
-                                  .Ret<ffi::AnyBuffer>());
+                                  .RemainingRets()
+                                  .Attr<int64_t>("parts")
+                                  .Attr<int64_t>("scaled")
+                                  .Attr<int64_t>("biased")
+                                  .Attr<std::string_view>("activation"));
 
 // What the composite has as operands and attributes; its cache comes back in the memory of the one that was given.
 ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -145,8 +171,66 @@ ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionHandler, Attention,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
+ffi::Error Likeliest(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> logits, ffi::Buffer<ffi::PRED> seen,
+                     ffi::Buffer<ffi::F32> penalty, ffi::ResultBuffer<ffi::S32> token) {
+  const Counted counted(likeliest_spent);
+  const auto size = logits.dimensions();
+  level->likeliest({size[0], size[1], logits.typed_data(), static_cast<const int8_t*>(seen.untyped_data()),
+                    penalty.typed_data(), token->typed_data()},
+                   PoolOf(threads));
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(LikeliestHandler, Likeliest,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>());
+
+ffi::Error Normalize(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> weight, const float* bias,
+                     ffi::Result<ffi::AnyBuffer> y, float eps) {
+  const Counted counted(norm_spent);
+  const auto type = TypeOf(x.element_type());
+  if (type.has_error()) return type.error();
+  const int64_t size = x.dimensions().back(), rows = static_cast<int64_t>(x.element_count()) / size;
+  level->normalize({rows, size, eps, *type, x.untyped_data(), weight.typed_data(), bias, y->untyped_data()},
+                   PoolOf(threads));
+  return ffi::Error::Success();
+}
+
+ffi::Error LayerNorm(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> weight,
+                     ffi::Buffer<ffi::F32> bias, ffi::Result<ffi::AnyBuffer> y, float eps) {
+  return Normalize(threads, x, weight, bias.typed_data(), y, eps);
+}
+
+ffi::Error RmsNorm(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> weight,
+                   ffi::Result<ffi::AnyBuffer> y, float eps) {
+  return Normalize(threads, x, weight, nullptr, y, eps);
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(LayerNormHandler, LayerNorm,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<float>("eps"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(RmsNormHandler, RmsNorm,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<float>("eps"));
+
 PyObject* Handlers(PyObject*, PyObject*) {
-  const std::pair<const char*, XLA_FFI_Handler*> all[] = {{"linear", LinearHandler}, {"attention", AttentionHandler}};
+  const std::pair<const char*, XLA_FFI_Handler*> all[] = {
+      {"linear", LinearHandler}, {"attention", AttentionHandler}, {"likeliest", LikeliestHandler},
+      {"layer_norm", LayerNormHandler}, {"rms_norm", RmsNormHandler}};
   PyObject* handlers = PyDict_New();
   for (const auto& [name, handler] : all) {
     PyObject* capsule = PyCapsule_New(reinterpret_cast<void*>(handler), nullptr, nullptr);
@@ -158,7 +242,7 @@ PyObject* Handlers(PyObject*, PyObject*) {
 
 PyObject* SpentSoFar(PyObject*, PyObject*) {
   PyObject* all = PyDict_New();
-  for (const Spent* each : {&linear_spent, &attention_spent}) {
+  for (const Spent* each : {&linear_spent, &attention_spent, &likeliest_spent, &norm_spent}) {
     const double seconds = static_cast<double>(each->nanoseconds.load()) * 1e-9;
     PyObject* pair = Py_BuildValue("(Ld)", static_cast<long long>(each->calls.load()), seconds);
     if (!all || !pair || PyDict_SetItemString(all, each->name, pair)) return nullptr;

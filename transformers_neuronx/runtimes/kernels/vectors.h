@@ -10,6 +10,7 @@
 #include "kernels.h"
 
 #define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL16 _Pragma("GCC unroll 16")
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
@@ -51,6 +52,7 @@ inline To Cast(From from) {
   return to;
 }
 
+inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t RoundUp(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
 // Of neighbours, and then of what neighbours make, as `Totals` has it.
@@ -60,37 +62,15 @@ inline float Total(Floats sums) {
   return sums[0];
 }
 
+// body(i) for every i of [0, count), on the threads of the pool.
+template <typename Body>
+inline void ForEach(const Pool& pool, int64_t count, const Body& body) {
+  const auto run = [](void* self, int64_t i) { (*static_cast<const Body*>(self))(i); };
+  pool.run(pool.pool, count, run, const_cast<Body*>(&body));
+}
+
 inline Floats AsFloats(Floats x) { return x; }
 inline Floats AsFloats(Ints x) { return __builtin_convertvector(x, Floats); }
-
-// Numbers of 16 bits as floats.
-inline float FromBF16(uint16_t x) { return Cast<float>(uint32_t{x} << 16); }
-
-inline Floats FromBF16(const uint16_t* x) {
-  typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
-  typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
-  return Cast<Floats>(__builtin_convertvector(Load<Halves>(x), Words) << 16);
-}
-
-inline float FromF16(uint16_t x) {
-  const uint32_t sign = uint32_t{x & 0x8000u} << 16, magnitude = x & 0x7fffu;
-  // A float with the same exponent is 2^-112 times as large; infinities and NaN keep all bits of theirs.
-  const uint32_t bits = magnitude << 13;
-  const float value = magnitude >= 0x7c00u ? Cast<float>(bits | 0x7f800000u) : Cast<float>(bits) * 0x1p112f;
-  return Cast<float>(Cast<uint32_t>(value) | sign);
-}
-
-inline Floats FromF16(const uint16_t* x) {
-#if defined(__AVX512F__)
-  return Cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))));
-#elif defined(__F16C__)
-  return Cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
-#else
-  Floats floats;
-  for (int lane = 0; lane < kLanes; ++lane) floats[lane] = FromF16(x[lane]);
-  return floats;
-#endif
-}
 
 // To the nearest whole number.
 inline Ints Rounded(Floats x) {
@@ -107,84 +87,142 @@ inline Ints Rounded(Floats x) {
 #endif
 }
 
+// Numbers of any type as floats.
+
 struct BFloat16 { uint16_t bits; };
 struct Float16 { uint16_t bits; };
 
-// kLanes numbers, or fewer and zeros behind them, as floats.
-inline Floats Widened(const float* from) { return Load<Floats>(from); }
-inline Floats Widened(const BFloat16* from) { return FromBF16(&from->bits); }
-inline Floats Widened(const Float16* from) { return FromF16(&from->bits); }
-inline Floats Widened(const int8_t* from) {
-  typedef int8_t Quarter __attribute__((vector_size(kLanes)));
-  return __builtin_convertvector(Load<Quarter>(from), Floats);
+inline float AsFloat(Float16 x) {
+  const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, magnitude = x.bits & 0x7fffu;
+  // A float with the same exponent is 2^-112 times as large; infinities and NaN keep all bits of theirs.
+  const uint32_t bits = magnitude << 13;
+  const float value = magnitude >= 0x7c00u ? Cast<float>(bits | 0x7f800000u) : Cast<float>(bits) * 0x1p112f;
+  return Cast<float>(Cast<uint32_t>(value) | sign);
 }
 
+inline Ints Whole(const int8_t* from) {
+#if defined(__AVX512F__)
+  return Cast<Ints>(_mm512_cvtepi8_epi32(Load<__m128i>(from)));
+#elif defined(__AVX2__)
+  return Cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  typedef int8_t Quarter __attribute__((vector_size(kLanes)));
+  return __builtin_convertvector(Load<Quarter>(from), Ints);
+#endif
+}
+
+// kLanes of them.
+inline Floats Widened(const float* from) { return Load<Floats>(from); }
+inline Floats Widened(const BFloat16* from) {
+#if defined(__AVX512F__)
+  return Cast<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(Load<__m256i>(from)), 16));
+#elif defined(__AVX2__)
+  return Cast<Floats>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(Load<__m128i>(from)), 16));
+#else
+  typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+  typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+  return Cast<Floats>(__builtin_convertvector(Load<Halves>(from), Words) << 16);
+#endif
+}
+inline Floats Widened(const Float16* from) {
+#if defined(__AVX512F__)
+  return Cast<Floats>(_mm512_cvtph_ps(Load<__m256i>(from)));
+#elif defined(__F16C__)
+  return Cast<Floats>(_mm256_cvtph_ps(Load<__m128i>(from)));
+#else
+  Floats floats;
+  for (int lane = 0; lane < kLanes; ++lane) floats[lane] = AsFloat(from[lane]);
+  return floats;
+#endif
+}
+inline Floats Widened(const int8_t* from) { return AsFloats(Whole(from)); }
+
+// Up to kLanes of them, and zeros behind.
 template <typename Number>
-inline Floats Widened(const Number* from, int64_t count) {
+inline Floats Some(const Number* from, int64_t count) {
+  if (count >= kLanes) return Widened(from);
   Number part[kLanes] = {};
   memcpy(part, from, count * sizeof *from);
   return Widened(part);
 }
 
-template <typename Number>
-inline void Widen(const Number* from, int64_t count, float* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Floats floats = Widened(from + i);
-    memcpy(out + i, &floats, sizeof floats);
-  }
-  if (i == count) return;
-  const Floats floats = Widened(from + i, count - i);
-  memcpy(out + i, &floats, (count - i) * sizeof *out);
+inline Floats Some(const void* x, Type type, int64_t first, int64_t count) {
+  if (type == Type::kF32) return Some(static_cast<const float*>(x) + first, count);
+  if (type == Type::kF16) return Some(static_cast<const Float16*>(x) + first, count);
+  return Some(static_cast<const BFloat16*>(x) + first, count);
 }
 
-// Activations from the `first` on, as floats.
+template <typename Number>
+inline void Widen(const Number* from, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats floats = Some(from + i, count - i);
+    memcpy(out + i, &floats, Least(count - i, kLanes) * sizeof *out);
+  }
+}
+
 inline void Widen(const void* x, Type type, int64_t first, int64_t count, float* out) {
   if (type == Type::kF32) return Widen(static_cast<const float*>(x) + first, count, out);
   if (type == Type::kF16) return Widen(static_cast<const Float16*>(x) + first, count, out);
   Widen(static_cast<const BFloat16*>(x) + first, count, out);
 }
 
-// To the nearest, the even one of two.
-inline uint16_t ToBF16(float x) {
+// Floats as other numbers: the nearest, of two the even one.
+
+inline BFloat16 ToBF16(float x) {
   const uint32_t bits = Cast<uint32_t>(x);
-  return static_cast<uint16_t>(x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  return {static_cast<uint16_t>(x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
-inline uint16_t ToF16(float x) {
-#if defined(__F16C__)
-  return static_cast<uint16_t>(_cvtss_sh(x, 0));
-#else
+inline Float16 ToF16(float x) {
   const uint32_t bits = Cast<uint32_t>(x), sign = bits >> 16 & 0x8000;
   const float size = Cast<float>(bits & 0x7fffffff);
-  if (x != x) return static_cast<uint16_t>(sign | 0x7e00);
-  if (size >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
+  if (x != x) return {static_cast<uint16_t>(sign | 0x7e00)};
+  if (size >= 65520) return {static_cast<uint16_t>(sign | 0x7c00)};
   // Below 2^-14 all have the same step: adding 2^-1 leaves just the bits that are kept.
-  if (size < 0x1p-14f) return static_cast<uint16_t>(sign | (Cast<uint32_t>(size + 0.5f) - Cast<uint32_t>(0.5f)));
+  if (size < 0x1p-14f) return {static_cast<uint16_t>(sign | (Cast<uint32_t>(size + 0.5f) - Cast<uint32_t>(0.5f)))};
   const uint32_t rest = Cast<uint32_t>(size * 0x1p-112f);
-  return static_cast<uint16_t>(sign | ((rest + 0xfff + (rest >> 13 & 1)) >> 13));
+  return {static_cast<uint16_t>(sign | ((rest + 0xfff + (rest >> 13 & 1)) >> 13))};
+}
+
+// kLanes of them.
+inline void Put(Floats x, float* to) { memcpy(to, &x, sizeof x); }
+inline void Put(Floats x, BFloat16* to) {
+#if defined(__AVX512BF16__)
+  const auto halves = _mm512_cvtneps_pbh(Cast<__m512>(x));
+  memcpy(to, &halves, sizeof halves);
+#else
+  for (int lane = 0; lane < kLanes; ++lane) to[lane] = ToBF16(x[lane]);
+#endif
+}
+inline void Put(Floats x, Float16* to) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm512_cvtps_ph(Cast<__m512>(x), 0);
+  memcpy(to, &halves, sizeof halves);
+#elif defined(__F16C__)
+  const __m128i halves = _mm256_cvtps_ph(Cast<__m256>(x), 0);
+  memcpy(to, &halves, sizeof halves);
+#else
+  for (int lane = 0; lane < kLanes; ++lane) to[lane] = ToF16(x[lane]);
 #endif
 }
 
-inline void NarrowToBF16(const float* x, int64_t count, uint16_t* out) {
-  int64_t i = 0;
-#if defined(__AVX512BF16__)
-  for (; i + kLanes <= count; i += kLanes) {
-    const auto halves = _mm512_cvtneps_pbh(Load<__m512>(x + i));
-    memcpy(out + i, &halves, sizeof halves);
-  }
-#endif
-  for (; i < count; ++i) out[i] = ToBF16(x[i]);
+// Up to kLanes of them.
+template <typename Number>
+inline void PutSome(Floats x, int64_t count, Number* to) {
+  if (count >= kLanes) return Put(x, to);
+  Number all[kLanes];
+  Put(x, all);
+  memcpy(to, all, count * sizeof *to);
+}
+
+inline void PutSome(Floats x, Type type, int64_t count, void* to, int64_t first) {
+  if (type == Type::kF32) return PutSome(x, count, static_cast<float*>(to) + first);
+  if (type == Type::kF16) return PutSome(x, count, static_cast<Float16*>(to) + first);
+  PutSome(x, count, static_cast<BFloat16*>(to) + first);
 }
 
 inline void Narrow(const float* x, Type type, int64_t count, void* out, int64_t first) {
-  if (type == Type::kF32) {
-    memcpy(static_cast<float*>(out) + first, x, count * sizeof *x);
-    return;
-  }
-  uint16_t* halves = static_cast<uint16_t*>(out) + first;
-  if (type == Type::kBF16) return NarrowToBF16(x, count, halves);
-  for (int64_t i = 0; i < count; ++i) halves[i] = ToF16(x[i]);
+  for (int64_t i = 0; i < count; i += kLanes) PutSome(Some(x + i, count - i), type, count - i, out, first + i);
 }
 
 // 0, 1, 2, ...
