@@ -54,6 +54,8 @@ class Decoder:
         self.options = options
         self.slots = options.batch_size
         self.programs = Programs(family, config, options, runtime.device_count)
+        cached = self.programs.cache_arrays[0]
+        self.programs.in_place = runtime.attends_in_place(cached.dtype, cached.sizes[2])
         self.weights: dict[Key, DeviceTensor] = {}
         self.caches: list[DeviceTensor] = []
         self.saved: Saved | None = None  # the programs of an artifact

@@ -104,7 +104,7 @@ class FusedSpeculativeDecoder:
                 self._round(checker, guesser, packed),
                 state,
                 before,
-                width,
+                None if target.in_place and draft.in_place else width,
             )
             return [tokens, made, *after]
 

@@ -106,7 +106,10 @@ class Piece(NamedTuple):
 
 
 class Programs:
-    """Writes the modules of a family's model for `degree` devices."""
+    """Writes the modules of a family's model for `degree` devices.
+
+    Where attention reads caches `in_place`, and of them only the positions in use, loops carry them whole.
+    """
 
     def __init__(self, family: Family, config: DecoderConfig, options: CompileOptions, degree: int) -> None:
         self.graph = family.graph
@@ -116,6 +119,7 @@ class Programs:
         self.slots = options.batch_size
         self.positions = options.buckets.longest
         self.degree = degree
+        self.in_place = False
         self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
         table = quantized(family.weights.table(config), options.quant)
         self.shared_table = [row for row in table if not row.layered]
@@ -202,7 +206,7 @@ class Programs:
                 self._next_tokens(scribe, weights, packed, loop.width),
                 state,
                 caches,
-                loop.width,
+                None if self.in_place else loop.width,
             )
             return [tokens, *after]
 
@@ -336,14 +340,15 @@ def looped(
     body: Callable[..., list[Tensor]],
     state: list[Tensor],
     caches: list[Cache],
-    width: int,
+    width: int | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """A `while_loop` with `state` and then the caches as its state: the state after it, and the caches in place.
 
-    While it runs the caches are cut to `width` positions: cutting them at each step costs more than it saves.
+    While it runs the caches are cut to `width` positions, if that is given: cutting them at each step costs more than
+    it saves.
     """
     flat = flattened(caches)
-    cut = [cache if cache.sizes[1] == width else hlo.slice(cache, 1, 0, width) for cache in flat]
+    cut = [cache if width in (None, cache.sizes[1]) else hlo.slice(cache, 1, 0, width) for cache in flat]
     result = hlo.while_loop(condition, body, [*state, *cut])
     after = [
         new if new.sizes == cache.sizes else hlo.dynamic_update_slice(cache, new, [0, 0, 0])

@@ -80,6 +80,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def attends_in_place(self, cached: str, head_dim: int) -> bool:
+        """Whether attention reads a cache of this type where it lies, and of it only the positions in use."""
+        ...
+
     def spent(self) -> Mapping[str, tuple[int, float]]:
         """Calls of composites that the runtime has code of its own for, so far, and the seconds that they took."""
         ...

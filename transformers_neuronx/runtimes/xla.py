@@ -261,6 +261,9 @@ class XlaRuntime:
             loaded = self._client.deserialize_executable(data, self._devices, self._options())
         return XlaExecutable(loaded, self._devices, module, data)
 
+    def attends_in_place(self, cached: str, head_dim: int) -> bool:
+        return self.platform == "cpu" and kernels.attends_in_place(cached, head_dim)
+
     def spent(self) -> Mapping[str, tuple[int, float]]:
         return kernels.spent() if self.platform == "cpu" else {}
 

@@ -59,8 +59,8 @@ def _linear(attributes: Mapping[str, Any], x: ShapeProto, *operands: ShapeProto)
 
 def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:
     [active, cached] = _types(q, more[4])
-    known = active in FLOATS and q.dimensions[-1] <= LONGEST_HEAD
-    return known and (attributes["arrays"], cached) in ((2, active), (4, "s8"))
+    known = active in FLOATS and attributes["arrays"] == (4 if cached == "s8" else 2) and cached in (active, "s8")
+    return known and q.dimensions[-1] <= LONGEST_HEAD
 
 
 def _likeliest(attributes: Mapping[str, Any], logits: ShapeProto, *more: ShapeProto) -> bool:
@@ -106,6 +106,11 @@ def level() -> str:
 def handlers() -> Mapping[str, Any]:
     """What to register, for each call that `with_kernels` writes: a capsule with its function."""
     return {} if level() == "off" else {target(name): handler for name, handler in built().handlers().items()}
+
+
+def attends_in_place(cached: str, head_dim: int) -> bool:
+    """Whether attention over a cache of such elements is a kernel's, for any number of tokens."""
+    return level() != "off" and cached in (*FLOATS, "s8") and head_dim <= LONGEST_HEAD
 
 
 def fingerprint() -> str:

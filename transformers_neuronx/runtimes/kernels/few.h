@@ -17,19 +17,35 @@ constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's
 // 8 bits at 16 in place of 10.
 constexpr int64_t kAhead = 16 << 10;  // bytes
 
-inline void Ask(const void* at) { __builtin_prefetch(static_cast<const char*>(at) + kAhead, 0, 2); }
+inline void Ask(const void* at, int64_t ahead = kAhead) {
+  __builtin_prefetch(static_cast<const char*>(at) + ahead, 0, 2);
+}
 
-// Results of ROWS rows of activations and OUTPUTS rows of the weight.
-template <int ROWS, int OUTPUTS, typename Kind>
-void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename Kind::Active* x,
-          int64_t stride, Floats (&totals)[OUTPUTS][ROWS]) {
+// In a register: compilers would rather load it for each of the outputs.
+template <typename Vector>
+inline void Keep(Vector& x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#endif
+}
+
+// The vectors that sum up to the results of ROWS rows of activations and OUTPUTS of the weight.
+template <int ROWS, int OUTPUTS>
+using Sums = Floats[ROWS][OUTPUTS];
+
+template <typename Kind, int ROWS, int OUTPUTS>
+void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename Kind::Active* x, int64_t stride,
+          Sums<ROWS, OUTPUTS>& totals) {
   const int64_t steps = inputs / Kind::STEP, rest = inputs % Kind::STEP;
   for (int64_t first = 0; first < steps; first += Kind::RUN) {
     const int64_t last = steps - first < Kind::RUN ? steps : first + Kind::RUN;
     typename Kind::Sums sums[OUTPUTS][ROWS] = {};
     for (int64_t step = first; step < last; ++step) {
       typename Kind::Vector active[ROWS];
-      UNROLL for (int row = 0; row < ROWS; ++row) active[row] = Kind::LoadActive(x + row * stride + step * Kind::STEP);
+      UNROLL for (int row = 0; row < ROWS; ++row) {
+        active[row] = Kind::LoadActive(x + row * stride + step * Kind::STEP);
+        if (OUTPUTS > 1) Keep(active[row]);
+      }
       UNROLL for (int output = 0; output < OUTPUTS; ++output) {
         const auto* at = w + output * inputs + step * Kind::STEP;
         const auto weight = Kind::LoadWeight(at);
@@ -38,8 +54,8 @@ void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename K
           sums[output][row] = Kind::Add(sums[output][row], weight, active[row]);
       }
     }
-    UNROLL for (int output = 0; output < OUTPUTS; ++output)
-      UNROLL for (int row = 0; row < ROWS; ++row) totals[output][row] += AsFloats(sums[output][row]);
+    UNROLL for (int row = 0; row < ROWS; ++row)
+      UNROLL for (int output = 0; output < OUTPUTS; ++output) totals[row][output] += AsFloats(sums[output][row]);
   }
   if (!rest) return;
   for (int output = 0; output < OUTPUTS; ++output) {
@@ -47,7 +63,7 @@ void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename K
     memcpy(part, w + output * inputs + steps * Kind::STEP, rest * sizeof part[0]);
     for (int row = 0; row < ROWS; ++row) {
       const auto active = Kind::LoadActive(x + row * stride + steps * Kind::STEP);
-      totals[output][row] += AsFloats(Kind::Add(typename Kind::Sums{}, Kind::LoadWeight(part), active));
+      totals[row][output] += AsFloats(Kind::Add(typename Kind::Sums{}, Kind::LoadWeight(part), active));
     }
   }
 }
@@ -55,7 +71,7 @@ void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename K
 // As above, with scales for each step.
 template <int ROWS, int OUTPUTS>
 void Tile(S4, const uint8_t* w, int64_t inputs, const int8_t* x, int64_t stride, const float* scale, int64_t group,
-          Floats (&totals)[OUTPUTS][ROWS]) {
+          Sums<ROWS, OUTPUTS>& totals) {
   const int64_t bytes = inputs / 2, groups = inputs / group;
   const S4::Scales scales(inputs, group);
   for (int64_t step = 0; step < S4::Steps(inputs); ++step) {
@@ -65,22 +81,12 @@ void Tile(S4, const uint8_t* w, int64_t inputs, const int8_t* x, int64_t stride,
       Ask(at);
       const Nibbles both = (rest >= S4::BYTES ? Load<Nibbles>(at) : LoadPart<Nibbles>(at, rest)) ^ 0x88;  // 8 more
       const Floats factors = scales(scale + output * groups, step);
+      Ask(scale + output * groups + (step * S4::BYTES >> scales.shift), kAhead * 8 / group);
       UNROLL for (int row = 0; row < ROWS; ++row) {
         const S4::Step active(x + row * stride + step * S4::STEP);
-        totals[output][row] += active.Times(both & 15, both >> 4) * factors;
+        totals[row][output] += active.Times(both & 15, both >> 4) * factors;
       }
     }
-  }
-}
-
-template <int ROWS, int OUTPUTS>
-void Reduce(Floats (&totals)[OUTPUTS][ROWS], float (&results)[OUTPUTS][ROWS]) {
-  if constexpr (ROWS * OUTPUTS == kLanes) {
-    const Floats all = Totals(*reinterpret_cast<Floats(*)[kLanes]>(totals));
-    memcpy(results, &all, sizeof all);
-  } else {
-    for (int output = 0; output < OUTPUTS; ++output)
-      for (int row = 0; row < ROWS; ++row) results[output][row] = Total(totals[output][row]);
   }
 }
 
@@ -111,32 +117,45 @@ struct Few {
   }
 
   template <int ROWS, int OUTPUTS>
-  void Sum(const Weight& weight, int64_t row, int64_t output, float (*sums)[kTogether], int64_t at) const {
+  void Add(const Weight& weight, int64_t row, int64_t output, Sums<ROWS, OUTPUTS>& totals) const {
     const char* w = static_cast<const char*>(weight.data) + output * row_bytes;
-    Floats totals[OUTPUTS][ROWS] = {};
     const auto* weights = reinterpret_cast<const typename Kind::Weight*>(w);
     const auto* active = x + row * stride;
     if constexpr (Kind::PACKED > 1) {
       const float* scales = weight.scale + output * (a.inputs / a.group);
       Tile<ROWS, OUTPUTS>(Kind{}, weights, a.inputs, active, stride, scales, a.group, totals);
     } else {
-      Tile<ROWS, OUTPUTS>(Kind{}, weights, a.inputs, active, stride, totals);
+      Tile<Kind, ROWS, OUTPUTS>(Kind{}, weights, a.inputs, active, stride, totals);
     }
-    float results[OUTPUTS][ROWS];
-    Reduce(totals, results);
-    for (int j = 0; j < OUTPUTS; ++j)
-      for (int i = 0; i < ROWS; ++i) sums[i][at + j] = results[j][i];
+  }
+
+  // Vectors are summed kLanes at once, if there are so many.
+  template <int ROWS>
+  void Multiply(const Weight& weight, int64_t row, int64_t first, int64_t count, float (&sums)[ROWS][kTogether]) const {
+    constexpr int kOutputs = kLanes / ROWS / kTile * kTile;
+    int64_t at = 0;
+    for (; at + kOutputs <= count; at += kOutputs) {
+      Floats all[kLanes] = {};
+      for (int i = 0; i < kOutputs; i += kTile) {
+        Sums<ROWS, kTile> totals = {};
+        Add<ROWS, kTile>(weight, row, first + at + i, totals);
+        UNROLL for (int j = 0; j < ROWS; ++j) memcpy(all + j * kOutputs + i, totals[j], sizeof totals[j]);
+      }
+      const Floats results = Totals(all);
+      UNROLL for (int j = 0; j < ROWS; ++j)
+        memcpy(sums[j] + at, reinterpret_cast<const float*>(&results) + j * kOutputs, kOutputs * sizeof(float));
+    }
+    for (; at < count; ++at) {
+      Sums<ROWS, 1> totals = {};
+      Add<ROWS, 1>(weight, row, first + at, totals);
+      for (int j = 0; j < ROWS; ++j) sums[j][at] = Total(totals[j][0]);
+    }
   }
 
   template <int ROWS>
   void Rows(int part, int64_t row, int64_t first, int64_t count) const {
     float sums[2][ROWS][kTogether];
-    for (int i = 0; i < 1 + a.Gated(); ++i) {
-      int64_t at = 0;
-      for (; ROWS > 1 && at + kTile <= count; at += kTile)
-        Sum<ROWS, kTile>(a.weights[part + i], row, first + at, sums[i], at);
-      for (; at < count; ++at) Sum<ROWS, 1>(a.weights[part + i], row, first + at, sums[i], at);
-    }
+    for (int i = 0; i < 1 + a.Gated(); ++i) Multiply<ROWS>(a.weights[part + i], row, first, count, sums[i]);
     for (int i = 0; i < ROWS; ++i)
       Store(a, a.weights[part], row + i, factors[row + i], first, count, sums[0][i], sums[1][i]);
   }
