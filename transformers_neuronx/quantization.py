@@ -1,7 +1,7 @@
 """Weights in fewer bits: which rows of a weight table are stored so, and what is stored.
 
-Symmetric: a matrix [out, in] is `scale * values`, with small integers or floats for values and one scale for each
-output, or for each `group` of an output's inputs. How programs make products of it is for `layers.linear`.
+A matrix [out, in] is `scale * values`, with small integers or floats for values and one scale for each output, or for
+each `group` of an output's inputs. How programs make products of it is for `layers.linear`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.switches import QuantizationConfig
 from transformers_neuronx.weights import SCALE, HeadSplit, Layout, Split, Weight
 
-LARGEST = {"s8": 127.0, "s4": 7.0, "f8e4m3fn": 448.0}  # what the largest number of a group becomes
+# What the largest number of a group becomes. Of s4, which has one number more below zero, it becomes that, whatever its
+# sign: the scale has the opposite one.
+LARGEST = {"s8": 127.0, "s4": -8.0, "f8e4m3fn": 448.0}
 BLOCK = 2**18  # numbers that are rounded at once: what comes in between stays in a core's cache
 PACKED = "u8"  # two s4: of a group's inputs the first half in the low bits, the second half in the high ones
 
@@ -30,7 +32,7 @@ class Storage:
     scaled: bool = True
 
     def scales(self, matrix: torch.Tensor) -> torch.Tensor:
-        """The scale of each output, f32[out], or of each of its groups, f32[out, groups]."""
+        """The scale of each output, or of each of its groups. f32[out], or [out, groups], of s4 as bf16 has them."""
         return torch.cat([self._scales(outputs) for outputs in _in_blocks(matrix)])
 
     def values(self, matrix: torch.Tensor) -> torch.Tensor:
@@ -40,7 +42,10 @@ class Storage:
     def _scales(self, matrix: torch.Tensor) -> torch.Tensor:
         if self.group is None:
             return matrix.float().abs().amax(1) / LARGEST[self.dtype]
-        return self._groups(matrix).abs().amax(2) / LARGEST[self.dtype]
+        least, most = torch.aminmax(self._groups(matrix), dim=2)
+        if self.dtype == "s4":
+            return (torch.where(most > -least, most, least) / LARGEST["s4"]).bfloat16().float()
+        return torch.maximum(most, -least) / LARGEST[self.dtype]
 
     def _values(self, matrix: torch.Tensor) -> torch.Tensor:
         if self.group is None:
@@ -59,10 +64,10 @@ class Storage:
 
     def _rounded(self, matrix: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """Where all is zero, so is the scale, and nothing is divided by it."""
-        scaled, limit = matrix / torch.where(scale > 0, scale, 1), LARGEST[self.dtype]
+        scaled, limit = matrix / torch.where(scale == 0, 1, scale), abs(LARGEST[self.dtype])
         if self.dtype == "f8e4m3fn":
             return scaled.clamp_(-limit, limit).to(torch.float8_e4m3fn)
-        return scaled.round_().clamp_(-limit, limit).to(torch.int8)
+        return scaled.round_().clamp_(-limit, 7 if self.dtype == "s4" else limit).to(torch.int8)
 
 
 def _in_blocks(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -121,7 +126,8 @@ def _stored(row: Weight, storage: Storage) -> list[Weight]:
         weight = _row(row, row.name, (outputs, whole // 2), storage.values, PACKED, 2)
     else:
         weight = _row(row, row.name, (outputs, whole), storage.values, storage.dtype, 1)
-    scale = _row(row, row.name + SCALE, (outputs, *groups), storage.scales, "f32", group)
+    scales = "bf16" if storage.dtype == "s4" else "f32"
+    scale = _row(row, row.name + SCALE, (outputs, *groups), storage.scales, scales, group)
     return [weight, scale] if storage.scaled else [weight]
 
 

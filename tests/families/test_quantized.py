@@ -32,14 +32,21 @@ KEPT = ("lm_head", "embed", "wte", "wpe", "router", "mlp.gate.weight", "project_
 TOLERANCE = 1e-4  # of the largest logit
 
 
-def rounded(matrix, group=None, largest=127):
-    """`matrix` [..., in], each output, or each group of its inputs, in steps of its largest number's part."""
-    *lead, size = matrix.shape
-    padded = np.pad(matrix, [(0, 0)] * len(lead) + [(0, -size % (group or size))])
-    grouped = padded.reshape(*lead, -1, group or size)
-    step = (np.abs(grouped).max(-1, keepdims=True) / np.float32(largest)).astype(np.float32)
-    safe = np.where(step == 0, 1, step)
-    return (np.rint(grouped / safe) * step).reshape(padded.shape)[..., :size]
+def rounded(matrix):
+    """`matrix` [out, in], each output in steps of its largest number's part."""
+    step = (np.abs(matrix).max(-1, keepdims=True) / np.float32(127)).astype(np.float32)
+    return np.rint(matrix / np.where(step == 0, 1, step)) * step
+
+
+def in_groups_of(group, matrix):
+    """`matrix` [out, in], each group of an output's inputs in steps, of which its largest number is eight."""
+    outputs, size = matrix.shape
+    padded = np.pad(matrix, [(0, 0), (0, -size % group)])
+    grouped = padded.reshape(outputs, -1, group)
+    largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1)[..., None], -1)
+    step = (largest / -8).astype(ml_dtypes.bfloat16).astype(np.float32)
+    values = np.clip(np.rint(grouped / np.where(step == 0, 1, step)), -8, 7)
+    return (values * step).reshape(padded.shape)[:, :size]
 
 
 def emulated(reference, change):
@@ -104,7 +111,7 @@ def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
             group = np.gcd(32, head_dim)
         else:
             group = 32 if "mlp.c_proj" in name or "down_proj" in name else np.gcd(32, matrix.shape[1])
-        return rounded(matrix, group, largest=7)
+        return in_groups_of(group, matrix)
 
     [ids] = prompts(131, [20])
     want = continued(emulated(reference, in_groups), ids, [])
@@ -149,10 +156,10 @@ def test_the_embedding_and_the_head(tmp_path, quant_dtype, degree):
     config.tie_word_embeddings = True
     reference = randomized(config)
     reference.save_pretrained(tmp_path)
-    group, largest = (None, 127) if quant_dtype == "s8" else (np.gcd(32, config.hidden_size), 7)
     model = copy.deepcopy(reference)
     table = model.get_input_embeddings().weight
-    table.data = torch.from_numpy(rounded(table.detach().numpy(), group, largest))
+    matrix, group = table.detach().numpy(), np.gcd(32, config.hidden_size)
+    table.data = torch.from_numpy(rounded(matrix) if quant_dtype == "s8" else in_groups_of(group, matrix))
     [ids] = prompts(131, [20])
     layers = ["self_attn", "mlp"]
     quant = QuantizationConfig(quant_dtype, quantize_head=True, quantize_embedding=True, no_quantize_list=layers)

@@ -109,7 +109,7 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   std::vector<char> weights[kMostParts], scales[kMostParts], biases[kMostParts];
   for (int part = 0; part < parts; ++part) {
     weights[part] = Numbers(type, outputs * inputs / (group ? 2 : 1));
-    scales[part] = Numbers(Type::kF32, outputs * (group ? inputs / group : 1));
+    scales[part] = group ? Numbers(Type::kBF16, outputs * (inputs / group)) : Numbers(Type::kF32, outputs);
     biases[part] = Numbers(x_type, outputs);
   }
   std::vector<float> wanted;
@@ -118,7 +118,7 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
     LinearArguments arguments = {rows, inputs, group, x_type, type, y_type, activation, parts, x.data(), {}, nullptr};
     for (int part = 0; part < parts; ++part) {
       y[part].resize(rows * outputs * (y_type == Type::kF32 ? 4 : 2));
-      arguments.weights[part] = {outputs, weights[part].data(), scaled ? As<float>(scales[part]) : nullptr,
+      arguments.weights[part] = {outputs, weights[part].data(), scaled ? scales[part].data() : nullptr,
                                  biased ? biases[part].data() : nullptr, y[part].data()};
     }
     void* scratch = std::aligned_alloc(64, (level->linear_scratch(arguments) + 63) / 64 * 64);

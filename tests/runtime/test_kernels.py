@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from levels import at_every_level
@@ -141,7 +142,7 @@ def test_linear_of_four_bits(write, x_type, groups, outputs, group):
     random = np.random.default_rng(0)
     values = random.integers(-8, 8, (outputs, groups, 2, group // 2)).astype(np.int8)
     packed = (values[:, :, 0] & 15 | values[:, :, 1] << 4).astype(np.uint8).reshape(outputs, -1)
-    scale = random.random((outputs, groups), np.float32)
+    scale = random.normal(size=(outputs, groups)).astype(ml_dtypes.bfloat16)
     wide = values.reshape(outputs, groups, group) * scale[:, :, None].astype(np.float64)
     check(write, activations(random, x_type, groups * group), wide.reshape(outputs, -1), packed, scale)
 
@@ -228,7 +229,7 @@ def test_the_likeliest_token(write, vocabulary):
 
 @pytest.mark.parametrize("group", [8, 16, 96])
 def test_what_a_kernel_does_not_take_is_left_to_its_body(write, group):
-    packed, scale = np.zeros((4, 96 // 2), np.uint8), np.ones((4, 96 // group), np.float32)
+    packed, scale = np.zeros((4, 96 // 2), np.uint8), np.ones((4, 96 // group), ml_dtypes.bfloat16)
     for dtype in ("f32", "bf16"):
         x = np.zeros((2, 96), element_type(dtype).numpy)
         module = write(lambda *operands: _linear(*operands, scaled=True), x, packed, scale)

@@ -11,9 +11,10 @@ from transformers_neuronx.weights import Parameter
 def lookup(table: Parameter, indices: Tensor) -> Tensor:
     """Rows of a table that every device has whole. table [v, h], indices s32[b, n] -> [b, n, h]"""
     # XLA:CPU looks up f32 only. In a loop it would widen the whole table beforehand, were it not for the barrier.
-    indices, tensor = hlo.optimization_barrier(indices, table.tensor)
-    rows = hlo.take(tensor, indices)
-    return rows if table.scale is None else numbers(rows, hlo.take(table.scale, indices), table.dtype)
+    stored = [table.tensor] if table.scale is None else [table.tensor, table.scale]
+    indices, *stored = hlo.optimization_barrier(indices, *stored)
+    rows, *scale = [hlo.take(each, indices) for each in stored]
+    return numbers(rows, scale[0], table.dtype) if scale else rows
 
 
 def embedding(table: Parameter, ids: Tensor) -> Tensor:

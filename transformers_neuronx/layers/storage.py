@@ -11,7 +11,7 @@ from transformers_neuronx.quantization import LARGEST, PACKED
 def numbers(values: Tensor, scale: Tensor, dtype: str) -> Tensor:
     """What values [..., stored] and a scale [...], or one [..., groups] for groups of them, stand for. -> [..., in]"""
     *lead, size = values.sizes
-    scale = hlo.reshape(scale, *lead, -1, 1)
+    scale = hlo.reshape(hlo.convert(scale, "f32"), *lead, -1, 1)
     groups = scale.sizes[-2]
     values = hlo.reshape(values, *lead, groups, size // groups)
     if values.dtype.name == PACKED:

@@ -51,10 +51,10 @@ def _linear(attributes: Mapping[str, Any], x: ShapeProto, *operands: ShapeProto)
     if scale is None or types[0] not in ("bf16", "f16"):  # 16 bits of activations are fewer than f32 has
         return False
     if types[1] == "s8":
-        return len(scale.dimensions) == 1
+        return len(scale.dimensions) == 1 and _types(scale) == ["f32"]
     group, rest = divmod(x.dimensions[-1], scale.dimensions[-1])
     whole = not rest and group >= SMALLEST_GROUP and group.bit_count() == 1
-    return types[1] == "u8" and len(scale.dimensions) == 2 and whole
+    return types[1] == "u8" and len(scale.dimensions) == 2 and _types(scale) == ["bf16"] and whole
 
 
 def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:

@@ -70,25 +70,38 @@ void Tile(Kind, const typename Kind::Weight* w, int64_t inputs, const typename K
 
 // As above, with scales for each step.
 template <int ROWS, int OUTPUTS>
-void Tile(S4, const uint8_t* w, int64_t inputs, const int8_t* x, int64_t stride, const float* scale, int64_t group,
-          Sums<ROWS, OUTPUTS>& totals) {
-  const int64_t bytes = inputs / 2, groups = inputs / group;
-  const S4::Scales scales(inputs, group);
-  for (int64_t step = 0; step < S4::Steps(inputs); ++step) {
-    const int64_t rest = bytes - step * S4::BYTES;
+struct GroupedTile {
+  const uint8_t* w;
+  const int8_t* x;
+  int64_t stride, bytes, groups, ahead;  // bytes of an output; of scales those that go with kAhead
+  const BFloat16* scale;
+  const S4::Scales scales;
+  Sums<ROWS, OUTPUTS> totals = {};
+
+  GroupedTile(const uint8_t* w, int64_t inputs, const int8_t* x, int64_t stride, const BFloat16* scale, int64_t group)
+      : w(w), x(x), stride(stride), bytes(inputs / 2), groups(inputs / group), ahead(kAhead * 4 / group), scale(scale),
+        scales(inputs, group) {
+    const int64_t whole = bytes / S4::BYTES;
+    for (int64_t step = 0; step < whole; ++step) Add<true>(step, S4::BYTES);
+    if (bytes % S4::BYTES) Add<false>(whole, bytes % S4::BYTES);
+  }
+
+  template <bool WHOLE>
+  void Add(int64_t step, int64_t count) {
     UNROLL for (int output = 0; output < OUTPUTS; ++output) {
       const uint8_t* at = w + output * bytes + step * S4::BYTES;
+      const BFloat16* own = scale + output * groups;
       Ask(at);
-      const Nibbles both = (rest >= S4::BYTES ? Load<Nibbles>(at) : LoadPart<Nibbles>(at, rest)) ^ 0x88;  // 8 more
-      const Floats factors = scales(scale + output * groups, step);
-      Ask(scale + output * groups + (step * S4::BYTES >> scales.shift), kAhead * 8 / group);
+      Ask(own + (step * S4::BYTES >> scales.shift), ahead);
+      const Nibbles both = (WHOLE ? Load<Nibbles>(at) : LoadPart<Nibbles>(at, count)) ^ 0x88;  // 8 more
+      const Floats factors = scales.template Of<WHOLE>(own, step);
       UNROLL for (int row = 0; row < ROWS; ++row) {
         const S4::Step active(x + row * stride + step * S4::STEP);
         totals[row][output] += active.Times(both & 15, both >> 4) * factors;
       }
     }
   }
-}
+};
 
 template <typename Kind>
 struct Few {
@@ -122,8 +135,9 @@ struct Few {
     const auto* weights = reinterpret_cast<const typename Kind::Weight*>(w);
     const auto* active = x + row * stride;
     if constexpr (Kind::PACKED > 1) {
-      const float* scales = weight.scale + output * (a.inputs / a.group);
-      Tile<ROWS, OUTPUTS>(Kind{}, weights, a.inputs, active, stride, scales, a.group, totals);
+      const BFloat16* scales = static_cast<const BFloat16*>(weight.scale) + output * (a.inputs / a.group);
+      const GroupedTile<ROWS, OUTPUTS> tile(weights, a.inputs, active, stride, scales, a.group);
+      memcpy(totals, tile.totals, sizeof totals);
     } else {
       Tile<Kind, ROWS, OUTPUTS>(Kind{}, weights, a.inputs, active, stride, totals);
     }

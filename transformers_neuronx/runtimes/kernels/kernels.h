@@ -17,12 +17,12 @@ struct Pool {
 
 enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu, kTanh };
 
-// data[outputs, inputs], times scale where there is one: f32[outputs] of s8, f32[outputs, inputs / group] of s4; and
+// data[outputs, inputs], times scale where there is one: f32[outputs] of s8, bf16[outputs, inputs / group] of s4; and
 // bias[outputs] of the activations' type, or none. -> y[rows, outputs]
 struct Weight {
   int64_t outputs;
   const void* data;
-  const float* scale;
+  const void* scale;
   const void* bias;
   void* y;
 };

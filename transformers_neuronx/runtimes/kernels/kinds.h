@@ -158,32 +158,37 @@ struct S4 {
     }
   };
 
-  // The scales of a step's groups, as its sums lie: four of those go with 16 bytes.
+  // The scales of a step's groups, as its sums lie: four of those go with 16 bytes. There are four groups at most.
   struct Scales {
     int64_t groups;
-    int shift;  // bytes to groups
-    Ints index;
+    int shift;   // bytes to groups
+    uint8_t all;  // a bit for each group of a step
+    Bytes index;  // of the bytes of four scales those that each sum gets, behind two zeros: so bf16 is a float
 
     Scales(int64_t inputs, int64_t group) : groups(inputs / group), shift(__builtin_ctzll(group / 2)) {
-      for (int lane = 0; lane < kLanes; ++lane) index[lane] = 4 * lane >> shift;
+      all = static_cast<uint8_t>((1 << (BYTES >> shift > 1 ? BYTES >> shift : 1)) - 1);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int8_t own = static_cast<int8_t>(2 * (4 * lane >> shift)), wanted[] = {-1, -1, own, static_cast<int8_t>(own + 1)};
+        memcpy(reinterpret_cast<int8_t*>(&index) + 4 * lane, wanted, sizeof wanted);
+      }
     }
 
-    Floats operator()(const float* scale, int64_t step) const {
+    // Of the step; WHOLE, if there are inputs for all of it.
+    template <bool WHOLE>
+    Floats Of(const BFloat16* scale, int64_t step) const {
       const int64_t first = step * BYTES >> shift;
-      Floats scales = Floats{} + scale[first];
-#if defined(__AVX512F__)
-      const int64_t count = groups - first < 4 ? groups - first : 4;
-      if (BYTES >> shift > 1) {
-        const __m128 some = _mm_maskz_loadu_ps((1 << count) - 1, scale + first);
-        scales = Cast<Floats>(_mm512_permutexvar_ps(Cast<__m512i>(index), _mm512_castps128_ps512(some)));
-      }
+#if defined(__AVX512BW__)
+      const __mmask8 there = WHOLE ? all : (1 << Least(groups - first, 4)) - 1;
+      const __m512i four = _mm512_broadcastq_epi64(_mm_maskz_loadu_epi16(there, scale + first));
+      return Cast<Floats>(_mm512_shuffle_epi8(four, Cast<__m512i>(index)));
 #elif defined(__AVX2__)
-      if (BYTES >> shift > 1 && first + 1 < groups)
-        scales = Cast<Floats>(_mm256_set_m128(_mm_set1_ps(scale[first + 1]), _mm_set1_ps(scale[first])));
+      const bool four = first + 4 <= groups;
+      const int64_t bits = four ? Load<int64_t>(scale + first) : LoadPart<int64_t>(scale + first, groups - first);
+      return Cast<Floats>(_mm256_shuffle_epi8(_mm256_set1_epi64x(bits), Cast<__m256i>(index)));
 #else
       static_assert(BYTES == 16);  // half of the smallest group
+      return Floats{} + AsFloat(scale[first]);
 #endif
-      return scales;
     }
   };
 };

@@ -116,7 +116,8 @@ inline Floats Activated(Activation activation, Floats x) {
 // The sums of a row and kLanes outputs, of which there are `count`, scaled and with the bias.
 inline Floats Completed(const LinearArguments& a, const Weight& weight, float factor, int64_t output, int64_t count,
                         Floats sums) {
-  sums *= weight.scale && !a.group ? Some(weight.scale + output, count) * factor : Floats{} + factor;
+  const float* scale = a.group ? nullptr : static_cast<const float*>(weight.scale);
+  sums *= scale ? Some(scale + output, count) * factor : Floats{} + factor;
   if (!weight.bias) return sums;
   return sums + Some(weight.bias, a.x_type, output, count);
 }

@@ -110,11 +110,11 @@ struct Many {
   void WriteGroups(const Weight& weight, int64_t output, int64_t input, int64_t count, Number* to) const {
     const int64_t half = a.group / 2;  // groups are powers of two
     const int shift = __builtin_ctzll(a.group);
-    const float* scales = weight.scale + output * (a.inputs >> shift);
+    const BFloat16* scales = static_cast<const BFloat16*>(weight.scale) + output * (a.inputs >> shift);
     const int8_t* row = static_cast<const int8_t*>(weight.data) + output * (a.inputs / 2);
     for (int64_t i = input; i < input + count; i += BLOCK) {
       const int64_t group = i >> shift, inside = i & (a.group - 1);
-      const float scale = scales[group];
+      const float scale = AsFloat(scales[group]);
       const int8_t* from = row + group * half + (inside & (half - 1));
       const int upper = inside < half ? 0 : 4;
       for (int64_t j = 0; j < BLOCK; j += kLanes) {

@@ -122,7 +122,7 @@ ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs 
               arguments.Gated() && part ? nullptr : result(part)->untyped_data()};
     if (scaled) {
       const auto scale = operand(next++);
-      weight.scale = scale.typed_data<float>();
+      weight.scale = scale.untyped_data();
       if (scale.dimensions().size() == 2) arguments.group = inputs / scale.dimensions()[1];
     }
     if (biased) weight.bias = operand(next++).untyped_data();

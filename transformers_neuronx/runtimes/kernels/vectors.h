@@ -92,6 +92,7 @@ inline Ints Rounded(Floats x) {
 struct BFloat16 { uint16_t bits; };
 struct Float16 { uint16_t bits; };
 
+inline float AsFloat(BFloat16 x) { return Cast<float>(uint32_t{x.bits} << 16); }
 inline float AsFloat(Float16 x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, magnitude = x.bits & 0x7fffu;
   // A float with the same exponent is 2^-112 times as large; infinities and NaN keep all bits of theirs.
