@@ -64,14 +64,9 @@ def _linear_body(
 _linear = hlo.composite("linear", _linear_body)
 
 
-def _storage(w: Any) -> tuple[str, bool, bool]:
-    """What has to be the same in layers that are one operation."""
-    return w.weight.tensor.dtype.name, w.weight.scale is not None, hasattr(w, "bias")
-
-
-def _together(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "") -> Any:
-    """Layers of the same storage that no sum over the devices follows."""
-    _, scaled, biased = _storage(layers[0])
+def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "") -> Any:
+    """Layers of the same storage, which no sum over the devices follows, as one operation."""
+    scaled, biased = layers[0].weight.scale is not None, hasattr(layers[0], "bias")
     operands = []
     for w in layers:
         operands += [w.weight.tensor] + [w.weight.scale] * scaled + ([w.bias.tensor] if biased else [])
@@ -79,26 +74,27 @@ def _together(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = ""
     return _linear(x, *operands, **attributes)
 
 
+def _can_be_one(*layers: Any) -> bool:
+    storage = {(w.weight.tensor.dtype.name, w.weight.scale is None, hasattr(w, "bias")) for w in layers}
+    return len(storage) == 1 and not any(w.weight.row.reduces and w.weight.degree > 1 for w in layers)
+
+
 def linears(x: Tensor, *layers: Any) -> Sequence[Tensor]:
-    """`linear` of the same x with each of several layers."""
-    if len(set(map(_storage, layers))) > 1 or any(_summed(w) for w in layers):
+    """`linear` of the same x [..., in] with each of several layers. -> [..., out] of each"""
+    if not _can_be_one(*layers):
         return [linear(x, w) for w in layers]
-    outputs: Sequence[Tensor] = _together(x, layers, x.dtype.name)
+    outputs: Sequence[Tensor] = _one(x, layers, x.dtype.name)
     return outputs
 
 
-def activated(x: Tensor, activation: str, w: Any, up: Any = None) -> Tensor:
-    """The activation of `linear` of x with w, times `linear` of x with `up` where that is given."""
-    layers = [w] if up is None else [w, up]
-    if len(set(map(_storage, layers))) == 1 and not any(_summed(w) for w in layers):
-        y: Tensor = _together(x, layers, x.dtype.name, activation)
+def activated(x: Tensor, activation: str, *layers: Any) -> Tensor:
+    """The activation of `linear` of x [..., in] with a layer, times that with a second one, if any. -> [..., out]"""
+    if _can_be_one(*layers):
+        y: Tensor = _one(x, layers, x.dtype.name, activation)
         return y
-    y = ACTIVATIONS[activation](linear(x, w))
-    return y if up is None else y * linear(x, up)
-
-
-def _summed(w: Any) -> bool:
-    return bool(w.weight.row.reduces and w.weight.degree > 1)
+    y, *up = (linear(x, w) for w in layers)
+    y = ACTIVATIONS[activation](y)
+    return y * up[0] if up else y
 
 
 def product(x: Tensor, w: Any) -> Tensor:
@@ -121,8 +117,8 @@ def linear(x: Tensor, w: Any) -> Tensor:
 
     Of a weight split by outputs, each device returns its own; of one split by inputs, the sum over the devices.
     """
-    if not _summed(w):
-        y: Tensor = _together(x, [w], x.dtype.name)
+    if _can_be_one(w):
+        y: Tensor = _one(x, [w], x.dtype.name)
         return y
     y = summed(product(x, w), w.weight)
     return hlo.convert(y + hlo.convert(w.bias.tensor, "f32") if hasattr(w, "bias") else y, x.dtype)
@@ -130,5 +126,5 @@ def linear(x: Tensor, w: Any) -> Tensor:
 
 def logits(x: Tensor, w: Any) -> Tensor:
     """The head: `linear` in f32 with all outputs on every device, without what was added to divide them."""
-    y = hlo.all_gather(_together(x, [w], "f32"), w.weight.degree, -1)
+    y = hlo.all_gather(_one(x, [w], "f32"), w.weight.degree, -1)
     return hlo.slice(y, -1, 0, w.weight.row.shape[0])

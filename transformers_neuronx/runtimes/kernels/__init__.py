@@ -27,6 +27,7 @@ SMALLEST_GROUP = 32
 LONGEST_HEAD = 256
 CACHE = 5  # the first operand of attention that is one
 FLOATS = ("f32", "bf16", "f16")
+MOST_PARTS = 3  # weights of one call
 
 
 # Attributes that a kernel reads, with their types there. None is 0.
@@ -44,7 +45,15 @@ def _types(*shapes: ShapeProto) -> list[str]:
 
 
 def _linear(attributes: Mapping[str, Any], x: ShapeProto, *operands: ShapeProto) -> bool:
-    weight, scale = operands[0], operands[1] if attributes["scaled"] else None
+    each = len(operands) // attributes["parts"]
+    parts = [operands[first : first + each] for first in range(0, len(operands), each)]
+    kinds = {(*_types(*part), *(part[1].dimensions[1:] if attributes["scaled"] else ())) for part in parts}
+    if len(kinds) > 1 or len(parts) > MOST_PARTS or (attributes["biased"] and _types(operands[-1]) != _types(x)):
+        return False
+    return _multiplies(x, *operands[: 1 + attributes["scaled"]])
+
+
+def _multiplies(x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
     types = _types(x, weight)
     if types[0] == types[1]:
         return scale is None and types[0] in FLOATS

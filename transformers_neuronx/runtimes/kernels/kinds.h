@@ -4,6 +4,8 @@
 // are read as they lie in memory; activations are prepared once for all rows of the weight.
 #pragma once
 
+#include <type_traits>
+
 #include "vectors.h"
 
 namespace neuronx::NEURONX_LEVEL {
@@ -85,6 +87,9 @@ struct BF16 : F32 {
   static Vector LoadWeight(const Weight* w) { return Widened(w); }
 };
 #endif
+
+// What bf16 is multiplied as: as it is, where the processor does that.
+using Halves = std::conditional_t<sizeof(BF16::Active) == 2, BF16, F32>;
 
 // Weights in integers go with activations in integers of 16 bits, so that sums are whole numbers, and exact. They are
 // prepared BLOCK at a time. What the largest becomes is LARGEST.

@@ -1,6 +1,4 @@
 // The product of activations and weights, as `layers/linear.py` has it.
-#include <type_traits>
-
 #include "few.h"
 #include "many.h"
 
@@ -12,7 +10,6 @@ constexpr int64_t kFew = 16;  // rows, for which weights are not worth laying ou
 // `use` with the product of the arguments' kind.
 template <typename Use>
 void WithKind(const LinearArguments& a, const Use& use) {
-  using Halves = std::conditional_t<sizeof(BF16::Active) == 2, BF16, F32>;  // what the processor multiplies as it is
   if (a.rows > kFew && a.x_type == Type::kBF16) return use(Many<Halves>(a));
   if (a.rows > kFew) return use(Many<F32>(a));
   switch (a.weight_type) {
