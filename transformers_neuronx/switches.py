@@ -168,7 +168,7 @@ class GenerationConfig:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Weights of linear layers in fewer bits: `s8`, `s4` or `f8e4m3fn`, symmetric, made while they are loaded.
+    """Weights of linear layers in fewer bits: `s8`, `s4` or `f8e4m3fn`, made while they are loaded.
 
     There is a scale for each output, or for each `group_size` of its inputs, for s4 by default of 32; with
     `quantize_method="direct_cast"`, for f8e4m3fn alone, there is none. `no_quantize_list` has names of layers that

@@ -15,7 +15,7 @@ from transformers_neuronx.weights import Parameter
 def _product(x: Tensor, weight: Tensor, *scale: Tensor) -> Tensor:
     """x [..., in] times weight [out, in], summed in f32. -> f32[..., out]
 
-    A scale f32[out] is of the outputs, f32[out, groups] of groups of a row of the weight. Integers of 8 bits are exact
+    A scale f32[out] is of the outputs, [out, groups] of groups of a row of the weight. Integers of 8 bits are exact
     in every type that activations may have.
     """
     if weight.dtype is not x.dtype:  # XLA would widen the weights of all layers beforehand, and keep them so
