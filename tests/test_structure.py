@@ -14,7 +14,7 @@ FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 # Each imports only what stands before it; families stand beside each other.
 ORDER = [
     "errors", "version", "env", "files", "constants", "stopping_criteria", "utils", "switches", "config", "pyhlo",
-    "dtypes", "hlo", "compiler", "module", "weights", "quantization", "layers", "runtimes", "cache", "loops",
+    "dtypes", "hlo", "compiler", "module", "panels", "weights", "quantization", "layers", "runtimes", "cache", "loops",
     "programs", "decoder", "profiling", "serialization", "inputs", "generation", "sampling_functions", "sampling",
     "speculation", "fused_speculation", "FAMILY", "auto", "modeling_auto", "generation_utils", "__init__",
 ]  # fmt: skip

@@ -53,7 +53,7 @@ class Decoder:
         self.runtime = runtime
         self.options = options
         self.slots = options.batch_size
-        self.programs = Programs(family, config, options, runtime.device_count)
+        self.programs = Programs(family, config, options, runtime.device_count, runtime.panels)
         cached = self.programs.cache_arrays[0]
         self.programs.in_place = runtime.attends_in_place(cached.dtype, cached.sizes[2])
         self.weights: dict[Key, DeviceTensor] = {}

@@ -18,7 +18,7 @@ from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, choose, 
 from transformers_neuronx.layers.step import Cache, CacheArray, Step, cache_arrays, declare_cache, declare_step
 from transformers_neuronx.loops import LOOP_COLUMNS, chosen_after, ends, rules_of, side_by_side, with_tokens
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
-from transformers_neuronx.quantization import quantized
+from transformers_neuronx.quantization import in_panels, quantized
 from transformers_neuronx.weights import Heads, declare
 
 
@@ -108,10 +108,13 @@ class Piece(NamedTuple):
 class Programs:
     """Writes the modules of a family's model for `degree` devices.
 
-    Where attention reads caches `in_place`, and of them only the positions in use, loops carry them whole.
+    With `panels`, matrices of linear layers lie so. Where attention reads caches `in_place`, and of them only the
+    positions in use, loops carry them whole.
     """
 
-    def __init__(self, family: Family, config: DecoderConfig, options: CompileOptions, degree: int) -> None:
+    def __init__(
+        self, family: Family, config: DecoderConfig, options: CompileOptions, degree: int, panels: bool = False
+    ) -> None:
         self.graph = family.graph
         self.options = options
         self.config = config
@@ -121,7 +124,9 @@ class Programs:
         self.degree = degree
         self.in_place = False
         self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
+        self.panels = panels
         table = quantized(family.weights.table(config), options.quant)
+        table = in_panels(table, self.dtype) if panels else table
         self.shared_table = [row for row in table if not row.layered]
         self.layer_table = [row for row in table if row.layered]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from transformers_neuronx import panels
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.switches import QuantizationConfig
 from transformers_neuronx.weights import SCALE, HeadSplit, Layout, Split, Weight
@@ -20,7 +21,7 @@ from transformers_neuronx.weights import SCALE, HeadSplit, Layout, Split, Weight
 # sign: the scale has the opposite one.
 LARGEST = {"s8": 127.0, "s4": -8.0, "f8e4m3fn": 448.0}
 BLOCK = 2**18  # numbers that are rounded at once: what comes in between stays in a core's cache
-PACKED = "u8"  # two s4: of a group's inputs the first half in the low bits, the second half in the high ones
+PACKED = "u8"  # two s4: of `interleaved` inputs the first half in the low bits, the second half in the high ones
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Storage:
             return self._rounded(matrix.float(), self._scales(matrix)[:, None] if self.scaled else torch.ones(()))
         values = self._rounded(self._groups(matrix), self._scales(matrix)[..., None])
         if self.dtype == "s4":
-            low, high = torch.unflatten(values, 2, (2, -1)).unbind(2)
-            values = ((low & 15) | (high << 4)).view(torch.uint8)
+            low, high = torch.unflatten(values, 2, (-1, 2, interleaved(self.group) // 2)).unbind(3)
+            values = ((low & 15) | (high << 4)).view(torch.uint8).flatten(2)
         return values.flatten(1)
 
     def _groups(self, matrix: torch.Tensor) -> torch.Tensor:
@@ -68,6 +69,11 @@ class Storage:
         if self.dtype == "f8e4m3fn":
             return scaled.clamp_(-limit, limit).to(torch.float8_e4m3fn)
         return scaled.round_().clamp_(-limit, 7 if self.dtype == "s4" else limit).to(torch.int8)
+
+
+def interleaved(group: int) -> int:
+    """The inputs that lie in the same bytes of s4: as many as four bytes hold, if whole ones make a group."""
+    return 8 if group % 8 == 0 else group
 
 
 def _in_blocks(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -92,6 +98,34 @@ def quantized(table: Sequence[Weight], config: QuantizationConfig | None) -> lis
         row = replace(row, split=_in_groups(row.split, config.group))
         out += _stored(row, storage) if _is_meant(row, config) else [row]
     return out
+
+
+def in_panels(table: Sequence[Weight], dtype: str) -> list[Weight]:
+    """The table with the matrices of linear layers, and the table of ids that can be one, in panels of words.
+
+    `dtype` is that of the activations. What has no words, or groups that words do not divide, stays as it is.
+    """
+    rows = {row.name: row for row in table}
+    out = []
+    for row in table:
+        name = row.name.removesuffix(SCALE)
+        if not _has_words(rows[name], rows.get(name + SCALE), dtype):
+            out.append(row)
+        elif row.name == name:
+            out.append(replace(row, word=panels.WORDS[row.dtype or dtype]))
+        else:
+            out.append(replace(row, word=1) if len(row.shape) == 2 else row)
+    return out
+
+
+def _has_words(row: Weight, scale: Weight | None, dtype: str) -> bool:
+    if len(row.shape) != 2 or not (row.name.endswith(".weight") or row.name == "embed"):
+        return False
+    stored = row.dtype or dtype
+    if scale is None:
+        return stored == dtype
+    grouped = len(scale.shape) == 2
+    return stored in panels.WORDS and not (grouped and row.shape[1] % (scale.shape[1] * panels.WORDS[stored]))
 
 
 def _is_named(row: Weight, name: str) -> bool:

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from transformers_neuronx import panels
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.hlo import Parameters
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.pyhlo import Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import to_torch
 
 Layout = Callable[[torch.Tensor], torch.Tensor]
 SCALE = "_scale"  # added to the name of a weight that is stored in fewer bits: the row of its scales
@@ -162,7 +164,8 @@ class Weight:
     between names that it may have; `shape` is the whole weight as the graph sees it, which `layout` makes of the
     checkpoint's tensor; or, where something else is stored, `layout` makes the shape `matrix`, and `store` the rest.
     `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is not
-    read but worked out; its `source` only says whether every layer has it.
+    read but worked out; its `source` only says whether every layer has it. With a `word`, devices have their shares in
+    panels of words of so many elements.
     """
 
     name: str
@@ -174,6 +177,7 @@ class Weight:
     value: Callable[[], torch.Tensor] | None = None
     store: Layout | None = None
     matrix: tuple[int, ...] | None = None
+    word: int | None = None
 
     @property
     def layered(self) -> bool:
@@ -193,8 +197,13 @@ class Weight:
         return replace(self, source=self.source.replace("{}", str(layer)))
 
     def share(self, degree: int) -> tuple[int, ...]:
-        """The shape that one of `degree` devices holds."""
+        """The shape of what one of `degree` devices holds, as a matrix."""
         return self.split.share(self.shape, degree) if self.split else self.shape
+
+    def held(self, degree: int) -> tuple[int, ...]:
+        """The shape of that in memory."""
+        share = self.share(degree)
+        return panels.sizes(share, self.word) if self.word else share
 
 
 # Split a linear layer's [out, in] by its outputs: each device computes some of them; or by its inputs: the devices'
@@ -271,11 +280,16 @@ class Parameter:
     dtype: str
     scale: Tensor | None = None
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the share, as a matrix."""
+        return self.row.share(self.degree)
+
 
 def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "") -> Any:
     """The table's rows as parameters of the open graph: `w.attn.q.weight` of what this returns is a `Parameter`."""
     root = SimpleNamespace()
-    shares = {r.name: parameters.add(dtype_named(r.dtype or dtype)[r.share(degree)], scope + r.name) for r in table}
+    shares = {r.name: parameters.add(dtype_named(r.dtype or dtype)[r.held(degree)], scope + r.name) for r in table}
     for row in table:
         if row.name.endswith(SCALE):
             continue
@@ -362,13 +376,16 @@ def shards(resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, d
     """
     groups: dict[tuple[Any, ...], list[Key]] = {}
     for key, row in resolved.items():
-        identity = (row.value or row.source, row.layout, row.store, row.split, row.dtype or dtype)
+        identity = (row.value or row.source, row.layout, row.store, row.split, row.word, row.dtype or dtype)
         groups.setdefault(identity, []).append(key)
 
-    def pieces(source: Any, layout: Layout, store: Layout | None, split: Split | None) -> list[torch.Tensor]:
+    def pieces(
+        source: Any, layout: Layout, store: Layout | None, split: Split | None, word: int | None, element: str
+    ) -> list[torch.Tensor]:
         whole = layout(source() if callable(source) else checkpoint.read(source))
         whole = store(whole) if store else whole
-        return split.cut(whole, degree) if split else [whole]
+        shares = split.cut(whole, degree) if split else [whole]
+        return [panels.laid_out(share.to(to_torch(element)), word) for share in shares] if word else shares
 
-    for (*how, element), keys in groups.items():
-        yield Sharded(keys, element, functools.partial(pieces, *how))
+    for how, keys in groups.items():
+        yield Sharded(keys, how[-1], functools.partial(pieces, *how))

@@ -82,6 +82,7 @@ from transformers_neuronx.hlo.shaping import (
     concatenate as concatenate,
     dynamic_slice as dynamic_slice,
     dynamic_update_slice as dynamic_update_slice,
+    gather_rows as gather_rows,
     iota as iota,
     pad as pad,
     reshape as reshape,

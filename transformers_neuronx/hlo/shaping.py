@@ -167,6 +167,28 @@ def take_rows(x: Tensor, indices: Tensor) -> Tensor:
     return take(reshape(x, rows * width, *rest), flat)
 
 
+def gather_rows(x: Tensor, indices: Tensor, axes: tuple[int, int]) -> Tensor:
+    """What `x` has at position `indices[b, n]` = (i, j) of the two `axes`; one outside is moved to the edge.
+
+    x any shape, indices s32[b, n, 2] -> [b, n, *sizes of x's other axes].
+    """
+    if indices.sizes[-1:] != (2,) or indices.dtype.name not in INTEGERS:
+        raise GraphError(f"gather_rows wants integer indices [..., 2], got {indices!r}")
+    lead = len(indices.sizes) - 1
+    rest = [size for axis, size in enumerate(x.sizes) if axis not in axes]
+    return x.dtype[(*indices.sizes[:-1], *rest)].Gather(
+        x,
+        indices,
+        gather_dimension_numbers=dict(
+            offset_dims=range(lead, lead + len(rest)),
+            collapsed_slice_dims=sorted(axes),
+            start_index_map=axes,
+            index_vector_dim=lead,
+        ),
+        gather_slice_sizes=[1 if axis in axes else size for axis, size in enumerate(x.sizes)],
+    )
+
+
 def scatter_rows(x: Tensor, indices: Tensor, updates: Tensor, axes: tuple[int, int]) -> Tensor:
     """`x` with `updates[b, n]` written at position `indices[b, n]` = (i, j) of the two `axes`; outside is dropped.
 

@@ -13,8 +13,18 @@ def lookup(table: Parameter, indices: Tensor) -> Tensor:
     # XLA:CPU looks up f32 only. In a loop it would widen the whole table beforehand, were it not for the barrier.
     stored = [table.tensor] if table.scale is None else [table.tensor, table.scale]
     indices, *stored = hlo.optimization_barrier(indices, *stored)
-    rows, *scale = [hlo.take(each, indices) for each in stored]
+    rows, *scale = [_rows(each, indices) for each in stored]
+    rows = hlo.slice(rows, -1, 0, table.sizes[1])
     return numbers(rows, scale[0], table.dtype) if scale else rows
+
+
+def _rows(table: Tensor, indices: Tensor) -> Tensor:
+    """Of a table [v, ...], or of one that lies in panels. -> [b, n, ...]"""
+    if len(table.sizes) != 4:
+        return hlo.take(table, indices)
+    ids, together = hlo.reshape(indices, *indices.sizes, 1), table.sizes[2]
+    place = hlo.concatenate([hlo.divide(ids, together), hlo.remainder(ids, together)], -1)
+    return hlo.reshape(hlo.gather_rows(table, place, (0, 2)), *indices.sizes, -1)
 
 
 def embedding(table: Parameter, ids: Tensor) -> Tensor:
@@ -24,7 +34,7 @@ def embedding(table: Parameter, ids: Tensor) -> Tensor:
     """
     if table.degree == 1:
         return lookup(table, ids)
-    share = table.tensor.sizes[0]
+    share = table.sizes[0]
     local = ids - hlo.convert(hlo.replica_id(), "s32") * share
     here = hlo.logical_and(local >= 0, local < share)
     found = lookup(table, hlo.clamp(0, local, share - 1))

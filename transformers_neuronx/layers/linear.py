@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import ACTIVATIONS
-from transformers_neuronx.layers.storage import numbers
+from transformers_neuronx.layers.storage import as_matrix, numbers
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights import Parameter
 
@@ -44,38 +44,48 @@ def _linear_body(
     biased: bool = False,
     activation: str = "",
     dtype: str = "f32",
+    panels: Sequence[Sequence[int]] = (),
 ) -> Tensor | tuple[Tensor, ...]:
     """Products of x with `parts` weights, each followed by its scale and its bias, if they have them.
 
     With an `activation` they are one: it is applied to the first, and the second, if there is one, multiplies that.
+    Weights that lie in `panels` are matrices of these sizes.
     """
     each = len(operands) // parts
-    outputs = []
-    for first in range(0, len(operands), each):
-        weight, *rest = operands[first : first + each]
-        y = _product(x, weight, *rest[:scaled])
-        outputs.append(hlo.convert(y + hlo.convert(rest[-1], "f32") if biased else y, dtype))
+    products = []
+    for part in range(parts):
+        weight, *rest = operands[part * each : (part + 1) * each]
+        scale = rest[:scaled]
+        if panels:
+            weight = as_matrix(weight, *panels[part])
+            scale = [as_matrix(s, panels[part][0], s.sizes[1]) if len(s.sizes) == 4 else s for s in scale]
+        y = _product(x, weight, *scale)
+        products.append(hlo.convert(y + hlo.convert(rest[-1], "f32") if biased else y, dtype))
     if activation:
-        activated = ACTIVATIONS[activation](outputs[0])
-        return activated if parts == 1 else activated * outputs[1]
-    return outputs[0] if parts == 1 else tuple(outputs)
+        activated = ACTIVATIONS[activation](products[0])
+        return activated if parts == 1 else activated * products[1]
+    return products[0] if parts == 1 else tuple(products)
 
 
 _linear = hlo.composite("linear", _linear_body)
 
 
-def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "") -> Any:
+def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", biased: bool = True) -> Any:
     """Layers of the same storage, which no sum over the devices follows, as one operation."""
-    scaled, biased = layers[0].weight.scale is not None, hasattr(layers[0], "bias")
+    scaled, biased = layers[0].weight.scale is not None, biased and hasattr(layers[0], "bias")
     operands = []
     for w in layers:
         operands += [w.weight.tensor] + [w.weight.scale] * scaled + ([w.bias.tensor] if biased else [])
     attributes = dict(parts=len(layers), scaled=scaled, biased=biased, activation=activation, dtype=dtype)
+    if layers[0].weight.row.word:
+        attributes |= dict(panels=[w.weight.sizes for w in layers])
     return _linear(x, *operands, **attributes)
 
 
 def _can_be_one(*layers: Any) -> bool:
-    storage = {(w.weight.tensor.dtype.name, w.weight.scale is None, hasattr(w, "bias")) for w in layers}
+    storage = {
+        (w.weight.row.word, w.weight.tensor.dtype.name, w.weight.scale is None, hasattr(w, "bias")) for w in layers
+    }
     return len(storage) == 1 and not any(w.weight.row.reduces and w.weight.degree > 1 for w in layers)
 
 
@@ -102,8 +112,7 @@ def product(x: Tensor, w: Any) -> Tensor:
 
     Of a weight split by outputs, each device has its own; of one split by inputs, its part of the sum.
     """
-    scale = [] if w.weight.scale is None else [w.weight.scale]
-    y: Tensor = _linear(x, w.weight.tensor, *scale, scaled=bool(scale))
+    y: Tensor = _one(x, [w], "f32", biased=False)
     return y
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.pyhlo.dtypes import INTEGERS
-from transformers_neuronx.quantization import LARGEST, PACKED
+from transformers_neuronx.quantization import LARGEST, PACKED, interleaved
 
 
 def numbers(values: Tensor, scale: Tensor, dtype: str) -> Tensor:
@@ -13,11 +13,18 @@ def numbers(values: Tensor, scale: Tensor, dtype: str) -> Tensor:
     *lead, size = values.sizes
     scale = hlo.reshape(hlo.convert(scale, "f32"), *lead, -1, 1)
     groups = scale.sizes[-2]
-    values = hlo.reshape(values, *lead, groups, size // groups)
     if values.dtype.name == PACKED:
-        both = hlo.bitcast_convert(values, "s8")
+        both = hlo.bitcast_convert(hlo.reshape(values, *lead, -1, interleaved(2 * size // groups) // 2), "s8")
         values = hlo.concatenate([hlo.shift_right(hlo.shift_left(both, 4), 4), hlo.shift_right(both, 4)], -1)
-    return hlo.convert(hlo.reshape(hlo.convert(values, "f32") * scale, *lead, -1), dtype)
+    values = hlo.convert(hlo.reshape(values, *lead, groups, -1), "f32")
+    return hlo.convert(hlo.reshape(values * scale, *lead, -1), dtype)
+
+
+def as_matrix(panels: Tensor, outputs: int, inputs: int) -> Tensor:
+    """A matrix [outputs, inputs] that lies in panels [panels, words, outputs of one, word]."""
+    count, words, together, word = panels.sizes
+    matrix = hlo.reshape(hlo.transpose(panels, 0, 2, 1, 3), count * together, words * word)
+    return hlo.slice(hlo.slice(matrix, 0, 0, outputs), 1, 0, inputs)
 
 
 def stored(x: Tensor, dtype: str, scaled: bool) -> list[Tensor]:

@@ -80,6 +80,11 @@ class Runtime(Protocol):
         """
         ...
 
+    @property
+    def panels(self) -> bool:
+        """Whether products are fastest with matrices that lie in panels, as `transformers_neuronx.panels` has them."""
+        ...
+
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
         """Whether attention reads a cache of this type where it lies, and of it only the positions in use."""
         ...

@@ -261,6 +261,10 @@ class XlaRuntime:
             loaded = self._client.deserialize_executable(data, self._devices, self._options())
         return XlaExecutable(loaded, self._devices, module, data)
 
+    @property
+    def panels(self) -> bool:
+        return self.platform == "cpu" and kernels.level() != "off"
+
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
         return self.platform == "cpu" and kernels.attends_in_place(cached, head_dim)
 

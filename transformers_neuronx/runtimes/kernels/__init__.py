@@ -18,12 +18,13 @@ from typing import Any
 from transformers_neuronx import env
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
+from transformers_neuronx.panels import WORDS
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.hlo_pb2 import API_VERSION_TYPED_FFI, HloInstructionProto, PrimitiveType, ShapeProto
 
 _LOG = logging.getLogger(__name__)
 
-SMALLEST_GROUP = 32
+LARGEST_GROUP = 4096  # of inputs, whose sums fit into 32 bits
 LONGEST_HEAD = 256
 CACHE = 5  # the first operand of attention that is one
 FLOATS = ("f32", "bf16", "f16")
@@ -50,20 +51,20 @@ def _linear(attributes: Mapping[str, Any], x: ShapeProto, *operands: ShapeProto)
     kinds = {(*_types(*part), *(part[1].dimensions[1:] if attributes["scaled"] else ())) for part in parts}
     if len(kinds) > 1 or len(parts) > MOST_PARTS or (attributes["biased"] and _types(operands[-1]) != _types(x)):
         return False
-    return _multiplies(x, *operands[: 1 + attributes["scaled"]])
+    return bool(attributes["panels"]) and _multiplies(x, *operands[: 1 + attributes["scaled"]])
 
 
 def _multiplies(x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
-    types = _types(x, weight)
-    if types[0] == types[1]:
-        return scale is None and types[0] in FLOATS
-    if scale is None or types[0] not in ("bf16", "f16"):  # 16 bits of activations are fewer than f32 has
+    [active, stored] = _types(x, weight)
+    if active not in FLOATS or WORDS.get(stored) != weight.dimensions[-1]:
         return False
-    if types[1] == "s8":
-        return len(scale.dimensions) == 1 and _types(scale) == ["f32"]
-    group, rest = divmod(x.dimensions[-1], scale.dimensions[-1])
-    whole = not rest and group >= SMALLEST_GROUP and group.bit_count() == 1
-    return types[1] == "u8" and len(scale.dimensions) == 2 and _types(scale) == ["bf16"] and whole
+    if scale is None:
+        return stored == active
+    if len(scale.dimensions) == 1:
+        return stored == "s8" and _types(scale) == ["f32"]
+    group, rest = divmod(x.dimensions[-1], scale.dimensions[1])
+    whole = not rest and group <= LARGEST_GROUP and group % (8 if stored == "u8" else 4) == 0
+    return whole and (stored, *_types(scale)) in (("u8", "bf16"), ("s8", "f32"))
 
 
 def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:

@@ -17,8 +17,9 @@ struct Pool {
 
 enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu, kTanh };
 
-// data[outputs, inputs], times scale where there is one: f32[outputs] of s8, bf16[outputs, inputs / group] of s4; and
-// bias[outputs] of the activations' type, or none. -> y[rows, outputs]
+// data, a matrix [outputs, inputs] in panels, times scale where there is one: f32[outputs] of s8, or, likewise in panels,
+// [outputs, inputs / group], f32 of s8 and bf16 of s4; and bias[outputs] of the activations' type, or none.
+// -> y[rows, outputs]
 struct Weight {
   int64_t outputs;
   const void* data;

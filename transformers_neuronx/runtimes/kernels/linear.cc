@@ -1,23 +1,213 @@
 // The product of activations and weights, as `layers/linear.py` has it.
-#include "few.h"
-#include "many.h"
+#include "kinds.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-constexpr int64_t kFew = 16;  // rows, for which weights are not worth laying out anew
+inline Floats Logistic(Floats x) { return 1 / (1 + Exp(-x)); }
+
+// Within 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+inline Floats Erf(Floats x) {
+  const Floats size = x < 0 ? -x : x, t = 1 / (1 + 0.3275911f * size);
+  constexpr float kFactors[] = {1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f};
+  Floats sum = {};
+  UNROLL for (int i = 0; i < 5; ++i) sum = (sum + kFactors[i]) * t;
+  const Floats y = 1 - sum * Exp(-size * size);
+  return x < 0 ? -y : y;
+}
+
+inline Floats Activated(Activation activation, Floats x) {
+  switch (activation) {
+    case Activation::kNone: return x;
+    case Activation::kGelu: return 0.5f * x * (1 + Erf(x * 0.707106781f));
+    case Activation::kGeluTanh:  // 1 + tanh(y) is twice the logistic function of 2 y; 2 sqrt(2 / pi) is 1.5957691
+      return x * Logistic(1.595769122f * (x + 0.044715f * x * x * x));
+    case Activation::kRelu: return x < 0 ? Floats{} : x;
+    case Activation::kSilu: return x * Logistic(x);
+    case Activation::kTanh: return 2 * Logistic(2 * x) - 1;
+  }
+  return x;
+}
+
+// The sums of a row and kLanes outputs, of which there are `count`, scaled and with the bias.
+inline Floats Completed(const LinearArguments& a, const Weight& weight, float factor, int64_t output, int64_t count,
+                        Floats sums) {
+  const float* scale = a.group ? nullptr : static_cast<const float*>(weight.scale);
+  sums *= scale ? Some(scale + output, count) * factor : Floats{} + factor;
+  if (!weight.bias) return sums;
+  return sums + Some(weight.bias, a.x_type, output, count);
+}
+
+// Stores results of a row, `count` of them from output `first` on. `sums` are those of the weight, and `up` those of the
+// next one where the first is a gate.
+inline void Store(const LinearArguments& a, const Weight& weight, int64_t row, float factor, int64_t first,
+                  int64_t count, const Floats* sums, const Floats* up) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t left = count - i;
+    Floats y = Completed(a, weight, factor, first + i, left, sums[i / kLanes]);
+    y = Activated(a.activation, y);
+    if (a.Gated()) y *= Completed(a, (&weight)[1], factor, first + i, left, up[i / kLanes]);
+    PutSome(y, a.y_type, left, weight.y, row * weight.outputs + first + i);
+  }
+}
+
+// The outputs of all weights, in pieces of some panels. What is gated has none of its own.
+struct Pieces {
+  int64_t panels, of_part[kMostParts] = {}, count = 0;
+
+  Pieces(const LinearArguments& a, int64_t panels) : panels(panels) {
+    for (int part = 0; part < (a.Gated() ? 1 : a.parts); ++part)
+      count += of_part[part] = RoundUp(a.weights[part].outputs, panels * kPanel) / (panels * kPanel);
+  }
+
+  struct Place { int part; int64_t panel; };
+  Place At(int64_t piece) const {
+    int part = 0;
+    for (; piece >= of_part[part]; ++part) piece -= of_part[part];
+    return {part, piece * panels};
+  }
+};
+
+// Rows of activations and panels of weights that are multiplied at once: as many as there are registers for.
+constexpr int kRows = kLanes == 4 ? 2 : 4, kPanels = kLanes == 16 ? 4 : 1;
+constexpr int kColumns = kPanel / kLanes;  // vectors of a panel
+
+constexpr int64_t kBlock = 256;            // rows that share a piece of the weights, at most
+constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
+
+// Weights come as a stream, which the processor has to be asked for long before, but not into its nearest cache.
+constexpr int64_t kAhead = 16 << 10;  // bytes
+
+template <typename Kind>
+struct Product {
+  template <typename Each, int ROWS, int PANELS>
+  using Tile = Each[ROWS][PANELS * kColumns];
+  static constexpr int64_t kLine = kPanel * Kind::BYTES;  // the words of a panel that lie side by side
+
+  const LinearArguments& a;
+  int64_t words, run, runs;  // of an output; that are summed up before scales are applied; sums of so many
+  int64_t panel_bytes;
+  int64_t stride;  // of a prepared row; rows must not lie whole pages apart, or take each other's place in the cache
+  int32_t* x;      // [rows, stride]: the activations of all parts, and what each sum begins with
+  float* factors;  // [rows]
+
+  explicit Product(const LinearArguments& a) : a(a) {
+    words = RoundUp(a.inputs, kInputs<Kind>) / kInputs<Kind>;
+    run = a.group ? a.group / kInputs<Kind> : Kind::RUN;
+    runs = RoundUp(words, run) / run;
+    panel_bytes = words * kLine;
+    stride = RoundUp(words * Kind::PARTS + (Kind::OFFSET ? runs : 0), kPanel) + kPanel;
+    x = static_cast<int32_t*>(a.scratch);
+    factors = reinterpret_cast<float*>(x + a.rows * stride);
+  }
+
+  int64_t Bytes() const { return a.rows * (stride * sizeof *x + sizeof *factors); }
+  int32_t* Begins(int64_t row) const { return x + row * stride + words * Kind::PARTS; }
+
+  void PrepareRow(int64_t row) const {
+    auto* active = reinterpret_cast<typename Kind::Active*>(x + row * stride);
+    memset(active, 0, stride * sizeof *x);
+    factors[row] = Prepare<Kind>(a, row * a.inputs, active);
+    if constexpr (Kind::OFFSET != 0)
+      for (int64_t i = 0; i < runs; ++i) {
+        int32_t sum = 0;
+        for (int64_t j = 0; j < a.group; ++j) sum += active[i * a.group + j];
+        Begins(row)[i] = -Kind::OFFSET * sum;
+      }
+  }
+
+  template <int ROWS, int PANELS>
+  void Multiply(const Weight& weight, int64_t panel, int64_t row, Tile<Floats, ROWS, PANELS>& totals) const {
+    const char* at = static_cast<const char*>(weight.data) + panel * panel_bytes;
+    const int32_t* active = x + row * stride;
+    for (int64_t i = 0; i < runs; ++i) {
+      Tile<typename Kind::Sums, ROWS, PANELS> sums = {};
+      if constexpr (Kind::OFFSET != 0)
+        UNROLL for (int j = 0; j < ROWS; ++j)
+          UNROLL for (auto& sum : sums[j]) sum += Begins(row + j)[i];
+      for (int64_t end = Least(words - i * run, run); end > 0; --end, at += kLine, active += Kind::PARTS) {
+        typename Kind::Words w[PANELS * kColumns];
+        UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
+          const char* from = at + j / kColumns * panel_bytes + j % kColumns * (kLine / kColumns);
+          w[j] = Kind::Read(from);
+          if (j % kColumns == 0) __builtin_prefetch(from + kAhead, 0, 2);
+        }
+        AddPart<ROWS, PANELS, 0>(w, active, sums);
+      }
+      UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
+        const Floats scale = a.group ? Scale(weight, panel + j / kColumns, i, j % kColumns) : Floats{} + 1;
+        UNROLL for (int k = 0; k < ROWS; ++k) totals[k][j] += AsFloats(sums[k][j]) * scale;
+      }
+    }
+  }
+
+  // The products of one part of the words, and of those that follow.
+  template <int ROWS, int PANELS, int PART>
+  void AddPart(const typename Kind::Words (&w)[PANELS * kColumns], const int32_t* active,
+               Tile<typename Kind::Sums, ROWS, PANELS>& sums) const {
+    if constexpr (PART < Kind::PARTS) {
+      typename Kind::Vector part[PANELS * kColumns];
+      UNROLL for (int i = 0; i < PANELS * kColumns; ++i) part[i] = Kind::template Part<PART>(w[i]);
+      UNROLL for (int row = 0; row < ROWS; ++row) {
+        const auto same = Kind::Repeat(active + row * stride + PART);
+        UNROLL for (int i = 0; i < PANELS * kColumns; ++i) sums[row][i] = Kind::Add(sums[row][i], part[i], same);
+      }
+      AddPart<ROWS, PANELS, PART + 1>(w, active, sums);
+    }
+  }
+
+  // Of one group and a vector of outputs.
+  Floats Scale(const Weight& weight, int64_t panel, int64_t group, int column) const {
+    const auto* scales = static_cast<const typename Kind::Scale*>(weight.scale);
+    return Widened(scales + (panel * runs + group) * kPanel + column * kLanes);
+  }
+
+  template <int ROWS, int PANELS>
+  void Work(int part, int64_t panel, int64_t row) const {
+    Tile<Floats, ROWS, PANELS> totals[2] = {};
+    for (int i = 0; i < 1 + a.Gated(); ++i) Multiply<ROWS, PANELS>(a.weights[part + i], panel, row, totals[i]);
+    const int64_t output = panel * kPanel, count = Least(a.weights[part].outputs - output, PANELS * kPanel);
+    for (int i = 0; i < ROWS; ++i)
+      Store(a, a.weights[part], row + i, factors[row + i], output, count, totals[0][i], totals[1][i]);
+  }
+
+  // `rows` are fewer than ROWS.
+  template <int ROWS>
+  void WorkFew(int part, int64_t panel, int64_t row, int64_t rows) const {
+    if constexpr (ROWS > 1) rows == ROWS - 1 ? Work<ROWS - 1, 1>(part, panel, row) : WorkFew<ROWS - 1>(part, panel, row, rows);
+  }
+
+  void WorkAll(int part, int64_t panel, int64_t panels, int64_t row, int64_t rows) const {
+    for (; rows >= kRows; rows -= kRows, row += kRows) {
+      int64_t i = 0;
+      for (; i + kPanels <= panels; i += kPanels) Work<kRows, kPanels>(part, panel + i, row);
+      for (; i < panels; ++i) Work<kRows, 1>(part, panel + i, row);
+    }
+    for (int64_t i = 0; i < panels; ++i) WorkFew<kRows>(part, panel + i, row, rows);
+  }
+
+  void Run(const Pool& pool) const {
+    ForEach(pool, a.rows, [this](int64_t row) { PrepareRow(row); });
+    const Pieces pieces(a, a.rows < kBlock / 2 ? RoundUp(kPieceBytes / panel_bytes + 1, kPanels) : kPanels);
+    const int64_t blocks = RoundUp(a.rows, kBlock) / kBlock;
+    ForEach(pool, pieces.count * blocks, [&](int64_t i) {
+      const auto [part, panel] = pieces.At(i / blocks);
+      const int64_t row = i % blocks * kBlock, panels = RoundUp(a.weights[part].outputs, kPanel) / kPanel;
+      WorkAll(part, panel, Least(panels - panel, pieces.panels), row, Least(a.rows - row, kBlock));
+    });
+  }
+};
 
 // `use` with the product of the arguments' kind.
 template <typename Use>
 void WithKind(const LinearArguments& a, const Use& use) {
-  if (a.rows > kFew && a.x_type == Type::kBF16) return use(Many<Halves>(a));
-  if (a.rows > kFew) return use(Many<F32>(a));
+  const bool wide = a.x_type == Type::kF32;
   switch (a.weight_type) {
-    case Type::kF32: return use(Few<F32>(a));
-    case Type::kBF16: return use(Few<BF16>(a));
-    case Type::kF16: return use(Few<F16>(a));
-    case Type::kS8: return use(Few<S8>(a));
-    case Type::kS4: return use(Few<S4>(a));
+    case Type::kF32: return use(Product<F32>(a));
+    case Type::kBF16: return use(Product<BF16>(a));
+    case Type::kF16: return use(Product<F16>(a));
+    case Type::kS8: return wide ? use(Product<WideS8>(a)) : use(Product<S8>(a));
+    case Type::kS4: return wide ? use(Product<WideS4>(a)) : use(Product<S4>(a));
   }
 }
 

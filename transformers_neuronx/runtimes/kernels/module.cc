@@ -117,13 +117,12 @@ ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs 
                                x.untyped_data(), {}, nullptr};
   for (int64_t part = 0, next = 0; part < parts; ++part) {
     Weight& weight = arguments.weights[part];
-    const auto data = operand(next++);
-    weight = {data.dimensions()[0], data.untyped_data(), nullptr, nullptr,
-              arguments.Gated() && part ? nullptr : result(part)->untyped_data()};
+    auto y = result(arguments.Gated() ? 0 : part);
+    weight = {y->dimensions().back(), operand(next++).untyped_data(), nullptr, nullptr, y->untyped_data()};
     if (scaled) {
       const auto scale = operand(next++);
       weight.scale = scale.untyped_data();
-      if (scale.dimensions().size() == 2) arguments.group = inputs / scale.dimensions()[1];
+      if (scale.dimensions().size() > 1) arguments.group = inputs / scale.dimensions()[1];
     }
     if (biased) weight.bias = operand(next++).untyped_data();
   }
