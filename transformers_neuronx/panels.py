@@ -1,7 +1,7 @@
 """Matrices laid out for products: in panels, as the CPU's kernels read them, few rows of activations or many alike.
 
-A matrix [out, in] becomes [panels, words, OUTPUTS, word]: of OUTPUTS outputs the first `word` elements of each, then the
-next ones of each. Zeros fill up the last panel and the last word.
+A matrix [out, in] becomes [panels, words, OUTPUTS, word]: of OUTPUTS outputs the first `word` elements of each, then
+the next ones of each. Zeros fill up the last panel and the last word.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from transformers_neuronx import files
+from transformers_neuronx import files, panels
 from transformers_neuronx.cache import Saved
 from transformers_neuronx.config import (
     CompileOptions,
@@ -42,11 +42,11 @@ from transformers_neuronx.programs import Family
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
 from transformers_neuronx.version import __version__
-from transformers_neuronx.weights import Key, Sharded, collapsed, expand
+from transformers_neuronx.weights import Key, Sharded, Weight, collapsed, expand
 
 _LOG = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, CONFIG = "manifest.json", "config.json"
 OWN_FILES = re.compile(r"program-.*\.(hlo\.pb|executable)|weights-.*\.safetensors")
 Tensors = dict[str, list[str]]  # of a file of weights: each tensor, and the weights that it is
@@ -92,9 +92,11 @@ def description(family: Family, config: Any, options: CompileOptions) -> dict[st
 
 
 def code_of(decoder: Decoder) -> str:
-    """A digest of the code that writes its modules; empty where some of that is not in this package."""
+    """A digest of the code that writes its modules, and how; empty where some of that is not in this package."""
     homes = decoder.family.graph.__name__, decoder.family.weights.__name__, type(decoder.config).__module__
-    return _own_code() if all(home.startswith(f"{__package__}.") for home in homes) else ""
+    if not (_own_code() and all(home.startswith(f"{__package__}.") for home in homes)):
+        return ""
+    return f"{_own_code()} panels={decoder.programs.panels} in_place={decoder.programs.in_place}"
 
 
 @functools.cache
@@ -276,7 +278,10 @@ class Artifact:
         return path
 
     def weights(self, decoder: Decoder) -> Iterator[Sharded]:
-        """The saved weights for the decoder's devices, as soon as their checksums are compared."""
+        """The saved weights for the decoder's devices, as soon as their checksums are compared.
+
+        They lie as the devices had them that they were saved from, and are laid out anew where these want them otherwise.
+        """
         programs = decoder.programs
         table = dict(expand([*programs.shared_table, *programs.layer_table], decoder.config.n_layer))
         missing = {_text(key) for key in table}
@@ -284,9 +289,11 @@ class Artifact:
         if missing != listed:
             wrong = f"lists other weights than the model has: {collapsed(sorted(missing ^ listed))}"
             raise CheckpointError(f"{self.directory / MANIFEST}: {wrong}; {files.AGAIN}")
-        elements = {_text(key): row.dtype or decoder.options.amp for key, row in table.items()}
+        rows = {_text(key): row for key, row in table.items()}
         for names, pieces in self.tensors():
-            yield Sharded([*map(_key, names)], elements[names[0]], pieces)
+            row = rows[names[0]]
+            laid_out = functools.partial(_laid_out, row, programs.degree, pieces)
+            yield Sharded([*map(_key, names)], row.dtype or decoder.options.amp, laid_out)
 
     def tensors(self) -> Iterator[tuple[list[str], Callable[[], list[torch.Tensor]]]]:
         """Each tensor that was saved: the weights that it is, and what reads its pieces, one per device or one for all.
@@ -306,6 +313,13 @@ class Artifact:
 
 def _nothing(_: str) -> None:
     return None
+
+
+def _laid_out(row: Weight, degree: int, pieces: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The pieces of a weight, in panels or as matrices, as its row has it."""
+    if row.word:
+        return [panels.laid_out(piece, row.word) if piece.ndim == 2 else piece for piece in pieces()]
+    return [panels.as_matrix(piece, row.share(degree)) if piece.ndim == 4 else piece for piece in pieces()]
 
 
 def _pieces(path: Path, readers: Readers, name: str) -> list[torch.Tensor]:

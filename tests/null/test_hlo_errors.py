@@ -120,6 +120,11 @@ CASES = [
     ),
     (hlo.take_rows, "f32[2] s32[2]", "take_rows wants an integer index per row of a.1:f32[2], got b.2:s32[2]"),
     (
+        lambda a, b: hlo.gather_rows(a, b, (0, 1)),
+        "f32[2,3] s32[5,3]",
+        "gather_rows wants integer indices [..., 2], got b.2:s32[5,3]",
+    ),
+    (
         lambda a, b, c: hlo.scatter_rows(a, b, c, (0, 1)),
         "f32[2,3] f32[5,2] f32[5]",
         "scatter_rows wants integer indices, got b.2:f32[5,2]",

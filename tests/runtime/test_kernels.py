@@ -8,17 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from levels import at_every_level
 
-from transformers_neuronx import hlo
+from transformers_neuronx import hlo, panels
 from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.layers.choice import BROKEN, _likeliest
-from transformers_neuronx.layers.linear import _linear
+from transformers_neuronx.layers.linear import _linear, _linear_body
 from transformers_neuronx.layers.norm import _layer_norm, _rms_norm
-from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy, numpy_to_torch, torch_to_numpy
+from transformers_neuronx.quantization import Storage
 from transformers_neuronx.runtimes import get_runtime, kernels
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -88,23 +88,28 @@ def compiled(write, graph, kernel, *operands):
     return program
 
 
+def laid_out(matrix, word=None):
+    """A matrix in panels, as a parameter of a program is."""
+    word = word or panels.WORDS[from_numpy(matrix.dtype).name]
+    return torch_to_numpy(panels.laid_out(numpy_to_torch(np.ascontiguousarray(matrix)), word))
+
+
 def check(write, xs, wide, *weight):
     """Products held against NumPy in f64, as near as 16 bits of activations, or the sums of f32, come."""
     operands = [*xs, *weight]
+    halved = weight[0].dtype == np.uint8
+    attributes = dict(scaled=len(weight) > 1, panels=[(len(wide), wide.shape[1] // (1 + halved))])
     module = write(
-        lambda *tensors: [_linear(x, *tensors[len(xs) :], scaled=len(weight) > 1) for x in tensors[: len(xs)]],
-        *operands,
+        lambda *tensors: [_linear(x, *tensors[len(xs) :], **attributes) for x in tensors[: len(xs)]], *operands
     )
     program = get_runtime("cpu", 1).compile(module)
     assert program.text().count(kernels.target("linear")) == len(xs)
     for x, results in zip(xs, zip(*at_every_level(program, *operands), strict=True), strict=True):
-        x, rows = x.astype(np.float64), x.size // x.shape[-1]
-        # Many rows go with weights of 4 bits in bf16, as in the body.
-        rounding = 2**-8 if weight[0].dtype == np.uint8 and operands[0].dtype.itemsize == 2 and rows > 16 else 4e-5
+        x = x.astype(np.float64)
         for got in results:
             finite = np.isfinite(x).all(-1)
             assert np.isnan(got[~finite]).all()
-            bound = ((rounding * np.abs(x[finite]) + 1e-30) @ np.abs(wide).T).max(initial=0)
+            bound = ((4e-5 * np.abs(x[finite]) + 1e-30) @ np.abs(wide).T).max(initial=0)
             assert (np.abs(got[finite] - x[finite] @ wide.T) <= bound).all()
 
 
@@ -120,31 +125,45 @@ def activations(random, dtype, inputs):
 def test_linear(write, dtype, inputs, outputs):
     random = np.random.default_rng(0)
     weight = random.normal(size=(outputs, inputs)).astype(element_type(dtype).numpy)
-    check(write, activations(random, dtype, inputs), weight.astype(np.float64), weight)
+    check(write, activations(random, dtype, inputs), weight.astype(np.float64), laid_out(weight))
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (31, 5), (257, 130), (9000, 3)])
-@pytest.mark.parametrize("x_type", ["bf16", "f16"])
+@pytest.mark.parametrize("x_type", ["f32", "bf16", "f16"])
 def test_linear_of_eight_bits(write, x_type, inputs, outputs):
     random = np.random.default_rng(0)
     weight = random.integers(-127, 128, (outputs, inputs)).astype(np.int8)
     scale = random.random(outputs, np.float32)
     xs = activations(random, x_type, inputs)
     xs.append(np.full((1, inputs), 3).astype(xs[0].dtype))  # the largest sums
-    xs.append(np.tile(np.array(ALL_BUT_FINITE)[:, None], inputs).astype(xs[0].dtype))
-    check(write, xs, weight.astype(np.float64) * scale[:, None], weight, scale)
+    if x_type != "f32":
+        xs.append(np.tile(np.array(ALL_BUT_FINITE)[:, None], inputs).astype(xs[0].dtype))
+    check(write, xs, weight.astype(np.float64) * scale[:, None], laid_out(weight), scale)
 
 
-@pytest.mark.parametrize("group", [32, 64, 128, 256])
-@pytest.mark.parametrize(("groups", "outputs"), [(1, 1), (3, 6), (8, 33), (21, 7)])
-@pytest.mark.parametrize("x_type", ["bf16", "f16"])
-def test_linear_of_four_bits(write, x_type, groups, outputs, group):
+@pytest.mark.parametrize(
+    ("group", "groups", "outputs"), [(8, 1, 1), (24, 3, 33), (32, 21, 6), (256, 3, 17), (4096, 2, 2)]
+)
+@pytest.mark.parametrize("x_type", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("stored", ["s4", "s8"])
+def test_linear_in_groups(write, stored, x_type, groups, outputs, group):
     random = np.random.default_rng(0)
-    values = random.integers(-8, 8, (outputs, groups, 2, group // 2)).astype(np.int8)
-    packed = (values[:, :, 0] & 15 | values[:, :, 1] << 4).astype(np.uint8).reshape(outputs, -1)
-    scale = random.normal(size=(outputs, groups)).astype(ml_dtypes.bfloat16)
-    wide = values.reshape(outputs, groups, group) * scale[:, :, None].astype(np.float64)
-    check(write, activations(random, x_type, groups * group), wide.reshape(outputs, -1), packed, scale)
+    matrix = numpy_to_torch(random.normal(size=(outputs, groups * group)).astype(np.float32))
+    storage = Storage(stored, group)
+    values, scale = storage.values(matrix), storage.scales(matrix)
+    scale = scale.bfloat16() if stored == "s4" else scale
+    wide = as_stored(values, stored).reshape(outputs, groups, group) * scale.double().numpy()[:, :, None]
+    operands = laid_out(torch_to_numpy(values)), laid_out(torch_to_numpy(scale), 1)
+    check(write, activations(random, x_type, groups * group), wide.reshape(outputs, -1), *operands)
+
+
+def as_stored(values, stored):
+    """The whole numbers of an array. Of s4, four bytes have four inputs in their low bits, and then four more."""
+    bytes_of = values.numpy().view(np.int8)
+    if stored == "s8":
+        return bytes_of.astype(np.float64)
+    four = bytes_of.reshape(len(bytes_of), -1, 1, 4)
+    return np.concatenate([four << 4 >> 4, four >> 4], 2).reshape(len(bytes_of), -1).astype(np.float64)
 
 
 NUMPY = dict(
@@ -165,11 +184,12 @@ def test_several_layers_are_one_call_with_their_biases(write, storage, outputs, 
     for count in outputs:
         wide = random.integers(-127, 128, (count, 100)) / 128
         scale, bias = random.random(count, np.float32), random.normal(size=count).astype(x_type)
-        weight = [(wide * 128).astype(np.int8), scale] if storage == "s8" else [wide.astype(x_type)]
+        weight = [laid_out((wide * 128).astype(np.int8)), scale] if storage == "s8" else [laid_out(wide.astype(x_type))]
         operands += [*weight, bias]
         wide = wide * scale[:, None] * 128 if storage == "s8" else wide
         wanted.append(x.astype(np.float64) @ wide.T + bias.astype(np.float64))
-    attributes = dict(parts=len(outputs), scaled=storage == "s8", biased=True, dtype="f32")
+    matrices = [(count, 100) for count in outputs]
+    attributes = dict(parts=len(outputs), scaled=storage == "s8", biased=True, dtype="f32", panels=matrices)
     program = compiled(write, lambda *tensors: _linear(*tensors, **attributes), "linear", x, *operands)
     for results in at_every_level(program, x, *operands):
         for got, right in zip(results, wanted, strict=True):
@@ -187,8 +207,9 @@ def test_activations(write, activation, gated, rows):
     weights[0][3:5] *= [[100], [0]]
     wanted = NUMPY[alike.get(activation, activation)](x.astype(np.float64) @ weights[0].T.astype(np.float64))
     wanted = wanted * (x.astype(np.float64) @ weights[1].T) if gated else wanted
-    graph = lambda *tensors: _linear(*tensors, parts=1 + gated, activation=activation)  # noqa: E731
-    program = compiled(write, graph, "linear", x, *weights)
+    attributes = dict(parts=1 + gated, activation=activation, panels=[(37, 64)] * 2)
+    weights = [laid_out(weight) for weight in weights]
+    program = compiled(write, lambda *tensors: _linear(*tensors, **attributes), "linear", x, *weights)
     for [got] in at_every_level(program, x, *weights):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
 
@@ -227,26 +248,46 @@ def test_the_likeliest_token(write, vocabulary):
         assert got.tolist() == wanted.tolist()
 
 
-@pytest.mark.parametrize("group", [8, 16, 96])
-def test_what_a_kernel_does_not_take_is_left_to_its_body(write, group):
-    packed, scale = np.zeros((4, 96 // 2), np.uint8), np.ones((4, 96 // group), ml_dtypes.bfloat16)
-    for dtype in ("f32", "bf16"):
-        x = np.zeros((2, 96), element_type(dtype).numpy)
-        module = write(lambda *operands: _linear(*operands, scaled=True), x, packed, scale)
-        assert kernels.target("linear") not in str(kernels.with_kernels(module))
-    x, w = np.zeros((2, 8), np.float32), np.zeros((4, 8), np.int8)
-    module = write(lambda *operands: _linear(*operands, scaled=True), x, w, np.ones(4, np.float32))
-    assert kernels.target("linear") not in str(kernels.with_kernels(module))
-    module = write(lambda *operands: _linear(*operands), x, w.astype(np.float16))
-    assert kernels.target("linear") not in str(kernels.with_kernels(module))
+def test_what_a_kernel_does_not_take_is_left_to_its_body(write):
+    def taken(x, weight, *scale, matrix):
+        attributes = dict(scaled=bool(scale)) | (dict(panels=[matrix]) if matrix else {})
+        module = write(lambda *operands: _linear(*operands, **attributes), x, weight, *scale)
+        return kernels.target("linear") in str(kernels.with_kernels(module))
+
+    x, half = np.zeros((2, 8192), np.float32), np.zeros((2, 8192), np.float16)
+    eight = laid_out(np.zeros((4, 8192), np.int8))
+    assert taken(x, eight, np.ones(4, np.float32), matrix=(4, 8192))
+    assert not taken(x, np.zeros((4, 8192), np.int8), np.ones(4, np.float32), matrix=None)
+    assert not taken(x, laid_out(half), matrix=(2, 8192))
+    for groups in (1, 4096):
+        scale = laid_out(np.ones((4, groups), np.float32), 1)
+        assert not taken(x, eight, scale, matrix=(4, 8192))
+
+
+@pytest.mark.parametrize("stored", ["f32", "s8", "s4"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_body_reads_panels_as_well(run, stored, rows):
+    random = np.random.default_rng(0)
+    x, matrix = random.normal(size=(rows, 48)).astype(np.float32), random.normal(size=(21, 48)).astype(np.float32)
+    if stored == "f32":
+        operands, plain = [laid_out(matrix)], [matrix]
+    else:
+        storage = Storage(stored, 16)
+        values, scale = (torch_to_numpy(f(numpy_to_torch(matrix))) for f in (storage.values, storage.scales))
+        operands, plain = [laid_out(values), laid_out(scale, 1)], [values, scale]
+    scaled = stored != "f32"
+    [got] = run(lambda *o: _linear_body(*o, scaled=scaled, panels=[plain[0].shape]), x, *operands)
+    [wanted] = run(lambda *o: _linear_body(*o, scaled=scaled), x, *plain)
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_rows_come_out_alike_in_every_company(run):
     random = np.random.default_rng(0)
     x, w = random.normal(size=(9, 100)).astype(np.float32), random.normal(size=(70, 100)).astype(np.float32)
-    [together] = run(_linear, x, w)
+    graph = lambda x, w: _linear(x, w, panels=[(70, 100)])  # noqa: E731
+    [together] = run(graph, x, laid_out(w))
     for row in range(9):
-        [alone] = run(_linear, x[row : row + 1], w)
+        [alone] = run(graph, x[row : row + 1], laid_out(w))
         assert (alone == together[row]).all()
 
 
@@ -254,5 +295,6 @@ def test_what_is_worked_out_before_is_laid_out_as_the_kernel_has_it(run):
     # XLA is free to transpose by a layout alone.
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     w = np.random.default_rng(1).normal(size=(5, 40)).astype(np.float32)
-    [got] = run(lambda x, w: hlo.transpose(_linear(hlo.transpose(x * 2.0, 1, 0), w), 1, 0), x, w)
+    graph = lambda x, w: hlo.transpose(_linear(hlo.transpose(x * 2.0, 1, 0), w, panels=[(5, 40)]), 1, 0)  # noqa: E731
+    [got] = run(graph, x, laid_out(w))
     np.testing.assert_allclose(got, w @ (x * 2), rtol=1e-5, atol=1e-5)

@@ -122,6 +122,14 @@ def test_take_rows_counts_further_than_its_indices(run):
     same(run(hlo.take_rows, x, i)[0], x[[0, 1, 2], i])
 
 
+@pytest.mark.parametrize("axes", [(0, 1), (0, 2), (1, 2)])
+def test_gather_rows_reads_at_two_axes_and_moves_what_is_outside_to_the_edge(run, axes):
+    x, places = counted(2, 3, 4), array([[[0, 1], [1, 2]], [[-1, 9], [9, -1]], [[1, 0], [0, 0]]], "s32")
+    inside = np.clip(places, 0, [x.shape[axis] - 1 for axis in axes])
+    want = np.moveaxis(x, axes, (0, 1))[inside[..., 0], inside[..., 1]]
+    same(run(lambda x, i: hlo.gather_rows(x, i, axes), x, places)[0], want)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "s8"])
 @pytest.mark.parametrize("axes", [(0, 1), (2, 0), (1, 2)])
 def test_scatter_rows_writes_at_two_axes_and_drops_what_is_outside(run, axes, dtype):

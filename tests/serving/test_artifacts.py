@@ -166,6 +166,20 @@ def test_weights_in_fewer_bits(quant_dtype, checkpoint, tmp_path):
         made(tmp_path, neuron_config=NeuronConfig())
 
 
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("quant_dtype", [None, "s8", "s4"])
+def test_weights_are_laid_out_as_the_runtime_wants_them(quant_dtype, saved, checkpoint, tmp_path, monkeypatch):
+    quant = quant_dtype and QuantizationConfig(quant_dtype, quantize_head=True, group_size=8)
+    options = dict(tp_degree=2, neuron_config=NeuronConfig(quant=quant))
+    monkeypatch.setattr(XlaRuntime, "panels", saved)
+    made(checkpoint, **options).save(tmp_path, sharded_weights=True)
+    monkeypatch.setattr(XlaRuntime, "panels", not saved)
+    model, again = made(checkpoint, **options), made(tmp_path)
+    assert model.decoder.programs.panels != saved
+    check_same_weights(model, again)
+    assert again(IDS).equal(model(IDS))
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="wants /proc, which says what is mapped")
 def test_weights_are_used_as_they_lie_in_their_files(checkpoint, tmp_path):
     made(checkpoint).save(tmp_path, sharded_weights=True)
@@ -390,7 +404,7 @@ def test_a_manifest_that_names_what_is_elsewhere(name, copy):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["format"], 2, "format 2, and this version reads 1"),
+        (["format"], 1, "format 1, and this version reads 2"),
         (["family"], None, "no name of a family"),
         (["programs"], [], "wanted an object as 'programs'"),
         (["programs", "x"], {"hlo": "a", "executable": "b"}, "'a' is not among its files"),
@@ -488,6 +502,7 @@ def decoder_like(source):
         family=model.family, config=model.config, options=model.options, executables=executables,
         runtime=made_of(fingerprint=artifact.manifest["runtime"]), asked=artifact.manifest["asked"],
         weights={serialization._key(name): tensor for names, tensor in tensors for name in names},
+        programs=made_of(panels=True, in_place=True),
     )
 
 target, kills = sys.argv[1], int(sys.argv[2])
