@@ -20,6 +20,7 @@ from transformers_neuronx.weights import SCALE, HeadSplit, Layout, Split, Weight
 # What the largest number of a group becomes. Of s4, which has one number more below zero, it becomes that, whatever its
 # sign: the scale has the opposite one.
 LARGEST = {"s8": 127.0, "s4": -8.0, "f8e4m3fn": 448.0}
+ROUNDED = 32  # activations of 8 bits that share a scale, where weights have no groups
 BLOCK = 2**18  # numbers that are rounded at once: what comes in between stays in a core's cache
 PACKED = "u8"  # two s4: of `interleaved` inputs the first half in the low bits, the second half in the high ones
 
@@ -93,10 +94,11 @@ def quantized(table: Sequence[Weight], config: QuantizationConfig | None) -> lis
         layers = sorted({row.name.removesuffix(".weight") for row in table if row.multiplies})
         raise ConfigError(f"no_quantize_list wants names of layers ({', '.join(layers)}), got {', '.join(unknown)}")
     storage = Storage(config.quant_dtype, config.group, config.quantize_method == "vector_dynamic")
+    rounding = config.activation_dtype is not None
     out = []
     for row in table:
         row = replace(row, split=_in_groups(row.split, config.group))
-        out += _stored(row, storage) if _is_meant(row, config) else [row]
+        out += _stored(row, storage, rounding) if _is_meant(row, config) else [row]
     return out
 
 
@@ -150,9 +152,10 @@ def _in_groups(split: Split | None, group: int | None) -> Split | None:
     return replace(split, unit=math.lcm(split.unit, group))
 
 
-def _stored(row: Weight, storage: Storage) -> list[Weight]:
+def _stored(row: Weight, storage: Storage, rounding: bool) -> list[Weight]:
     """The row in fewer bits, and that of its scales, if it has some."""
     storage = _fitting(storage, row)
+    row = replace(row, rounded=storage.group or ROUNDED) if rounding else row
     (outputs, inputs), group = row.shape, storage.group
     groups = [] if group is None else [-(-inputs // group)]
     whole = inputs if group is None else groups[0] * group

@@ -280,7 +280,7 @@ class Artifact:
     def weights(self, decoder: Decoder) -> Iterator[Sharded]:
         """The saved weights for the decoder's devices, as soon as their checksums are compared.
 
-        They lie as the devices had them that they were saved from, and are laid out anew where these want them otherwise.
+        They lie as those devices had them that they were saved from, and are laid out anew where these want otherwise.
         """
         programs = decoder.programs
         table = dict(expand([*programs.shared_table, *programs.layer_table], decoder.config.n_layer))

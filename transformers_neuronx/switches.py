@@ -173,6 +173,8 @@ class QuantizationConfig:
     There is a scale for each output, or for each `group_size` of its inputs, for s4 by default of 32; with
     `quantize_method="direct_cast"`, for f8e4m3fn alone, there is none. `no_quantize_list` has names of layers that
     stay as they are, of all layers of the model alike: "mlp.down", or as the checkpoint has them, "o_proj".
+    With `activation_dtype="s8"`, activations that they are multiplied by are rounded as well, in each step anew and in
+    the groups of the weights, or of 32: faster where products and not the reading of weights take the time.
     """
 
     quant_dtype: str = works("s8", _one_of("s8", "s4", "f8e4m3fn"))
@@ -183,9 +185,12 @@ class QuantizationConfig:
     group_size: int | None = works(None, _or_none(_whole(2)))
     quantize_head: bool = works(False, _TRUTH)
     quantize_embedding: bool = works(False, _TRUTH)
+    activation_dtype: str | None = works(None, _or_none(_one_of("s8")))
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.activation_dtype and self.quant_dtype not in ("s8", "s4"):
+            raise ConfigError(f"activation_dtype='s8' wants quant_dtype='s8' or 's4', got {self.quant_dtype!r}")
         object.__setattr__(self, "no_quantize_list", tuple(self.no_quantize_list))
         _check_cast(self)
         if self.group_size is not None and (self.quantize_method == "direct_cast" or self.group_size % 2):

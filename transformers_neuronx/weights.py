@@ -165,7 +165,8 @@ class Weight:
     checkpoint's tensor; or, where something else is stored, `layout` makes the shape `matrix`, and `store` the rest.
     `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is not
     read but worked out; its `source` only says whether every layer has it. With a `word`, devices have their shares in
-    panels of words of so many elements.
+    panels of words of so many elements; with `rounded`, what it is multiplied by is rounded to 8 bits, so many inputs
+    with a scale of their own.
     """
 
     name: str
@@ -178,6 +179,7 @@ class Weight:
     store: Layout | None = None
     matrix: tuple[int, ...] | None = None
     word: int | None = None
+    rounded: int | None = None
 
     @property
     def layered(self) -> bool:

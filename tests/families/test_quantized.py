@@ -118,6 +118,28 @@ def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
     assert_close(logits_of(directory, ids, degree, quant=QuantizationConfig("s4")), want, TOLERANCE)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_activations_of_eight_bits_as_in_torch(saved, family):
+    """A number on the edge may be rounded up here and down there: a small part of what rounding does in all."""
+    reference, directory = saved(family)
+    [ids] = prompts(131, [20])
+    model = emulated(reference, lambda name, matrix: rounded(matrix))
+    exact = continued(model, ids, [])
+
+    def in_eight_bits(module, operands):
+        x = operands[0]
+        groups = torch.nn.functional.pad(x, (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
+        scale = groups.abs().amax(-1, keepdim=True) / 127
+        return ((groups / torch.where(scale == 0, 1, scale)).round() * scale).flatten(-2)[..., : x.shape[-1]]
+
+    for name, module in model.named_modules():
+        if type(module).__name__ in ("Linear", "Conv1D") and "head" not in name:
+            module.register_forward_pre_hook(in_eight_bits)
+    want = continued(model, ids, [])
+    got = logits_of(directory, ids, quant=QuantizationConfig(activation_dtype="s8"))
+    assert (got - want).abs().mean() < 0.1 * (exact - want).abs().mean()
+
+
 @pytest.mark.parametrize("method", ["vector_dynamic", "direct_cast"])
 def test_eight_bits_of_float(saved, method):
     reference, directory = saved("llama")
@@ -206,6 +228,8 @@ QUANTIZED = {
         dict(quant=QuantizationConfig(quantize_head=True, quantize_embedding=True)),
         0.01,
     ),
+    "s8, and activations": (dict(quant=QuantizationConfig(quantize_head=True, activation_dtype="s8")), 0.01),
+    "s4, and activations in s8": (dict(quant=QuantizationConfig("s4", activation_dtype="s8")), 0.05),
     "s4 in groups of 32": (dict(quant=QuantizationConfig("s4", group_size=32)), 0.05),
     "f8e4m3fn": (dict(quant=QuantizationConfig("f8e4m3fn")), 0.01),
     "a cache of s8": (dict(kv_cache_quant=KVCacheQuantizationConfig()), 0.01),
@@ -260,6 +284,10 @@ def test_names_that_are_no_layers(saved, options, message):
         (lambda: QuantizationConfig("s2"), "quant_dtype wants one of s8, s4, f8e4m3fn, got 's2'"),
         (lambda: QuantizationConfig(quantize_method="direct_cast"), "direct_cast' wants quant_dtype='f8e4m3fn'"),
         (lambda: QuantizationConfig("s4", group_size=7), "group_size wants to be even"),
+        (
+            lambda: QuantizationConfig("f8e4m3fn", activation_dtype="s8"),
+            "activation_dtype='s8' wants quant_dtype='s8' or",
+        ),
         (lambda: QuantizationConfig(no_quantize_list="mlp.down"), "no_quantize_list wants a list of names"),
         (lambda: KVCacheQuantizationConfig(quantize_method="direct_cast"), "direct_cast' wants quant_dtype='f8e4m3fn'"),
         (lambda: NeuronConfig(quant="s8"), "quant wants a QuantizationConfig or None, got 's8'"),

@@ -17,6 +17,7 @@ from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.layers.choice import BROKEN, _likeliest
 from transformers_neuronx.layers.linear import _linear, _linear_body
 from transformers_neuronx.layers.norm import _layer_norm, _rms_norm
+from transformers_neuronx.layers.storage import as_rounded
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy, numpy_to_torch, torch_to_numpy
 from transformers_neuronx.quantization import Storage
 from transformers_neuronx.runtimes import get_runtime, kernels
@@ -94,18 +95,28 @@ def laid_out(matrix, word=None):
     return torch_to_numpy(panels.laid_out(numpy_to_torch(np.ascontiguousarray(matrix)), word))
 
 
-def check(write, xs, wide, *weight):
+def in_eight_bits(x, group):
+    """What is left of x [..., inputs] in 8 bits, with a scale for each group."""
+    *lead, inputs = x.shape
+    groups = np.pad(x.astype(np.float32), [(0, 0)] * len(lead) + [(0, -inputs % group)]).reshape(*lead, -1, group)
+    scale = np.abs(groups).max(-1, keepdims=True) * np.float32(1 / 127)
+    with np.errstate(invalid="ignore"):  # what is not finite becomes NaN
+        whole = np.rint(groups * (1 / np.where(scale > 1e-37, scale, np.inf)).astype(np.float32))
+        return (whole * scale).reshape(*lead, -1)[..., :inputs]
+
+
+def check(write, xs, wide, *weight, rounded=0):
     """Products held against NumPy in f64, as near as 16 bits of activations, or the sums of f32, come."""
     operands = [*xs, *weight]
     halved = weight[0].dtype == np.uint8
-    attributes = dict(scaled=len(weight) > 1, panels=[(len(wide), wide.shape[1] // (1 + halved))])
+    attributes = dict(scaled=len(weight) > 1, panels=[(len(wide), wide.shape[1] // (1 + halved))], rounded=rounded)
     module = write(
         lambda *tensors: [_linear(x, *tensors[len(xs) :], **attributes) for x in tensors[: len(xs)]], *operands
     )
     program = get_runtime("cpu", 1).compile(module)
     assert program.text().count(kernels.target("linear")) == len(xs)
     for x, results in zip(xs, zip(*at_every_level(program, *operands), strict=True), strict=True):
-        x = x.astype(np.float64)
+        x = (in_eight_bits(x, rounded) if rounded else x).astype(np.float64)
         for got in results:
             finite = np.isfinite(x).all(-1)
             assert np.isnan(got[~finite]).all()
@@ -136,9 +147,10 @@ def test_linear_of_eight_bits(write, x_type, inputs, outputs):
     scale = random.random(outputs, np.float32)
     xs = activations(random, x_type, inputs)
     xs.append(np.full((1, inputs), 3).astype(xs[0].dtype))  # the largest sums
-    if x_type != "f32":
-        xs.append(np.tile(np.array(ALL_BUT_FINITE)[:, None], inputs).astype(xs[0].dtype))
-    check(write, xs, weight.astype(np.float64) * scale[:, None], laid_out(weight), scale)
+    not_finite = np.tile(np.array(ALL_BUT_FINITE)[:, None], inputs).astype(xs[0].dtype)
+    wide, operands = weight.astype(np.float64) * scale[:, None], [laid_out(weight), scale]
+    check(write, [*xs, not_finite] if x_type != "f32" else xs, wide, *operands)
+    check(write, [*xs, not_finite], wide, *operands, rounded=32)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +166,9 @@ def test_linear_in_groups(write, stored, x_type, groups, outputs, group):
     scale = scale.bfloat16() if stored == "s4" else scale
     wide = as_stored(values, stored).reshape(outputs, groups, group) * scale.double().numpy()[:, :, None]
     operands = laid_out(torch_to_numpy(values)), laid_out(torch_to_numpy(scale), 1)
-    check(write, activations(random, x_type, groups * group), wide.reshape(outputs, -1), *operands)
+    for rounded in (0, group):
+        xs = activations(random, x_type, groups * group)
+        check(write, xs, wide.reshape(outputs, -1), *operands, rounded=rounded)
 
 
 def as_stored(values, stored):
@@ -262,6 +276,15 @@ def test_what_a_kernel_does_not_take_is_left_to_its_body(write):
     for groups in (1, 4096):
         scale = laid_out(np.ones((4, groups), np.float32), 1)
         assert not taken(x, eight, scale, matrix=(4, 8192))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("inputs", [1, 32, 100])
+def test_the_body_rounds_alike(run, inputs, dtype):
+    x = np.random.default_rng(0).normal(size=(2, 5, inputs)).astype(element_type(dtype).numpy)
+    x[0, 0], x[0, 1] = 0, 1e-36
+    [got] = run(lambda x: as_rounded(x, 32), x)
+    np.testing.assert_allclose(got, in_eight_bits(x, 32), rtol=1e-6, atol=1e-37)
 
 
 @pytest.mark.parametrize("stored", ["f32", "s8", "s4"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import ACTIVATIONS
-from transformers_neuronx.layers.storage import as_matrix, numbers
+from transformers_neuronx.layers.storage import as_matrix, as_rounded, numbers
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights import Parameter
 
@@ -45,12 +45,15 @@ def _linear_body(
     activation: str = "",
     dtype: str = "f32",
     panels: Sequence[Sequence[int]] = (),
+    rounded: int = 0,
 ) -> Tensor | tuple[Tensor, ...]:
     """Products of x with `parts` weights, each followed by its scale and its bias, if they have them.
 
     With an `activation` they are one: it is applied to the first, and the second, if there is one, multiplies that.
-    Weights that lie in `panels` are matrices of these sizes.
+    Weights that lie in `panels` are matrices of these sizes. With `rounded`, x is rounded to 8 bits, so many features
+    with a scale of their own.
     """
+    x = as_rounded(x, rounded) if rounded else x
     each = len(operands) // parts
     products = []
     for part in range(parts):
@@ -77,14 +80,24 @@ def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", bia
     for w in layers:
         operands += [w.weight.tensor] + [w.weight.scale] * scaled + ([w.bias.tensor] if biased else [])
     attributes = dict(parts=len(layers), scaled=scaled, biased=biased, activation=activation, dtype=dtype)
-    if layers[0].weight.row.word:
+    row = layers[0].weight.row
+    if row.word:
         attributes |= dict(panels=[w.weight.sizes for w in layers])
+    if row.rounded:
+        attributes |= dict(rounded=row.rounded)
     return _linear(x, *operands, **attributes)
 
 
 def _can_be_one(*layers: Any) -> bool:
     storage = {
-        (w.weight.row.word, w.weight.tensor.dtype.name, w.weight.scale is None, hasattr(w, "bias")) for w in layers
+        (
+            w.weight.row.word,
+            w.weight.row.rounded,
+            w.weight.tensor.dtype.name,
+            w.weight.scale is None,
+            hasattr(w, "bias"),
+        )
+        for w in layers
     }
     return len(storage) == 1 and not any(w.weight.row.reduces and w.weight.degree > 1 for w in layers)
 

@@ -27,6 +27,14 @@ def as_matrix(panels: Tensor, outputs: int, inputs: int) -> Tensor:
     return hlo.slice(hlo.slice(matrix, 0, 0, outputs), 1, 0, inputs)
 
 
+def as_rounded(x: Tensor, group: int) -> Tensor:
+    """What x [..., d] is when it is stored in s8, so many numbers with a scale of their own. -> f32[..., d]"""
+    *lead, size = x.sizes
+    x = hlo.pad(x, -1, 0, -size % group)
+    values, scale = stored(hlo.reshape(x, *lead, -1, group), "s8", scaled=True)
+    return hlo.slice(hlo.reshape(hlo.convert(values, "f32") * scale, *lead, -1), -1, 0, size)
+
+
 def stored(x: Tensor, dtype: str, scaled: bool) -> list[Tensor]:
     """The values of x [..., d] in `dtype`, and, if `scaled`, a scale f32[..., 1] by which the largest fits."""
     limit, parts = LARGEST[dtype], []

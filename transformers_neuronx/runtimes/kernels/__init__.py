@@ -33,7 +33,7 @@ MOST_PARTS = 3  # weights of one call
 
 # Attributes that a kernel reads, with their types there. None is 0.
 ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
-    linear=dict(parts="i64", scaled="i64", biased="i64", activation="string"),
+    linear=dict(parts="i64", scaled="i64", biased="i64", rounded="i64", activation="string"),
     attention=dict(scale="f32", softcap="f32", window="i64", arrays="i64", own_slots="i64", alibi="i64"),
     likeliest={},
     layer_norm=dict(eps="f32"),
@@ -51,20 +51,22 @@ def _linear(attributes: Mapping[str, Any], x: ShapeProto, *operands: ShapeProto)
     kinds = {(*_types(*part), *(part[1].dimensions[1:] if attributes["scaled"] else ())) for part in parts}
     if len(kinds) > 1 or len(parts) > MOST_PARTS or (attributes["biased"] and _types(operands[-1]) != _types(x)):
         return False
-    return bool(attributes["panels"]) and _multiplies(x, *operands[: 1 + attributes["scaled"]])
+    return bool(attributes["panels"]) and _multiplies(attributes["rounded"], x, *operands[: 1 + attributes["scaled"]])
 
 
-def _multiplies(x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
+def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
     [active, stored] = _types(x, weight)
     if active not in FLOATS or WORDS.get(stored) != weight.dimensions[-1]:
         return False
     if scale is None:
-        return stored == active
-    if len(scale.dimensions) == 1:
-        return stored == "s8" and _types(scale) == ["f32"]
-    group, rest = divmod(x.dimensions[-1], scale.dimensions[1])
-    whole = not rest and group <= LARGEST_GROUP and group % (8 if stored == "u8" else 4) == 0
-    return whole and (stored, *_types(scale)) in (("u8", "bf16"), ("s8", "f32"))
+        return stored == active and not rounded
+    inputs, word = x.dimensions[-1], 8 if stored == "u8" else 4
+    groups = {rounded} - {0}
+    if len(scale.dimensions) > 1:
+        groups.add(inputs // scale.dimensions[1] if inputs % scale.dimensions[1] == 0 else 1)
+    alike = len(groups) < 2 and all(group <= LARGEST_GROUP and group % word == 0 for group in groups)
+    kind = stored, *_types(scale), len(scale.dimensions)
+    return alike and kind in (("u8", "bf16", 4), ("s8", "f32", 4), ("s8", "f32", 1))
 
 
 def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:

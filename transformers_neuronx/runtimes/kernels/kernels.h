@@ -19,7 +19,8 @@ enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu, kTanh };
 
 // data, a matrix [outputs, inputs] in panels, times scale where there is one: f32[outputs] of s8, or, likewise in panels,
 // [outputs, inputs / group], f32 of s8 and bf16 of s4; and bias[outputs] of the activations' type, or none.
-// -> y[rows, outputs]
+// Where `rounded` is not 0, activations are rounded to 8 bits, so many inputs with a scale of their own; these are the
+// groups of weights that have some. -> y[rows, outputs]
 struct Weight {
   int64_t outputs;
   const void* data;
@@ -33,7 +34,7 @@ constexpr int kMostParts = 3;
 // Each y is the product of x[rows, inputs] and its weight, plus the bias. With an activation there is one y: that of the
 // first weight's product, times the second's where there are two. `scratch` has room for `linear_scratch(…)`.
 struct LinearArguments {
-  int64_t rows, inputs, group;
+  int64_t rows, inputs, group, rounded;
   Type x_type, weight_type, y_type;
   Activation activation;
   int parts;

@@ -35,6 +35,7 @@ inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
 // summed up before their sum is added to the total, where groups do not say it: so a sum need not wait for the last one.
 // Parts are weights plus OFFSET, for which sums begin lower.
 struct Single {
+  static constexpr bool ROUNDED = false;
   using Active = float;
   using Sums = Floats;
   using Vector = Floats;
@@ -58,6 +59,7 @@ struct F16 : F32 {
 
 #if defined(__AVX512BF16__)
 struct BF16 {
+  static constexpr bool ROUNDED = false;
   using Active = BFloat16;
   using Sums = Floats;
   using Vector = __m512bh;
@@ -99,15 +101,15 @@ struct WideS4 : WideS8 {
   static Vector Part(Words w) { return AsFloats(w << (28 - 8 * (PART % 4) - PART / 4 * 4) >> 28); }
 };
 
-// Activations as integers of 16 bits, of which the largest becomes LARGEST, so that sums are whole numbers, and exact.
+// Activations as integers of 16 bits, so that sums are whole numbers, and exact.
 // Those of a word are in the ORDER in which its parts have them.
 struct Whole {
+  static constexpr bool ROUNDED = false;
   using Active = int16_t;
   using Sums = Ints;
   using Vector = Shorts;
   using Words = Shorts;
   static constexpr int PER_PART = 2, BYTES = 4, RUN = 64;  // times four inputs, 128 and 32767 is below 2^31
-  static constexpr int32_t LARGEST = 32767;
   static Words Read(const char* at) { return Load<Words>(at); }
   static Vector Repeat(const int32_t* x) { return Cast<Shorts>(Ints{} + *x); }
   static Sums Add(Sums sums, Vector w, Vector x) { return AddProducts(sums, w, x); }
@@ -128,46 +130,83 @@ struct S4 : Whole {
   static Vector Part(Words w) { return Cast<Vector>(Cast<UShorts>(w) >> 4 * PART & 15); }
 };
 
+#if defined(__AVX512VNNI__)
+// sums + products of bytes, of which the first have no sign, each of four neighbours added.
+inline Ints AddProducts(Ints sums, UBytes a, Bytes b) {
+  return Cast<Ints>(_mm512_dpbusd_epi32(Cast<__m512i>(sums), Cast<__m512i>(a), Cast<__m512i>(b)));
+}
+
+// Activations as integers of 8 bits.
+struct Byte {
+  static constexpr bool ROUNDED = true;
+  using Active = int8_t;
+  using Sums = Ints;
+  using Vector = UBytes;
+  using Words = UBytes;
+  static constexpr int PER_PART = 4, BYTES = 4, RUN = 64;
+  static Bytes Repeat(const int32_t* x) { return Cast<Bytes>(Ints{} + *x); }
+  static Sums Add(Sums sums, Vector w, Bytes x) { return AddProducts(sums, w, x); }
+};
+
+struct ByteS8 : Byte {
+  using Scale = float;
+  static constexpr int PARTS = 1, OFFSET = 128, ORDER[] = {0, 1, 2, 3};
+  static Words Read(const char* at) { return Load<Words>(at) ^ uint8_t{0x80}; }
+  template <int PART>
+  static Vector Part(Words w) { return w; }
+};
+
+struct ByteS4 : Byte {
+  using Scale = BFloat16;
+  static constexpr int PARTS = 2, OFFSET = 8, ORDER[] = {0, 1, 2, 3, 4, 5, 6, 7};
+  static Words Read(const char* at) { return Load<Words>(at) ^ uint8_t{0x88}; }
+  template <int PART>
+  static Vector Part(Words w) { return PART ? Cast<Vector>(Cast<UShorts>(w) >> 4) & 15 : w & 15; }
+};
+#else
+struct ByteS8 : S8 { static constexpr bool ROUNDED = true; };
+struct ByteS4 : S4 { static constexpr bool ROUNDED = true; };
+#endif
+
 template <typename Kind>
 constexpr int64_t kInputs = Kind::PARTS * Kind::PER_PART;  // of a word
 
-// A row of activations from element `first` on, prepared. Returns what its results have to be multiplied by.
-template <typename Kind>
-float Prepare(const LinearArguments& a, int64_t first, float* out) {
+// A row of activations from element `first` on, prepared.
+inline void Prepare(const LinearArguments& a, int64_t first, float* out) {
   Widen(a.x, a.x_type, first, a.inputs, out);
-  return 1;
 }
 
-template <typename Kind>
-float Prepare(const LinearArguments& a, int64_t first, BFloat16* out) {
+inline void Prepare(const LinearArguments& a, int64_t first, BFloat16* out) {
   memcpy(out, static_cast<const BFloat16*>(a.x) + first, a.inputs * sizeof *out);
-  return 1;
 }
 
-// What is not finite reaches every result, as NaN.
-template <typename Kind>
-float Prepare(const LinearArguments& a, int64_t first, int16_t* out) {
-  Ints bits = {};  // of the largest: sizes are ordered as their bits are, and what is not finite comes last
-  for (int64_t i = 0; i < a.inputs; i += kLanes) {
-    const Ints size = Cast<Ints>(Some(a.x, a.x_type, first + i, a.inputs - i)) & 0x7fffffff;
+// The largest of some activations, whatever its sign, and infinity or NaN where there is one.
+inline float Largest(const LinearArguments& a, int64_t first, int64_t count) {
+  Ints bits = {};  // sizes are ordered as their bits are, and what is not finite comes last
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Ints size = Cast<Ints>(Some(a.x, a.x_type, first + i, count - i)) & 0x7fffffff;
     bits = size > bits ? size : bits;
   }
-  int32_t most = 0;
-  for (int lane = 0; lane < kLanes; ++lane) most = bits[lane] > most ? bits[lane] : most;
-  const bool finite = most < 0x7f800000;
-  const float largest = Cast<float>(most);
-  const float inverse = finite && largest > 1e-30f ? Kind::LARGEST / largest : 0;  // beyond that it would be infinite
+  return Cast<float>(Most(bits));
+}
+
+// Some activations as integers, of which the largest becomes `most`, in the order of a Kind. `out` has room up to a whole
+// word. Returns what they have to be multiplied by: NaN, if one of them is not finite.
+template <typename Kind>
+float Round(const LinearArguments& a, int64_t first, int64_t count, float most, typename Kind::Active* out) {
   constexpr int64_t kWord = kInputs<Kind>, kBlock = kLanes > kWord ? kLanes : kWord;
-  for (int64_t i = 0; i < a.inputs && finite; i += kBlock) {
-    int32_t whole[kBlock] = {};
-    for (int64_t j = 0; j < kBlock && i + j < a.inputs; j += kLanes) {
-      const Ints some = Rounded(Some(a.x, a.x_type, first + i + j, a.inputs - i - j) * inverse);
-      memcpy(whole + j, &some, sizeof some);
-    }
-    for (int64_t j = 0; j < kBlock && i + j < a.inputs; j += kWord)
-      for (int64_t k = 0; k < kWord; ++k) out[i + j + k] = static_cast<int16_t>(whole[j + Kind::ORDER[k]]);
+  const float scale = Largest(a, first, count) * (1 / most);
+  if (!(scale < __builtin_inff())) return __builtin_nanf("");
+  const float inverse = scale > 1e-37f ? 1 / scale : 0;  // beyond that it would be infinite
+  for (int64_t i = 0; i < count; i += kBlock) {
+    typename Kind::Active block[kBlock] = {};
+    for (int64_t j = 0; j < kBlock && i + j < count; j += kLanes)
+      Put(Rounded(Some(a.x, a.x_type, first + i + j, count - i - j) * inverse), block + j);
+    const int64_t words = Least(RoundUp(count - i, kWord), kBlock) / kWord;
+    for (int64_t j = 0; j < words * kWord; j += kWord)
+      UNROLL for (int64_t k = 0; k < kWord; ++k) out[i + j + k] = block[j + Kind::ORDER[k]];
   }
-  return finite ? largest / Kind::LARGEST : __builtin_nanf("");
+  return scale;
 }
 
 }  // namespace

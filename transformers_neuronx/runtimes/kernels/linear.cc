@@ -1,4 +1,6 @@
 // The product of activations and weights, as `layers/linear.py` has it.
+#include <type_traits>
+
 #include "kinds.h"
 
 namespace neuronx::NEURONX_LEVEL {
@@ -88,32 +90,47 @@ struct Product {
   int64_t words, run, runs;  // of an output; that are summed up before scales are applied; sums of so many
   int64_t panel_bytes;
   int64_t stride;  // of a prepared row; rows must not lie whole pages apart, or take each other's place in the cache
-  int32_t* x;      // [rows, stride]: the activations of all parts, and what each sum begins with
+  int32_t* x;      // [rows, stride]: the activations of all parts, then of each run what its sum begins with, its factor
   float* factors;  // [rows]
 
   explicit Product(const LinearArguments& a) : a(a) {
+    const int64_t together = a.rounded ? a.rounded : a.group;
     words = RoundUp(a.inputs, kInputs<Kind>) / kInputs<Kind>;
-    run = a.group ? a.group / kInputs<Kind> : Kind::RUN;
+    run = together ? together / kInputs<Kind> : Kind::RUN;
     runs = RoundUp(words, run) / run;
     panel_bytes = words * kLine;
-    stride = RoundUp(words * Kind::PARTS + (Kind::OFFSET ? runs : 0), kPanel) + kPanel;
+    stride = RoundUp(words * Kind::PARTS + 2 * runs, kPanel) + kPanel;
     x = static_cast<int32_t*>(a.scratch);
     factors = reinterpret_cast<float*>(x + a.rows * stride);
   }
 
   int64_t Bytes() const { return a.rows * (stride * sizeof *x + sizeof *factors); }
   int32_t* Begins(int64_t row) const { return x + row * stride + words * Kind::PARTS; }
+  float* Factors(int64_t row) const { return reinterpret_cast<float*>(Begins(row) + runs); }
 
   void PrepareRow(int64_t row) const {
     auto* active = reinterpret_cast<typename Kind::Active*>(x + row * stride);
     memset(active, 0, stride * sizeof *x);
-    factors[row] = Prepare<Kind>(a, row * a.inputs, active);
-    if constexpr (Kind::OFFSET != 0)
-      for (int64_t i = 0; i < runs; ++i) {
-        int32_t sum = 0;
-        for (int64_t j = 0; j < a.group; ++j) sum += active[i * a.group + j];
-        Begins(row)[i] = -Kind::OFFSET * sum;
-      }
+    if constexpr (std::is_same<typename Kind::Sums, Ints>::value) {
+      PrepareWhole(row, active);
+    } else {
+      Prepare(a, row * a.inputs, active);
+      factors[row] = 1;
+    }
+  }
+
+  void PrepareWhole(int64_t row, typename Kind::Active* active) const {
+    const int64_t first = row * a.inputs, together = run * kInputs<Kind>;
+    factors[row] = a.rounded ? 1 : Round<Kind>(a, first, a.inputs, 32767, active);
+    for (int64_t i = 0; i < runs && a.rounded; ++i) {
+      const int64_t at = i * together;
+      Factors(row)[i] = Round<Kind>(a, first + at, Least(a.inputs - at, together), 127, active + at);
+    }
+    for (int64_t i = 0; i < runs && Kind::OFFSET; ++i) {
+      int32_t sum = 0;
+      for (int64_t j = i * together; j < Least(words * kInputs<Kind>, (i + 1) * together); ++j) sum += active[j];
+      Begins(row)[i] = -Kind::OFFSET * sum;
+    }
   }
 
   template <int ROWS, int PANELS>
@@ -135,8 +152,14 @@ struct Product {
         AddPart<ROWS, PANELS, 0>(w, active, sums);
       }
       UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
-        const Floats scale = a.group ? Scale(weight, panel + j / kColumns, i, j % kColumns) : Floats{} + 1;
-        UNROLL for (int k = 0; k < ROWS; ++k) totals[k][j] += AsFloats(sums[k][j]) * scale;
+        if (a.group) {
+          const Floats scale = Scale(weight, panel + j / kColumns, i, j % kColumns);
+          UNROLL for (int k = 0; k < ROWS; ++k)
+            totals[k][j] += AsFloats(sums[k][j]) * (Kind::ROUNDED ? scale * Factors(row + k)[i] : scale);
+        } else {
+          UNROLL for (int k = 0; k < ROWS; ++k)
+            totals[k][j] += Kind::ROUNDED ? AsFloats(sums[k][j]) * Factors(row + k)[i] : AsFloats(sums[k][j]);
+        }
       }
     }
   }
@@ -201,6 +224,7 @@ struct Product {
 // `use` with the product of the arguments' kind.
 template <typename Use>
 void WithKind(const LinearArguments& a, const Use& use) {
+  if (a.rounded) return a.weight_type == Type::kS8 ? use(Product<ByteS8>(a)) : use(Product<ByteS4>(a));
   const bool wide = a.x_type == Type::kF32;
   switch (a.weight_type) {
     case Type::kF32: return use(Product<F32>(a));

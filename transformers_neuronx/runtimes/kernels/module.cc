@@ -101,7 +101,7 @@ ffi::ErrorOr<Activation> ActivationOf(std::string_view name) {
 
 // x, and then of each part its weight, and its scale and its bias where they have them.
 ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                  int64_t parts, int64_t scaled, int64_t biased, std::string_view activation) {
+                  int64_t parts, int64_t scaled, int64_t biased, int64_t rounded, std::string_view activation) {
   const Counted counted(linear_spent);
   const auto operand = [&](int64_t i) { return *operands.get<ffi::AnyBuffer>(i); };
   const auto result = [&](int64_t i) { return *results.get<ffi::AnyBuffer>(i); };
@@ -113,7 +113,7 @@ ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs 
   if (y_type.has_error()) return y_type.error();
   if (known.has_error()) return known.error();
   const int64_t inputs = x.dimensions().back(), rows = static_cast<int64_t>(x.element_count()) / inputs;
-  LinearArguments arguments = {rows, inputs, 0, *x_type, *weight_type, *y_type, *known, static_cast<int>(parts),
+  LinearArguments arguments = {rows, inputs, 0, rounded, *x_type, *weight_type, *y_type, *known, static_cast<int>(parts),
                                x.untyped_data(), {}, nullptr};
   for (int64_t part = 0, next = 0; part < parts; ++part) {
     Weight& weight = arguments.weights[part];
@@ -140,6 +140,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(LinearHandler, Linear,
                                   .Attr<int64_t>("parts")
                                   .Attr<int64_t>("scaled")
                                   .Attr<int64_t>("biased")
+                                  .Attr<int64_t>("rounded")
                                   .Attr<std::string_view>("activation"));
 
 // What the composite has as operands and attributes; its cache comes back in the memory of the one that was given.

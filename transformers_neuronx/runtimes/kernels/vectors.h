@@ -28,7 +28,7 @@ typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef int16_t Shorts __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t UShorts __attribute__((vector_size(kLanes * 4)));
 typedef int8_t Bytes __attribute__((vector_size(kLanes * 4)));
-typedef uint8_t Nibbles __attribute__((vector_size(kLanes * 4)));
+typedef uint8_t UBytes __attribute__((vector_size(kLanes * 4)));
 
 template <typename To, typename From>
 inline To Load(const From* from) {
@@ -55,6 +55,17 @@ inline To Cast(From from) {
 
 inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t RoundUp(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+// The largest of all lanes.
+inline int32_t Most(Ints x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32(Cast<__m512i>(x));
+#else
+  int32_t most = x[0];
+  for (int lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
+  return most;
+#endif
+}
 
 // Of neighbours, and then of what neighbours make, as `Totals` has it.
 inline float Total(Floats sums) {
@@ -205,6 +216,24 @@ inline void Put(Floats x, Float16* to) {
   memcpy(to, &halves, sizeof halves);
 #else
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = ToF16(x[lane]);
+#endif
+}
+
+// Whole numbers that fit into fewer bits.
+inline void Put(Ints x, int16_t* to) {
+#if defined(__AVX512F__)
+  const __m256i narrow = _mm512_cvtepi32_epi16(Cast<__m512i>(x));
+  memcpy(to, &narrow, sizeof narrow);
+#else
+  for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<int16_t>(x[lane]);
+#endif
+}
+inline void Put(Ints x, int8_t* to) {
+#if defined(__AVX512F__)
+  const __m128i narrow = _mm512_cvtepi32_epi8(Cast<__m512i>(x));
+  memcpy(to, &narrow, sizeof narrow);
+#else
+  for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<int8_t>(x[lane]);
 #endif
 }
 
