@@ -44,6 +44,7 @@ OTHER = {
     "quantize_method": "direct_cast",
     "no_quantize_list": ("mlp.down",),
     "group_size": 16,
+    "activation_dtype": "s8",
     "sparse_attn": dict(skip_masking_decode=True),
     "cast_logits_dtype": "bfloat16",
     "group_query_attention": constants.GQA.REPLICATED_HEADS,

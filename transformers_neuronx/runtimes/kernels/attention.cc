@@ -4,7 +4,9 @@
 // A query is one head of one token. Those that share a head of keys are worked on together, softmax goes block by block
 // of positions, and what came before becomes smaller when a larger score turns up (Milakov and Gimelshein,
 // arXiv:1805.02867). A few queries have positions along the lanes of a vector; of many, each has a lane of its own.
-#include "vectors.h"
+#include <type_traits>
+
+#include "kinds.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
@@ -204,104 +206,143 @@ struct Few {
   }
 };
 
-// Queries along the lanes, two vectors of them.
+// Queries along the lanes, two vectors of them. Keys in bf16 are multiplied as they are, where the processor does that.
 template <typename Number>
 struct Many {
+  using Kind = std::conditional_t<std::is_same<Number, BFloat16>::value && BF16::PARTS == 1, BF16, F32>;
+  static constexpr int kKeys = kLanes == 16 ? 8 : 4, kTogether = 4;  // positions, and queries, that are worked on at once
+
   const Head<Number>& head;
-  const int64_t first, count, parts;
-  int64_t oldest, newest;  // positions that any of them sees
-  Ints own[2], from[2];    // positions: each sees from .. own
+  const int64_t first, count, words, parts;  // query, how many; of a key, vectors of a value
+  int64_t oldest = INT32_MAX, newest = -1;   // positions that any of them sees
+  int64_t seen_first = 0, seen_last = INT32_MAX;  // and that all of them see
+  Ints own[2], from[2];                      // positions: each sees from .. own
   Floats slope[2], largest[2], sum[2] = {};
-  Floats q[kSize][2];
+  alignas(64) int32_t q[kSize][kQueries];
   Floats weights[kPositions][2];
-  Wide values[kPositions];
-  Wide context[kQueries] = {};
+  Floats values[kPositions * kSize / kLanes], context[kQueries * kSize / kLanes];  // [., parts]
 
   Many(const Head<Number>& head, int64_t first)
-      : head(head), first(first), count(head.Queries() - first < kQueries ? head.Queries() - first : kQueries),
-        parts(RoundUp(head.a.size, kParts * kLanes) / kLanes), oldest(INT32_MAX), newest(-1) {
-    memset(q, 0, sizeof q);
+      : head(head), first(first), count(Least(head.Queries() - first, kQueries)),
+        words(RoundUp(head.a.size, Kind::PER_PART) / Kind::PER_PART),
+        parts(RoundUp(head.a.size, kParts * kLanes) / kLanes) {
+    memset(q, 0, words * sizeof q[0]);
+    memset(context, 0, kQueries * parts * sizeof context[0]);
     for (int64_t i = 0; i < kQueries; ++i) {
       const int64_t mine = i < count ? head.Own(first + i) : -1;
       own[i / kLanes][i % kLanes] = static_cast<int32_t>(mine);
       from[i / kLanes][i % kLanes] = static_cast<int32_t>(head.Oldest(mine));
       slope[i / kLanes][i % kLanes] = i < count ? head.Slope(first + i) : 0;
       largest[i / kLanes][i % kLanes] = kNone;
+      seen_first = head.Oldest(mine) > seen_first ? head.Oldest(mine) : seen_first;
+      seen_last = Least(seen_last, mine);
       if (mine < 0) continue;
-      oldest = head.Oldest(mine) < oldest ? head.Oldest(mine) : oldest;
+      oldest = Least(oldest, head.Oldest(mine));
       newest = mine > newest ? mine : newest;
-      float wide[kSize];
-      Widen(head.a.q, head.a.type, head.At(first + i), head.a.size, wide);
-      for (int64_t j = 0; j < head.a.size; ++j) q[j][i / kLanes][i % kLanes] = wide[j] * head.a.scale;
+      int32_t query[kSize] = {};
+      ReadQuery(head.At(first + i), reinterpret_cast<typename Kind::Active*>(query));
+      for (int64_t j = 0; j < words; ++j) q[j][i] = query[j];
     }
   }
+
+  void ReadQuery(int64_t at, float* out) const { Widen(head.a.q, head.a.type, at, head.a.size, out); }
+  void ReadQuery(int64_t at, BFloat16* out) const { Copy(static_cast<const BFloat16*>(head.a.q) + at, out); }
+  void Copy(const BFloat16* from, BFloat16* to) const { memcpy(to, from, head.a.size * sizeof *to); }
+  template <typename From>
+  void Copy(const From* from, float* to) const { Widen(from, head.a.size, to); }
 
   void Run() {
     for (int64_t position = oldest; position <= newest; position += kPositions)
-      Add(position, newest + 1 - position < kPositions ? newest + 1 - position : kPositions);
+      Add(position, Least(newest + 1 - position, kPositions));
     for (int64_t i = 0; i < count; ++i)
-      head.Finish(first + i, reinterpret_cast<const float*>(context[i]), sum[i / kLanes][i % kLanes]);
+      head.Finish(first + i, reinterpret_cast<const float*>(context + i * parts), sum[i / kLanes][i % kLanes]);
   }
 
   void Add(int64_t position, int64_t positions) {
-    for (int64_t i = 0; i < positions; i += 4) Scores(position, i, positions - i < 4 ? positions - i : 4);
+    for (int64_t i = 0; i < positions; i += kKeys) Score(position, i, Least(positions - i, kKeys));
     float factor[kQueries];
     for (int half = 0; half < 2; ++half) {
-      Floats most = largest[half];
-      for (int64_t i = 0; i < positions; ++i) most = Larger(most, weights[i][half]);
-      const Floats zero = most == kNone ? Floats{} : most;  // of those that have seen nothing yet
-      const Floats smaller = Exp(largest[half] - zero);
-      largest[half] = most;
-      sum[half] *= smaller;
+      const Floats smaller = Weigh(half, position, positions);
       memcpy(factor + half * kLanes, &smaller, sizeof smaller);
-      for (int64_t i = 0; i < positions; ++i) {
-        weights[i][half] = Exp(weights[i][half] - zero);
-        sum[half] += weights[i][half];
-        if (head.kScaled) weights[i][half] *= head.value_scales[position + i];
-      }
     }
     for (int64_t i = 0; i < positions; ++i)
       for (int64_t part = 0; part < parts; ++part)
-        values[i][part] = head.Part(head.values + (position + i) * head.a.size, part);
-    for (int64_t i = 0; i < count; i += 4)
+        values[i * parts + part] = head.Part(head.values + (position + i) * head.a.size, part);
+    for (int64_t i = 0; i < count; i += kTogether)
       for (int64_t part = 0; part < parts; part += kParts) AddValues(i, part, positions, factor + i);
   }
 
-  // Of up to four positions, and where they are not seen none.
-  void Scores(int64_t position, int64_t at, int64_t some) {
-    alignas(64) float keys[4][kSize];
-    for (int64_t i = 0; i < 4; ++i)
-      for (int64_t part = 0; part < parts; ++part) {
-        const Number* key = head.keys + (position + at + (i < some ? i : 0)) * head.a.size;
-        const Floats wide = head.Part(key, part);
-        memcpy(keys[i] + part * kLanes, &wide, sizeof wide);
+  // Of up to kKeys positions, and where they are not seen none.
+  void Score(int64_t position, int64_t at, int64_t some) {
+    int32_t room[kKeys][kSize];
+    const int32_t* keys[kKeys];
+    for (int64_t i = 0; i < kKeys; ++i)
+      keys[i] = Words(head.keys + (position + at + Least(i, some - 1)) * head.a.size, room[i]);
+    Floats sums[kKeys][2] = {};
+    for (int64_t j = 0; j < words; ++j) {
+      const auto low = Kind::Read(reinterpret_cast<const char*>(q[j]));
+      const auto high = Kind::Read(reinterpret_cast<const char*>(q[j] + kLanes));
+      UNROLL for (int i = 0; i < kKeys; ++i) {
+        auto same = Kind::Repeat(keys[i] + j);
+        Keep(same);
+        sums[i][0] = Kind::Add(sums[i][0], low, same);
+        sums[i][1] = Kind::Add(sums[i][1], high, same);
       }
-    Floats sums[4][2] = {};
-    for (int64_t j = 0; j < head.a.size; ++j)
-      UNROLL for (int i = 0; i < 4; ++i)
-        UNROLL for (int half = 0; half < 2; ++half) sums[i][half] += q[j][half] * keys[i][j];
+    }
+    const bool all_seen = position + at + some - 1 <= seen_last && position + at >= seen_first;
     for (int64_t i = 0; i < some; ++i)
       for (int half = 0; half < 2; ++half) {
         const int32_t here = static_cast<int32_t>(position + at + i);
-        const Floats scores = head.Capped(head.kScaled ? sums[i][half] * head.key_scales[here] : sums[i][half]);
-        const Floats distance = __builtin_convertvector(own[half] - here, Floats);
-        const Ints seen = (own[half] >= here) & (from[half] <= here);
-        weights[at + i][half] = seen ? scores - slope[half] * distance : Floats{} + kNone;
+        const float scale = head.kScaled ? head.a.scale * head.key_scales[here] : head.a.scale;
+        Floats score = head.Capped(sums[i][half] * scale);
+        if (head.a.slopes) score -= slope[half] * __builtin_convertvector(own[half] - here, Floats);
+        if (!all_seen) score = (own[half] >= here) & (from[half] <= here) ? score : Floats{} + kNone;
+        weights[at + i][half] = score;
       }
   }
 
-  // To the contexts of four queries.
-  void AddValues(int64_t query, int64_t part, int64_t positions, const float* factor) {
-    Floats sums[4][kParts];
-    UNROLL for (int i = 0; i < 4; ++i)
-      UNROLL for (int j = 0; j < kParts; ++j) sums[i][j] = context[query + i][part + j] * factor[i];
-    for (int64_t position = 0; position < positions; ++position) {
-      const float* weight = reinterpret_cast<const float*>(weights[position]) + query;
-      UNROLL for (int i = 0; i < 4; ++i)
-        UNROLL for (int j = 0; j < kParts; ++j) sums[i][j] += weight[i] * values[position][part + j];
+  // A key as it is multiplied: where it lies, if it lies so.
+  const int32_t* Words(const Number* key, int32_t* room) const {
+    if constexpr (sizeof(Number) == sizeof(typename Kind::Active))
+      if (head.a.size % Kind::PER_PART == 0) return reinterpret_cast<const int32_t*>(key);
+    room[words - 1] = 0;
+    Copy(key, reinterpret_cast<typename Kind::Active*>(room));
+    return room;
+  }
+
+  // Scores become weights. Returns what that makes of those before, if one is larger than all of them.
+  Floats Weigh(int half, int64_t position, int64_t positions) {
+    Floats most = largest[half];
+    for (int64_t i = 0; i < positions; ++i) most = Larger(most, weights[i][half]);
+    const Floats zero = most == kNone ? Floats{} : most;  // of those that have seen nothing yet
+    const Floats smaller = Exp(largest[half] - zero);
+    largest[half] = most;
+    sum[half] *= smaller;
+    for (int64_t i = 0; i < positions; ++i) {
+      weights[i][half] = Exp(weights[i][half] - zero);
+      sum[half] += weights[i][half];
+      if (head.kScaled) weights[i][half] *= head.value_scales[position + i];
     }
-    UNROLL for (int i = 0; i < 4; ++i)
-      UNROLL for (int j = 0; j < kParts; ++j) context[query + i][part + j] = sums[i][j];
+    return smaller;
+  }
+
+  // To the contexts of kTogether queries.
+  void AddValues(int64_t query, int64_t part, int64_t positions, const float* factor) {
+    Floats* to = context + query * parts + part;
+    Floats sums[kTogether][kParts];
+    UNROLL for (int i = 0; i < kTogether; ++i)
+      UNROLL for (int j = 0; j < kParts; ++j) sums[i][j] = to[i * parts + j] * factor[i];
+    const Floats* value = values + part;
+    const float* weight = reinterpret_cast<const float*>(weights) + query;
+    for (int64_t position = 0; position < positions; ++position, value += parts, weight += kQueries) {
+      UNROLL for (int i = 0; i < kTogether; ++i) {
+        Floats same = Floats{} + weight[i];
+        Keep(same);
+        UNROLL for (int j = 0; j < kParts; ++j) sums[i][j] += same * value[j];
+      }
+    }
+    UNROLL for (int i = 0; i < kTogether; ++i)
+      UNROLL for (int j = 0; j < kParts; ++j) to[i * parts + j] = sums[i][j];
   }
 };
 

@@ -41,7 +41,7 @@ struct Single {
   using Vector = Floats;
   using Scale = float;
   static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, RUN = 16, OFFSET = 0;
-  static Vector Repeat(const int32_t* x) { return Floats{} + Cast<float>(*x); }
+  static Vector Repeat(const int32_t* x) { return Cast<Floats>(Ints{} + *x); }
   static Sums Add(Sums sums, Vector w, Vector x) { return sums + w * x; }
 };
 

@@ -53,6 +53,14 @@ inline To Cast(From from) {
   return to;
 }
 
+// In a register: compilers would rather load it for each of its uses.
+template <typename Vector>
+inline void Keep(Vector& x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#endif
+}
+
 inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t RoundUp(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
