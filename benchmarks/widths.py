@@ -22,7 +22,9 @@ WIDTHS = {
     "bf16": ("bf16", None),
     "f16": ("f16", None),
     "s8": ("bf16", dict(quant_dtype="s8")),
-    "s4 in groups of 32": ("bf16", dict(quant_dtype="s4", group_size=32)),
+    "s8, activations too": ("bf16", dict(quant_dtype="s8", activation_dtype="s8")),
+    "s4": ("bf16", dict(quant_dtype="s4")),
+    "s4, activations in s8": ("bf16", dict(quant_dtype="s4", activation_dtype="s8")),
 }
 PROMPT, TOKENS = 128, 64
 MEASURED = """
@@ -65,10 +67,10 @@ def main():
             ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
             taken[name, kernels].append(json.loads(ran.stdout))
     base = statistics.median(token for _, token in taken["f32", "off"])
-    print(f"{'':20}{'kernels':>8}{f'{PROMPT} tokens':>14}{'a token':>12}{'as fast as f32 in XLA':>24}")
+    print(f"{'':24}{'kernels':>8}{f'{PROMPT} tokens':>14}{'a token':>12}{'as fast as f32 in XLA':>24}")
     for (name, kernels), results in taken.items():
         encoding, token = (statistics.median(column) for column in zip(*results, strict=True))
-        print(f"{name:20}{kernels:>8}{encoding:11.0f} ms{token:9.2f} ms{base / token:24.2f}")
+        print(f"{name:24}{kernels:>8}{encoding:11.0f} ms{token:9.2f} ms{base / token:24.2f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The project itself: an artifact with programs and weights is prepared, from which a single sequence starts.
 
-Head and embedding are quantized as well where peers do so, except in formats that say otherwise.
+Head and embedding are quantized as well where peers do so. With a8, activations are rounded to 8 bits, as OpenVINO and
+llama.cpp do with weights of 8 and 4 bits; without, they stay in bf16.
 """
 
 import math
@@ -20,9 +21,9 @@ FORMATS = {
     "bf16": ("bf16", None),
     "f16": ("f16", None),
     "s8": ("bf16", dict(quant_dtype="s8", **WHOLE)),
-    "s8, head in bf16": ("bf16", dict(quant_dtype="s8")),
+    "s8 a8": ("bf16", dict(quant_dtype="s8", activation_dtype="s8", **WHOLE)),
     "s4 g32": ("bf16", dict(quant_dtype="s4", group_size=32, **WHOLE)),
-    "s4 g32, head in bf16": ("bf16", dict(quant_dtype="s4", group_size=32)),
+    "s4 g32 a8": ("bf16", dict(quant_dtype="s4", group_size=32, activation_dtype="s8", **WHOLE)),
 }
 
 

@@ -18,7 +18,6 @@ from typing import Any
 from transformers_neuronx import env
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
-from transformers_neuronx.panels import WORDS
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.hlo_pb2 import API_VERSION_TYPED_FFI, HloInstructionProto, PrimitiveType, ShapeProto
 
@@ -56,10 +55,8 @@ def _linear(attributes: Mapping[str, Any], x: ShapeProto, *operands: ShapeProto)
 
 def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
     [active, stored] = _types(x, weight)
-    if active not in FLOATS or WORDS.get(stored) != weight.dimensions[-1]:
-        return False
-    if scale is None:
-        return stored == active and not rounded
+    if scale is None or active not in FLOATS:
+        return stored == active in FLOATS and not rounded
     inputs, word = x.dimensions[-1], 8 if stored == "u8" else 4
     groups = {rounded} - {0}
     if len(scale.dimensions) > 1:
