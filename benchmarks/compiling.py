@@ -1,0 +1,49 @@
+"""How long the programs of a large model take to be written and compiled: the graphs of Llama-3-8B, without weights.
+
+python benchmarks/compiling.py [--layers 32] [--amp bf16] [--quant s8]
+"""
+
+import argparse
+import os
+import time
+
+os.environ["NEURONX_CACHE"] = "off"
+
+from transformers import LlamaConfig
+
+from transformers_neuronx.config import Buckets, CompileOptions, QuantizationConfig
+from transformers_neuronx.decoder import Decoder, title
+from transformers_neuronx.llama.model import LlamaForSampling
+from transformers_neuronx.runtimes import get_runtime
+
+SIZES = dict(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
+    max_position_embeddings=8192, rope_theta=500000.0,
+)  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--amp", default="bf16")
+    parser.add_argument("--quant", choices=["s8", "s4"])
+    arguments = parser.parse_args()
+    quant = QuantizationConfig(arguments.quant) if arguments.quant else None
+    options = CompileOptions(Buckets((2048,), (1024,)), amp=arguments.amp, quant=quant)
+    family = LlamaForSampling.family
+    config = family.read_config(LlamaConfig(**SIZES, num_hidden_layers=arguments.layers).to_dict())
+    decoder = Decoder(family, config, get_runtime("cpu", 1), options)
+    began = time.perf_counter()
+    for what in decoder.planned():
+        start = time.perf_counter()
+        for piece in decoder.programs.pieces(what):
+            decoder.programs.module(what, piece)
+        print(f"{title(what, decoder.programs.whole)}: written in {time.perf_counter() - start:.2f} s")
+    started = time.perf_counter()
+    decoder.compile(decoder.planned())
+    together = time.perf_counter() - started
+    print(f"all written in {started - began:.1f} s; written and compiled, side by side, in {together:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

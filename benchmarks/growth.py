@@ -1,0 +1,71 @@
+"""How what a token costs grows with the positions in use, the sequences and the layers: straight lines are wanted.
+
+    python benchmarks/growth.py [--rounds 5]
+
+A LLaMA of small size with random weights in bf16, greedy. Models take turns. Prints a table for each, and how far its
+points are from the straight line that fits them best.
+"""
+
+import argparse
+import tempfile
+import time
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from transformers_neuronx.llama.model import LlamaForSampling
+
+SIZES = dict(
+    vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_attention_heads=16, num_key_value_heads=4,
+    max_position_embeddings=4096,
+)  # fmt: skip
+LAYERS, PROMPT, TOKENS = 8, 16, 32
+GROWING = {
+    "positions in use": [128, 512, 1024, 2048, 3072, 4000],
+    "sequences": [1, 2, 4, 8, 16, 32],
+    "layers": [2, 4, 8, 12, 16],
+}
+
+
+def made(what, size):
+    """What makes so many tokens of a model, and returns the seconds that it took."""
+    layers, rows = size if what == "layers" else LAYERS, size if what == "sequences" else 1
+    prompt = size if what == "positions in use" else PROMPT
+    positions = 4096 if what == "positions in use" else 128
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=layers)).bfloat16().save_pretrained(scratch)
+        model = LlamaForSampling.from_pretrained(
+            scratch, n_positions=[positions], context_length_estimate=[128], batch_size=rows, amp="bf16"
+        )
+        model.to_neuron()
+    ids = torch.arange(rows * prompt).view(rows, prompt) % SIZES["vocab_size"]
+
+    def seconds(new):
+        began = time.perf_counter()
+        model.sample(ids, prompt + new, top_k=1, eos_token_override=-1)
+        return time.perf_counter() - began
+
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    for what, sizes in GROWING.items():
+        models = [made(what, size) for size in tqdm(sizes, desc=what, leave=False)]
+        taken = np.array([[[model(1), model(1 + TOKENS)] for model in models] for _ in range(1 + rounds)])[1:]
+        first, all_of_them = taken.min(0).T
+        tokens = (all_of_them - first) / TOKENS * 1e3
+        slope, start = np.polyfit(sizes, tokens, 1)
+        line = start + slope * np.array(sizes)
+        print(f"{what}: {start:.3f} + {slope:.5f} of each ms a token")
+        for size, token, straight in zip(sizes, tokens, line, strict=True):
+            print(f"{size:8}{token:10.3f} ms{token / straight - 1:+9.1%} beside the line")
+
+
+if __name__ == "__main__":
+    main()
