@@ -105,6 +105,7 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   const int parts = 1 + static_cast<int>(Below(kMostParts));
   const auto activation = parts < 3 ? static_cast<Activation>(Below(6)) : Activation::kNone;
   const bool scaled = type == Type::kS8 || type == Type::kS4, biased = Below(2);
+  const int64_t rounded = scaled && Below(2) ? (group ? group : 32) : 0;
   auto x = Numbers(x_type, rows * inputs);
   std::vector<char> weights[kMostParts], scales[kMostParts], biases[kMostParts];
   for (int part = 0; part < parts; ++part) {
@@ -118,7 +119,7 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   std::vector<float> wanted;
   for (const Kernels* level : levels) {
     std::vector<char> y[kMostParts];
-    LinearArguments arguments = {rows, inputs, group, x_type, type, y_type, activation, parts, x.data(), {}, nullptr};
+    LinearArguments arguments = {rows, inputs, group, rounded, x_type, type, y_type, activation, parts, x.data(), {}, nullptr};
     for (int part = 0; part < parts; ++part) {
       y[part].resize(rows * outputs * (y_type == Type::kF32 ? 4 : 2));
       arguments.weights[part] = {outputs, weights[part].data(), scaled ? scales[part].data() : nullptr,
