@@ -109,7 +109,7 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   auto x = Numbers(x_type, rows * inputs);
   std::vector<char> weights[kMostParts], scales[kMostParts], biases[kMostParts];
   for (int part = 0; part < parts; ++part) {
-    const int64_t panels = (outputs + 15) / 16, size = type == Type::kF32 ? 4 : type == Type::kS8 || type == Type::kS4 ? 1 : 2;
+    const int64_t panels = (outputs + 15) / 16, size = scaled ? 1 : type == Type::kF32 ? 4 : 2;
     const int64_t word = type == Type::kF16 ? 1 : 4 / size, stored = type == Type::kS4 ? inputs / 2 : inputs;
     weights[part] = Numbers(type, panels * 16 * ((stored + word - 1) / word) * word);
     scales[part] = group ? Numbers(type == Type::kS4 ? Type::kBF16 : Type::kF32, panels * 16 * (inputs / group))
@@ -119,7 +119,8 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   std::vector<float> wanted;
   for (const Kernels* level : levels) {
     std::vector<char> y[kMostParts];
-    LinearArguments arguments = {rows, inputs, group, rounded, x_type, type, y_type, activation, parts, x.data(), {}, nullptr};
+    LinearArguments arguments = {rows,       inputs, group,    rounded, x_type, type, y_type,
+                                 activation, parts,  x.data(), {},      nullptr};
     for (int part = 0; part < parts; ++part) {
       y[part].resize(rows * outputs * (y_type == Type::kF32 ? 4 : 2));
       arguments.weights[part] = {outputs, weights[part].data(), scaled ? scales[part].data() : nullptr,

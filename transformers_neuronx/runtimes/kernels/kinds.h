@@ -33,7 +33,7 @@ inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
 
 // Activations as floats. BYTES is the size of a word, and Scale the type of a group's scale. RUN is how many words are
 // summed up before their sum is added to the total, where groups do not say it: so a sum need not wait for the last one.
-// Parts are weights plus OFFSET, for which sums begin lower.
+// Parts are weights plus OFFSET, for which sums begin lower. If activations are ROUNDED, each run has its own factor.
 struct Single {
   static constexpr bool ROUNDED = false;
   using Active = float;
@@ -41,7 +41,7 @@ struct Single {
   using Vector = Floats;
   using Scale = float;
   static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, RUN = 16, OFFSET = 0;
-  static Vector Repeat(const int32_t* x) { return Cast<Floats>(Ints{} + *x); }
+  static Vector Repeat(const int32_t* x) { return Cast<Floats>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) { return sums + w * x; }
 };
 
@@ -69,7 +69,7 @@ struct BF16 {
   static Words Read(const char* at) { return Load<Words>(at); }
   template <int PART>
   static Vector Part(Words w) { return w; }
-  static Vector Repeat(const int32_t* x) { return Cast<Vector>(_mm512_set1_epi32(*x)); }
+  static Vector Repeat(const int32_t* x) { return Cast<Vector>(_mm512_set1_epi32(Load<int32_t>(x))); }
   static Sums Add(Sums sums, Vector w, Vector x) {
     return Cast<Floats>(_mm512_dpbf16_ps(Cast<__m512>(sums), w, x));
   }
@@ -101,8 +101,8 @@ struct WideS4 : WideS8 {
   static Vector Part(Words w) { return AsFloats(w << (28 - 8 * (PART % 4) - PART / 4 * 4) >> 28); }
 };
 
-// Activations as integers of 16 bits, so that sums are whole numbers, and exact.
-// Those of a word are in the ORDER in which its parts have them.
+// Activations as integers of 16 bits, so that sums are whole numbers, and exact. Those of a word are in the ORDER in
+// which its parts have them.
 struct Whole {
   static constexpr bool ROUNDED = false;
   using Active = int16_t;
@@ -111,7 +111,7 @@ struct Whole {
   using Words = Shorts;
   static constexpr int PER_PART = 2, BYTES = 4, RUN = 64;  // times four inputs, 128 and 32767 is below 2^31
   static Words Read(const char* at) { return Load<Words>(at); }
-  static Vector Repeat(const int32_t* x) { return Cast<Shorts>(Ints{} + *x); }
+  static Vector Repeat(const int32_t* x) { return Cast<Shorts>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) { return AddProducts(sums, w, x); }
 };
 
@@ -144,7 +144,7 @@ struct Byte {
   using Vector = UBytes;
   using Words = UBytes;
   static constexpr int PER_PART = 4, BYTES = 4, RUN = 64;
-  static Bytes Repeat(const int32_t* x) { return Cast<Bytes>(Ints{} + *x); }
+  static Bytes Repeat(const int32_t* x) { return Cast<Bytes>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Bytes x) { return AddProducts(sums, w, x); }
 };
 
@@ -196,7 +196,10 @@ template <typename Kind>
 float Round(const LinearArguments& a, int64_t first, int64_t count, float most, typename Kind::Active* out) {
   constexpr int64_t kWord = kInputs<Kind>, kBlock = kLanes > kWord ? kLanes : kWord;
   const float scale = Largest(a, first, count) * (1 / most);
-  if (!(scale < __builtin_inff())) return __builtin_nanf("");
+  if (!(scale < __builtin_inff())) {
+    memset(out, 0, RoundUp(count, kWord) * sizeof *out);
+    return __builtin_nanf("");
+  }
   const float inverse = scale > 1e-37f ? 1 / scale : 0;  // beyond that it would be infinite
   for (int64_t i = 0; i < count; i += kBlock) {
     typename Kind::Active block[kBlock] = {};

@@ -110,7 +110,7 @@ struct Product {
 
   void PrepareRow(int64_t row) const {
     auto* active = reinterpret_cast<typename Kind::Active*>(x + row * stride);
-    memset(active, 0, stride * sizeof *x);
+    memset(active + a.inputs, 0, (words * kInputs<Kind> - a.inputs) * sizeof *active);  // of the last word
     if constexpr (std::is_same<typename Kind::Sums, Ints>::value) {
       PrepareWhole(row, active);
     } else {
@@ -197,7 +197,10 @@ struct Product {
   // `rows` are fewer than ROWS.
   template <int ROWS>
   void WorkFew(int part, int64_t panel, int64_t row, int64_t rows) const {
-    if constexpr (ROWS > 1) rows == ROWS - 1 ? Work<ROWS - 1, 1>(part, panel, row) : WorkFew<ROWS - 1>(part, panel, row, rows);
+    if constexpr (ROWS > 1) {
+      if (rows == ROWS - 1) return Work<ROWS - 1, 1>(part, panel, row);
+      WorkFew<ROWS - 1>(part, panel, row, rows);
+    }
   }
 
   void WorkAll(int part, int64_t panel, int64_t panels, int64_t row, int64_t rows) const {

@@ -37,14 +37,6 @@ inline To Load(const From* from) {
   return to;
 }
 
-// What is there of a vector, and zeros.
-template <typename To, typename From>
-inline To LoadPart(const From* from, int64_t count) {
-  To to = {};
-  memcpy(&to, from, count * sizeof *from);
-  return to;
-}
-
 template <typename To, typename From>
 inline To Cast(From from) {
   static_assert(sizeof(To) == sizeof(From));
