@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 OUTPUTS = 16  # of a panel: what the widest vectors hold of 32 bits
+BLOCK = 16  # panels that are laid out at once
 WORDS = dict(f32=1, f16=1, bf16=2, s8=4, u8=4)  # elements: 32 bits, but of f16, which are widened one by one
 
 
@@ -18,19 +19,20 @@ def sizes(matrix: tuple[int, ...], word: int) -> tuple[int, ...]:
     return -(-outputs // OUTPUTS), -(-inputs // word), OUTPUTS, word
 
 
-def laid_out(matrix: torch.Tensor, word: int) -> torch.Tensor:
-    """A matrix [out, in] in panels."""
+def laid_out(matrix: torch.Tensor, word: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A matrix [out, in] in panels, of another element type if so wanted; BLOCK panels are in memory twice."""
     outputs, inputs = matrix.shape
-    count, words, *_ = sizes((outputs, inputs), word)
-    if (count * OUTPUTS, words * word) != (outputs, inputs):
-        padded = matrix.new_zeros(count * OUTPUTS, words * word)
-        padded[:outputs, :inputs] = matrix
-        matrix = padded
-    whole = matrix.contiguous()
-    if word > 1:  # a word is moved as one number
-        whole = whole.view(torch.int32)
-    laid = whole.view(count, OUTPUTS, words).transpose(1, 2).contiguous()
-    return laid.view(matrix.dtype).view(count, words, OUTPUTS, word)
+    count, words, *_ = shape = sizes((outputs, inputs), word)
+    laid = torch.empty(shape, dtype=dtype or matrix.dtype)
+    for first in range(0, count, BLOCK):
+        block = laid[first : first + BLOCK]
+        rows = matrix[first * OUTPUTS : (first + BLOCK) * OUTPUTS].to(laid.dtype)
+        missing = len(block) * OUTPUTS - len(rows)
+        rows = torch.nn.functional.pad(rows, (0, words * word - inputs, 0, missing)).contiguous()
+        if word > 1:  # a word is moved as one number
+            block, rows = block.view(torch.int32), rows.view(torch.int32)
+        block.copy_(rows.view(-1, OUTPUTS, words, 1).transpose(1, 2))
+    return laid
 
 
 def as_matrix(laid: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
