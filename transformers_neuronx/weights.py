@@ -287,6 +287,11 @@ class Parameter:
         """Of the share, as a matrix."""
         return self.row.share(self.degree)
 
+    @property
+    def storage(self) -> tuple[Any, ...]:
+        """What is alike in weights that can be multiplied in one operation."""
+        return self.row.word, self.row.rounded, self.tensor.dtype.name, self.scale is None
+
 
 def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "") -> Any:
     """The table's rows as parameters of the open graph: `w.attn.q.weight` of what this returns is a `Parameter`."""
@@ -387,7 +392,7 @@ def shards(resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, d
         whole = layout(source() if callable(source) else checkpoint.read(source))
         whole = store(whole) if store else whole
         shares = split.cut(whole, degree) if split else [whole]
-        return [panels.laid_out(share.to(to_torch(element)), word) for share in shares] if word else shares
+        return [panels.laid_out(share, word, to_torch(element)) for share in shares] if word else shares
 
     for how, keys in groups.items():
         yield Sharded(keys, how[-1], functools.partial(pieces, *how))

@@ -89,16 +89,7 @@ def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", bia
 
 
 def _can_be_one(*layers: Any) -> bool:
-    storage = {
-        (
-            w.weight.row.word,
-            w.weight.row.rounded,
-            w.weight.tensor.dtype.name,
-            w.weight.scale is None,
-            hasattr(w, "bias"),
-        )
-        for w in layers
-    }
+    storage = {(*w.weight.storage, hasattr(w, "bias")) for w in layers}
     return len(storage) == 1 and not any(w.weight.row.reduces and w.weight.degree > 1 for w in layers)
 
 

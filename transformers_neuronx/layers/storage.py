@@ -32,7 +32,7 @@ def as_rounded(x: Tensor, group: int) -> Tensor:
     *lead, size = x.sizes
     x = hlo.pad(x, -1, 0, -size % group)
     values, scale = stored(hlo.reshape(x, *lead, -1, group), "s8", scaled=True)
-    return hlo.slice(hlo.reshape(hlo.convert(values, "f32") * scale, *lead, -1), -1, 0, size)
+    return hlo.slice(hlo.reshape(numbers(values, scale, "f32"), *lead, -1), -1, 0, size)
 
 
 def stored(x: Tensor, dtype: str, scaled: bool) -> list[Tensor]:
