@@ -32,15 +32,16 @@ inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
 }
 
 // Activations as floats. BYTES is the size of a word, and Scale the type of a group's scale. RUN is how many words are
-// summed up before their sum is added to the total, where groups do not say it: so a sum need not wait for the last one.
-// Parts are weights plus OFFSET, for which sums begin lower. If activations are ROUNDED, each run has its own factor.
+// summed up before their sum is added to the total, where groups do not say it: few enough for small errors, or none,
+// and so many that totals cost nothing. Parts are weights plus OFFSET, for which sums begin lower. If activations are
+// ROUNDED, each run has its own factor.
 struct Single {
   static constexpr bool ROUNDED = false;
   using Active = float;
   using Sums = Floats;
   using Vector = Floats;
   using Scale = float;
-  static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, RUN = 16, OFFSET = 0;
+  static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, RUN = 256, OFFSET = 0;
   static Vector Repeat(const int32_t* x) { return Cast<Floats>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) { return sums + w * x; }
 };
@@ -65,7 +66,7 @@ struct BF16 {
   using Vector = __m512bh;
   using Words = __m512bh;
   using Scale = float;
-  static constexpr int PARTS = 1, PER_PART = 2, BYTES = 4, RUN = 16, OFFSET = 0;
+  static constexpr int PARTS = 1, PER_PART = 2, BYTES = 4, RUN = 256, OFFSET = 0;
   static Words Read(const char* at) { return Load<Words>(at); }
   template <int PART>
   static Vector Part(Words w) { return w; }
@@ -87,7 +88,7 @@ struct BF16 : Single {
 // Weights in integers, exact in floats. Of s4 a byte has one of the word's first four inputs in its low bits, and one of
 // the others in its high ones.
 struct WideS8 : Single {
-  static constexpr int PARTS = 4;
+  static constexpr int PARTS = 4, RUN = 16;  // a word's products wait for one another, the next run does not
   using Words = Ints;
   static Words Read(const char* at) { return Load<Words>(at); }
   template <int PART>

@@ -71,7 +71,7 @@ struct Pieces {
 };
 
 // Rows of activations and panels of weights that are multiplied at once: as many as there are registers for.
-constexpr int kRows = kLanes == 4 ? 2 : 4, kPanels = kLanes == 16 ? 4 : 1;
+constexpr int kRows = kLanes / 2, kPanels = kLanes == 16 ? 3 : 1;
 constexpr int kColumns = kPanel / kLanes;  // vectors of a panel
 
 constexpr int64_t kBlock = 256;            // rows that share a piece of the weights, at most
