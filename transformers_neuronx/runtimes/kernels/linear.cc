@@ -77,8 +77,9 @@ constexpr int kColumns = kPanel / kLanes;  // vectors of a panel
 constexpr int64_t kBlock = 256;            // rows that share a piece of the weights, at most
 constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
 
-// Weights come as a stream, which the processor has to be asked for long before, but not into its nearest cache.
-constexpr int64_t kAhead = 16 << 10;  // bytes
+// Weights come as a stream, which the processor asks for by itself. Where words are taken apart it does not get ahead
+// enough, and has to be told.
+constexpr int64_t kAhead = 12 << 10;  // bytes
 
 template <typename Kind>
 struct Product {
@@ -147,7 +148,7 @@ struct Product {
         UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
           const char* from = at + j / kColumns * panel_bytes + j % kColumns * (kLine / kColumns);
           w[j] = Kind::Read(from);
-          if (j % kColumns == 0) __builtin_prefetch(from + kAhead, 0, 2);
+          if (Kind::PARTS > 1 && j % kColumns == 0) __builtin_prefetch(from + kAhead, 0, 2);
         }
         AddPart<ROWS, PANELS, 0>(w, active, sums);
       }

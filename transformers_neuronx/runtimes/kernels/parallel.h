@@ -10,7 +10,8 @@
 namespace neuronx {
 
 // body(piece) for every piece of [0, pieces), on this thread and on those of the pool that come by before all are
-// taken. It waits for no thread to come: the pool may run tasks late, or one after the other.
+// taken. It waits for no thread to come: the pool may run tasks late, or one after the other. A thread takes some
+// pieces in a row, since those of weights are one stream of memory, and fewer the fewer are left.
 template <typename Threads, typename Body>
 void Parallel(Threads& pool, int64_t pieces, const Body& body) {
   struct Counts {
@@ -18,10 +19,13 @@ void Parallel(Threads& pool, int64_t pieces, const Body& body) {
   };
   const int64_t helpers = pieces > 1 ? std::min<int64_t>(pool.num_threads(), pieces) - 1 : 0;
   auto counts = std::make_shared<Counts>();  // of a helper that comes late, when this has returned
-  auto work = [counts, pieces, &body] {
-    for (int64_t piece; (piece = counts->taken.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
-      body(piece);
-      counts->done.fetch_add(1, std::memory_order_release);
+  auto work = [counts, pieces, helpers, &body] {
+    for (int64_t first = 0; first < pieces;) {
+      const int64_t next = first + std::max<int64_t>((pieces - first) / (2 * (helpers + 1)), 1);
+      if (!counts->taken.compare_exchange_weak(first, next, std::memory_order_relaxed)) continue;
+      for (int64_t piece = first; piece < next; ++piece) body(piece);
+      counts->done.fetch_add(next - first, std::memory_order_release);
+      first = next;
     }
   };
   for (int64_t helper = 0; helper < helpers; ++helper) pool.Schedule([work] { work(); });
