@@ -189,10 +189,12 @@ def failed(results, row, failure):
     tqdm.write(f"{' '.join(row.values())}: {failure}")
 
 
-def perplexities(rows, arguments):
-    """The formats whose perplexity is wanted: those of this project that are measured."""
-    wanted = arguments.rounds and not arguments.quick
-    return list(dict.fromkeys(row["format"] for row in rows if row["engine"] == "ours")) if wanted else []
+def perplexities(work, results, rows):
+    """Of the formats of this project that are measured, each once."""
+    for kind in dict.fromkeys(row["format"] for row in rows if row["engine"] == "ours"):
+        if kind not in results.all["perplexity"]:
+            results.all["perplexity"][kind] = work.call("ours", dict(do="perplexity", format=kind))
+            results.write()
 
 
 def listed(among):
@@ -226,9 +228,8 @@ def main():
         work.checkpoint(shape)
     prepare(work, results, rows)
     measure(work, results, rows, arguments.rounds, arguments.quick)
-    for kind in perplexities(rows, arguments):
-        results.all["perplexity"][kind] = work.call("ours", dict(do="perplexity", format=kind))
-        results.write()
+    if arguments.rounds:
+        perplexities(work, results, rows)
     text = report(results.all)
     print(text)
     if arguments.out:
