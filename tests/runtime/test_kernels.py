@@ -19,6 +19,7 @@ from transformers_neuronx.layers.linear import _linear, _linear_body
 from transformers_neuronx.layers.norm import _layer_norm, _rms_norm
 from transformers_neuronx.layers.storage import as_rounded
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy, numpy_to_torch, torch_to_numpy
+from transformers_neuronx.pyhlo.hlo_pb2 import PrimitiveType, ShapeProto
 from transformers_neuronx.quantization import Storage
 from transformers_neuronx.runtimes import get_runtime, kernels
 
@@ -276,6 +277,15 @@ def test_what_a_kernel_does_not_take_is_left_to_its_body(write):
     for groups in (1, 4096):
         scale = laid_out(np.ones((4, groups), np.float32), 1)
         assert not taken(x, eight, scale, matrix=(4, 8192))
+
+
+def test_a_kernel_takes_whole_groups_alone():
+    """Of a module that was not traced: a body would not have come to be."""
+    attributes = dict(parts=1, scaled=True, biased=False, panels=[[16, 96]], rounded=0)
+    for inputs, taken in ((96, True), (98, False)):
+        sizes = ("F32", [1, inputs]), ("S8", [1, 24, 16, 4]), ("F32", [1, 3, 16, 1])
+        operands = [ShapeProto(element_type=PrimitiveType.Value(name), dimensions=shape) for name, shape in sizes]
+        assert kernels.ACCEPTS["linear"](attributes, *operands) == taken
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

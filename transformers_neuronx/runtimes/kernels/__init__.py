@@ -60,7 +60,7 @@ def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapePro
     inputs, word = x.dimensions[-1], 8 if stored == "u8" else 4
     groups = {rounded} - {0}
     if len(scale.dimensions) > 1:
-        groups.add(inputs // scale.dimensions[1])
+        groups.add(inputs // scale.dimensions[1] if inputs % scale.dimensions[1] == 0 else 1)
     alike = len(groups) < 2 and all(group <= LARGEST_GROUP and group % word == 0 for group in groups)
     kind = stored, *_types(scale), len(scale.dimensions)
     return alike and kind in (("u8", "bf16", 4), ("s8", "f32", 4), ("s8", "f32", 1))
