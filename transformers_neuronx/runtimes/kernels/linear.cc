@@ -111,11 +111,11 @@ struct Product {
 
   void PrepareRow(int64_t row) const {
     auto* active = reinterpret_cast<typename Kind::Active*>(x + row * stride);
-    memset(active + a.inputs, 0, (words * kInputs<Kind> - a.inputs) * sizeof *active);  // of the last word
     if constexpr (std::is_same<typename Kind::Sums, Ints>::value) {
       PrepareWhole(row, active);
     } else {
       Prepare(a, row * a.inputs, active);
+      memset(active + a.inputs, 0, (words * kInputs<Kind> - a.inputs) * sizeof *active);  // of the last word
       factors[row] = 1;
     }
   }
