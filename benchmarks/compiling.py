@@ -9,17 +9,13 @@ import time
 
 os.environ["NEURONX_CACHE"] = "off"
 
+from peers.checkpoint import LLAMA_8B
 from transformers import LlamaConfig
 
 from transformers_neuronx.config import Buckets, CompileOptions, QuantizationConfig
 from transformers_neuronx.decoder import Decoder, title
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime
-
-SIZES = dict(
-    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
-    max_position_embeddings=8192, rope_theta=500000.0,
-)  # fmt: skip
 
 
 def main():
@@ -31,7 +27,7 @@ def main():
     quant = QuantizationConfig(arguments.quant) if arguments.quant else None
     options = CompileOptions(Buckets((2048,), (1024,)), amp=arguments.amp, quant=quant)
     family = LlamaForSampling.family
-    config = family.read_config(LlamaConfig(**SIZES, num_hidden_layers=arguments.layers).to_dict())
+    config = family.read_config(LlamaConfig(**LLAMA_8B, num_hidden_layers=arguments.layers).to_dict())
     decoder = Decoder(family, config, get_runtime("cpu", 1), options)
     began = time.perf_counter()
     for what in decoder.planned():

@@ -18,12 +18,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from peers.checkpoint import LLAMA_8B
 from tqdm import tqdm
 
-SIZES = dict(
-    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
-    max_position_embeddings=8192, rope_theta=500000.0,
-)  # fmt: skip
 PROMPT, TOKENS, POSITIONS = 128, 128, 512
 
 
@@ -64,7 +61,7 @@ def theirs(task, ids):
 def measure(task):
     """Milliseconds to the first token, and of each one after it."""
     torch.manual_seed(0)
-    ids = torch.randint(0, SIZES["vocab_size"], (task["rows"], PROMPT))
+    ids = torch.randint(0, LLAMA_8B["vocab_size"], (task["rows"], PROMPT))
     generate = (ours if task["engine"] == "ours" else theirs)(task, ids)
 
     def seconds(count):
@@ -94,7 +91,7 @@ def make(directory, layers):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.set_default_dtype(torch.bfloat16)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=layers))
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA_8B, num_hidden_layers=layers))
     model.save_pretrained(directory, max_shard_size="4GB")
     return sum(weight.nbytes for weight in model.parameters()) - model.get_input_embeddings().weight.nbytes
 

@@ -45,6 +45,10 @@ LLAMA = Shape(
     128256, 2048, 16, 2048 * (2 * 2048 + 2 * 512 + 3 * 8192), 33, ("bf16", "s8", "s4"),
 )  # fmt: skip
 SHAPES = dict(gpt2=GPT2, llama=LLAMA)
+LLAMA_8B = dict(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
+    max_position_embeddings=8192, rope_theta=500000.0,
+)  # fmt: skip
 
 
 def make(shape, directory):
