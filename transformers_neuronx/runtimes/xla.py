@@ -86,10 +86,14 @@ class Aval(NamedTuple):
         if shape.element_type == TUPLE:
             return [aval for element in shape.tuple_shapes for aval in Aval.leaves(element)]
         name = PrimitiveType.Name(shape.element_type).lower()
-        return [Aval(tuple(shape.dimensions), element_type(name).numpy)]
+        return [_aval(tuple(shape.dimensions), element_type(name).numpy)]
 
     def __repr__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+# Of a shape and a type there is one: to compare hundreds of equal objects, at each call, would be slow.
+_aval = functools.cache(Aval)
 
 
 @functools.cache
@@ -171,26 +175,22 @@ class XlaExecutable:
         return [XlaTensor(arrays, self.devices, aval) for arrays, aval in zip(results, self.results, strict=True)]
 
     def _check(self, tensors: Sequence[Any]) -> None:
-        if [tensor.aval for tensor in tensors] != self.parameters:
-            got = [tensor.aval for tensor in tensors]
-            if len(got) != len(self.parameters):
-                raise EngineError(f"{self.name} wants {len(self.parameters)} arguments, got {len(got)}")
+        got = [tensor.aval for tensor in tensors]
+        if len(got) != len(self.parameters):
+            raise EngineError(f"{self.name} wants {len(self.parameters)} arguments, got {len(got)}")
+        if got != self.parameters:
             wrong = next(i for i, (have, want) in enumerate(zip(got, self.parameters, strict=True)) if have != want)
             raise EngineError(
                 f"{self.name} wants {self.parameters[wrong]} as parameter {wrong}, "
                 f"{self.parameter_names[wrong]}, got {got[wrong]}"
             )
-        for number, tensor in enumerate(tensors):
-            if tensor.donated:
-                name = self.parameter_names[number]
-                raise EngineError(f"{self.name} got a tensor as {name} that was donated to an earlier program")
+        if spent := [name for name, tensor in zip(self.parameter_names, tensors, strict=True) if tensor.donated]:
+            raise EngineError(f"{self.name} got a tensor as {spent[0]} that was donated to an earlier program")
+        taken = {id(tensors[number]) for number in self.donated}
+        if sum(id(tensor) in taken for tensor in tensors) > len(taken):
+            raise EngineError(f"{self.name} got one tensor twice, of which it takes the memory once")
         for number in self.donated:
             tensors[number].donated = True
-        given = [tensor for number, tensor in enumerate(tensors) if number not in self.donated]
-        if any(tensor.donated for tensor in given) or len({id(tensors[n]) for n in self.donated}) < len(self.donated):
-            for number in self.donated:
-                tensors[number].donated = False
-            raise EngineError(f"{self.name} got one tensor twice, of which it takes the memory once")
 
     def memory(self) -> MemoryStats:
         stats = self.loaded.get_compiled_memory_stats()
@@ -288,7 +288,7 @@ class XlaRuntime:
         shards = list(shards) * self.device_count if len(shards) == 1 else shards
         if len(shards) != self.device_count:
             raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
-        aval = Aval(shards[0].shape, shards[0].dtype)
+        aval = _aval(shards[0].shape, shards[0].dtype)
         if any((shard.shape, shard.dtype) != aval[:2] for shard in shards):
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
             raise EngineError(f"put wants shards of one shape and type, got {got}")
