@@ -206,7 +206,8 @@ struct Few {
   }
 };
 
-// Queries along the lanes, two vectors of them. Keys in bf16 are multiplied as they are, where the processor does that.
+// Queries along the lanes, two vectors of them. Keys and values in bf16 are multiplied as they are, where the processor
+// does that, and so are weights then: two positions of them make a word.
 template <typename Number>
 struct Many {
   using Kind = std::conditional_t<std::is_same<Number, BFloat16>::value && BF16::PARTS == 1, BF16, F32>;
@@ -219,7 +220,7 @@ struct Many {
   Ints own[2], from[2];                      // positions: each sees from .. own
   Floats slope[2], largest[2], sum[2] = {};
   alignas(64) int32_t q[kSize][kQueries];
-  Floats weights[kPositions][2];
+  Floats weights[kPositions][2];             // and then words of them
   Floats values[kPositions * kSize / kLanes], context[kQueries * kSize / kLanes];  // [., parts]
 
   Many(const Head<Number>& head, int64_t first)
@@ -265,11 +266,25 @@ struct Many {
       const Floats smaller = Weigh(half, position, positions);
       memcpy(factor + half * kLanes, &smaller, sizeof smaller);
     }
-    for (int64_t i = 0; i < positions; ++i)
+    const int64_t joined = RoundUp(positions, Kind::PER_PART) / Kind::PER_PART;
+    for (int64_t i = 0; i < joined; ++i) {
+      const int64_t at = i * Kind::PER_PART;
+      for (int half = 0; half < 2; ++half)
+        weights[i][half] = Joined(positions - at, [&](int64_t j) { return weights[at + j][half]; });
       for (int64_t part = 0; part < parts; ++part)
-        values[i * parts + part] = head.Part(head.values + (position + i) * head.a.size, part);
+        values[i * parts + part] = Joined(positions - at, [&](int64_t j) {
+          return head.Part(head.values + (position + at + j) * head.a.size, part);
+        });
+    }
     for (int64_t i = 0; i < count; i += kTogether)
-      for (int64_t part = 0; part < parts; part += kParts) AddValues(i, part, positions, factor + i);
+      for (int64_t part = 0; part < parts; part += kParts) AddValues(i, part, joined, factor + i);
+  }
+
+  // The words of up to PER_PART positions.
+  template <typename Each>
+  static Floats Joined(int64_t positions, const Each& each) {
+    if constexpr (Kind::PER_PART == 1) return each(0);
+    else return Cast<Floats>(Kind::Joined(each(0), positions > 1 ? each(1) : Floats{}));
   }
 
   // Of up to kKeys positions, and where they are not seen none.
@@ -326,19 +341,20 @@ struct Many {
     return smaller;
   }
 
-  // To the contexts of kTogether queries.
-  void AddValues(int64_t query, int64_t part, int64_t positions, const float* factor) {
+  // To the contexts of kTogether queries, of so many words of positions.
+  void AddValues(int64_t query, int64_t part, int64_t joined, const float* factor) {
     Floats* to = context + query * parts + part;
     Floats sums[kTogether][kParts];
     UNROLL for (int i = 0; i < kTogether; ++i)
       UNROLL for (int j = 0; j < kParts; ++j) sums[i][j] = to[i * parts + j] * factor[i];
     const Floats* value = values + part;
-    const float* weight = reinterpret_cast<const float*>(weights) + query;
-    for (int64_t position = 0; position < positions; ++position, value += parts, weight += kQueries) {
+    const int32_t* weight = reinterpret_cast<const int32_t*>(weights) + query;
+    for (int64_t position = 0; position < joined; ++position, value += parts, weight += kQueries) {
       UNROLL for (int i = 0; i < kTogether; ++i) {
-        Floats same = Floats{} + weight[i];
+        auto same = Kind::Repeat(weight + i);
         Keep(same);
-        UNROLL for (int j = 0; j < kParts; ++j) sums[i][j] += same * value[j];
+        UNROLL for (int j = 0; j < kParts; ++j)
+          sums[i][j] = Kind::Add(sums[i][j], Kind::Read(reinterpret_cast<const char*>(value + j)), same);
       }
     }
     UNROLL for (int i = 0; i < kTogether; ++i)

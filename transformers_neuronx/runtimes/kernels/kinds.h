@@ -74,6 +74,11 @@ struct BF16 {
   static Sums Add(Sums sums, Vector w, Vector x) {
     return Cast<Floats>(_mm512_dpbf16_ps(Cast<__m512>(sums), w, x));
   }
+  // The words of two inputs.
+  static Words Joined(Floats first, Floats second) { return Cast<Words>(Half(first) | Half(second) << 16); }
+  static Ints Half(Floats x) {
+    return Cast<Ints>(_mm512_cvtepu16_epi32(Cast<__m256i>(_mm512_cvtneps_pbh(Cast<__m512>(x)))));
+  }
 };
 #else
 struct BF16 : Single {
