@@ -229,6 +229,51 @@ def test_activations(write, activation, gated, rows):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 17])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_a_residual_is_added_by_the_kernel(write, dtype, gated, rows):
+    random, number = np.random.default_rng(0), element_type(dtype).numpy
+    x, residual = random.normal(size=(rows, 24)).astype(number), random.normal(size=(rows, 37)).astype(number)
+    weights = [random.normal(size=(37, 24)).astype(number) for _ in range(1 + gated)]
+    gate, *up = [x.astype(np.float64) @ weight.T.astype(np.float64) for weight in weights]
+    wanted = residual.astype(np.float64) + (np.maximum(gate, 0) * up[0] if gated else gate)
+    activation = dict(activation="relu") if gated else {}
+    attributes = dict(parts=1 + gated, dtype=dtype, panels=[(37, 24)] * 2, **activation)
+    operands = x, residual, *map(laid_out, weights)
+    graph = lambda x, residual, *weights: residual + _linear(x, *weights, **attributes)  # noqa: E731
+    assert added(write(graph, *operands)) == [1]
+    tolerance = dict(f32=1e-5, bf16=2**-7, f16=2**-10)[dtype]
+    for [got] in at_every_level(compiled(write, graph, "linear", *operands), *operands):
+        np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=tolerance, atol=tolerance)
+
+
+def added(module):
+    """Of each linear layer that became a kernel's, whether a residual is among its operands."""
+    calls = [i for c in kernels.with_kernels(module).computations for i in c.instructions if i.custom_call_target]
+    return [int(b"residual = 1" in call.backend_config) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("graph", "residuals"),
+    [
+        (lambda y, z, r: r + y + z, 2),
+        (lambda y, z, r: y + z, 1),  # one is the residual of the other
+        (lambda y, z, r: y * z + r, 0),
+        (lambda y, z, r: y + y, 0),
+        (lambda y, z, r: (y + r) * y, 0),  # what it is without is used as well
+    ],
+)
+def test_only_what_a_layer_alone_is_added_to_is_its_residual(write, run, graph, residuals):
+    random = np.random.default_rng(0)
+    x, r, a, b = (random.integers(-3, 4, shape).astype(np.float32) for shape in [(2, 4), (2, 5), (5, 4), (5, 4)])
+    whole = lambda x, r, a, b: graph(_linear(x, a, panels=[(5, 4)]), _linear(x, b, panels=[(5, 4)]), r)  # noqa: E731
+    operands = x, r, laid_out(a), laid_out(b)
+    assert sum(added(write(whole, *operands))) == residuals
+    [got] = run(whole, *operands)
+    np.testing.assert_array_equal(got, graph(x @ a.T, x @ b.T, r))
+
+
 @pytest.mark.parametrize("size", [1, 15, 64, 1000])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_norms(write, dtype, size):

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ from transformers_neuronx import env
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
 from transformers_neuronx.pyhlo import HloModuleProto
-from transformers_neuronx.pyhlo.hlo_pb2 import API_VERSION_TYPED_FFI, HloInstructionProto, PrimitiveType, ShapeProto
+from transformers_neuronx.pyhlo.hlo_pb2 import (
+    API_VERSION_TYPED_FFI,
+    TUPLE,
+    HloComputationProto,
+    HloInstructionProto,
+    PrimitiveType,
+    ShapeProto,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,9 +38,9 @@ FLOATS = ("f32", "bf16", "f16")
 MOST_PARTS = 3  # weights of one call
 
 
-# Attributes that a kernel reads, with their types there. None is 0.
+# Attributes that a kernel reads, with their types there. None is 0, and so is what the composite does not have.
 ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
-    linear=dict(parts="i64", scaled="i64", biased="i64", rounded="i64", activation="string"),
+    linear=dict(parts="i64", scaled="i64", biased="i64", rounded="i64", activation="string", residual="i64"),
     attention=dict(scale="f32", softcap="f32", window="i64", arrays="i64", own_slots="i64", alibi="i64"),
     likeliest={},
     layer_norm=dict(eps="f32"),
@@ -143,15 +151,40 @@ def with_kernels(module: HloModuleProto) -> HloModuleProto:
         return module
     module = HloModuleProto.FromString(module.SerializeToString())
     for computation in module.computations:
-        shapes = {instruction.id: instruction.shape for instruction in computation.instructions}
-        for instruction in computation.instructions:
-            name = instruction.frontend_attributes.map.get(COMPOSITE_NAME, "")
-            operands = [shapes[number] for number in instruction.operand_ids]
-            attributes = json.loads(instruction.frontend_attributes.map.get(COMPOSITE_ATTRIBUTES, "{}"))
-            if name in ACCEPTS and ACCEPTS[name](attributes, *operands):
-                _become_kernel(instruction, name, operands, attributes)
+        _add_within(computation, _serve(computation))
     _remove_unused(module)
     return module
+
+
+def _serve(computation: HloComputationProto) -> Mapping[int, Mapping[str, Any]]:
+    """Have kernels called where they serve. Returns the attributes of linear layers with one result, by number."""
+    shapes = {instruction.id: instruction.shape for instruction in computation.instructions}
+    layers = {}
+    for instruction in computation.instructions:
+        name = instruction.frontend_attributes.map.get(COMPOSITE_NAME, "")
+        operands = [shapes[number] for number in instruction.operand_ids]
+        attributes = json.loads(instruction.frontend_attributes.map.get(COMPOSITE_ATTRIBUTES, "{}"))
+        if name in ACCEPTS and ACCEPTS[name](attributes, *operands):
+            _become_kernel(instruction, name, operands, attributes)
+            if name == "linear" and instruction.shape.element_type != TUPLE:
+                layers[instruction.id] = attributes
+    return layers
+
+
+def _add_within(computation: HloComputationProto, layers: Mapping[int, Mapping[str, Any]]) -> None:
+    """What is added to a linear layer's result, which nothing else uses, is an operand of its kernel instead."""
+    by_id = {instruction.id: instruction for instruction in computation.instructions}
+    uses = Counter(number for instruction in computation.instructions for number in instruction.operand_ids)
+    for total in computation.instructions:
+        added = list(total.operand_ids) if total.opcode == "add" else []
+        if layer := next((number for number in added if number in layers and uses[number] == 1), None):
+            added.remove(layer)
+            total.operand_ids[:] = [*by_id.pop(layer).operand_ids, *added]
+            operands = [by_id[number].shape for number in total.operand_ids]
+            _become_kernel(total, "linear", operands, {**layers[layer], "residual": True})
+    kept = list(by_id.values())
+    del computation.instructions[:]
+    computation.instructions.extend(kept)
 
 
 def _become_kernel(
@@ -164,7 +197,7 @@ def _become_kernel(
     instruction.operand_shapes_with_layout.extend(operands)
     for array in range(attributes.get("arrays", 0)):  # those of the cache, after the first result
         instruction.output_operand_aliasing.add(output_shape_index=[1 + array], operand_index=CACHE + array)
-    typed = [f"{key} = {_as_typed(attributes[key], kind)}" for key, kind in ATTRIBUTES[name].items()]
+    typed = [f"{key} = {_as_typed(attributes.get(key), kind)}" for key, kind in ATTRIBUTES[name].items()]
     instruction.backend_config = f"{{{', '.join(typed)}}}".encode()
     instruction.ClearField("called_computation_ids")
     instruction.ClearField("frontend_attributes")

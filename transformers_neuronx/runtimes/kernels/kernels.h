@@ -32,7 +32,8 @@ struct Weight {
 constexpr int kMostParts = 3;
 
 // Each y is the product of x[rows, inputs] and its weight, plus the bias. With an activation there is one y: that of the
-// first weight's product, times the second's where there are two. `scratch` has room for `linear_scratch(…)`.
+// first weight's product, times the second's where there are two. A single y may have a residual[rows, outputs] of its
+// type added. `scratch` has room for `linear_scratch(…)`.
 struct LinearArguments {
   int64_t rows, inputs, group, rounded;
   Type x_type, weight_type, y_type;
@@ -40,6 +41,7 @@ struct LinearArguments {
   int parts;
   const void* x;
   Weight weights[kMostParts];
+  const void* residual;  // or null
   void* scratch;
 
   bool Gated() const { return activation != Activation::kNone && parts > 1; }

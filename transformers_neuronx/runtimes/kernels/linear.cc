@@ -31,25 +31,31 @@ inline Floats Activated(Activation activation, Floats x) {
   return x;
 }
 
-// The sums of a row and kLanes outputs, of which there are `count`, scaled and with the bias.
-inline Floats Completed(const LinearArguments& a, const Weight& weight, float factor, int64_t output, int64_t count,
-                        Floats sums) {
-  const float* scale = a.group ? nullptr : static_cast<const float*>(weight.scale);
-  sums *= scale ? Some(scale + output, count) * factor : Floats{} + factor;
-  if (!weight.bias) return sums;
-  return sums + Some(weight.bias, a.x_type, output, count);
-}
+// What completes the sums of kLanes outputs of a weight, of which there are `count`.
+struct Completion {
+  const Floats scale, bias;
 
-// Stores results of a row, `count` of them from output `first` on. `sums` are those of the weight, and `up` those of the
-// next one where the first is a gate.
-inline void Store(const LinearArguments& a, const Weight& weight, int64_t row, float factor, int64_t first,
-                  int64_t count, const Floats* sums, const Floats* up) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int64_t left = count - i;
-    Floats y = Completed(a, weight, factor, first + i, left, sums[i / kLanes]);
-    y = Activated(a.activation, y);
-    if (a.Gated()) y *= Completed(a, (&weight)[1], factor, first + i, left, up[i / kLanes]);
-    PutSome(y, a.y_type, left, weight.y, row * weight.outputs + first + i);
+  Completion(const LinearArguments& a, const Weight& weight, int64_t output, int64_t count)
+      : scale(weight.scale && !a.group ? Some(static_cast<const float*>(weight.scale) + output, count) : Floats{} + 1),
+        bias(weight.bias ? Some(weight.bias, a.x_type, output, count) : Floats{}) {}
+
+  Floats operator()(Floats sums, float factor) const { return sums * (scale * factor) + bias; }
+};
+
+// Stores the results of some rows, of each `count` outputs from `first` on. `sums` [rows, columns] are those of the
+// weight, and `up` those of the next one where the first is a gate.
+inline void Store(const LinearArguments& a, const Weight& weight, int64_t row, int rows, const float* factors,
+                  int64_t first, int64_t count, int columns, const Floats* sums, const Floats* up) {
+  for (int column = 0; column * kLanes < count && column < columns; ++column) {
+    const int64_t output = first + column * kLanes, left = count - column * kLanes;
+    const Completion complete(a, weight, output, left), complete_up(a, (&weight)[a.Gated()], output, left);
+    for (int i = 0; i < rows; ++i) {
+      Floats y = Activated(a.activation, complete(sums[i * columns + column], factors[i]));
+      if (a.Gated()) y *= complete_up(up[i * columns + column], factors[i]);
+      const int64_t at = (row + i) * weight.outputs + output;
+      if (a.residual) y += Some(a.residual, a.y_type, at, left);
+      PutSome(y, a.y_type, left, weight.y, at);
+    }
   }
 }
 
@@ -137,7 +143,9 @@ struct Product {
   template <int ROWS, int PANELS>
   void Multiply(const Weight& weight, int64_t panel, int64_t row, Tile<Floats, ROWS, PANELS>& totals) const {
     const char* at = static_cast<const char*>(weight.data) + panel * panel_bytes;
+    const int64_t ahead = ROWS == kRows ? PANELS * panel_bytes : kAhead;
     const int32_t* active = x + row * stride;
+    UNROLL for (auto& each : totals) UNROLL for (Floats& total : each) total = Floats{};
     for (int64_t i = 0; i < runs; ++i) {
       Tile<typename Kind::Sums, ROWS, PANELS> sums = {};
       if constexpr (Kind::OFFSET != 0)
@@ -148,7 +156,7 @@ struct Product {
         UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
           const char* from = at + j / kColumns * panel_bytes + j % kColumns * (kLine / kColumns);
           w[j] = Kind::Read(from);
-          if (Kind::PARTS > 1 && j % kColumns == 0) __builtin_prefetch(from + kAhead, 0, 2);
+          if ((ROWS == kRows || Kind::PARTS > 1) && j % kColumns == 0) __builtin_prefetch(from + ahead, 0, 2);
         }
         AddPart<ROWS, PANELS, 0>(w, active, sums);
       }
@@ -188,11 +196,10 @@ struct Product {
 
   template <int ROWS, int PANELS>
   void Work(int part, int64_t panel, int64_t row) const {
-    Tile<Floats, ROWS, PANELS> totals[2] = {};
+    Tile<Floats, ROWS, PANELS> totals[2];
     for (int i = 0; i < 1 + a.Gated(); ++i) Multiply<ROWS, PANELS>(a.weights[part + i], panel, row, totals[i]);
     const int64_t output = panel * kPanel, count = Least(a.weights[part].outputs - output, PANELS * kPanel);
-    for (int i = 0; i < ROWS; ++i)
-      Store(a, a.weights[part], row + i, factors[row + i], output, count, totals[0][i], totals[1][i]);
+    Store(a, a.weights[part], row, ROWS, factors + row, output, count, PANELS * kColumns, totals[0][0], totals[1][0]);
   }
 
   // `rows` are fewer than ROWS.

@@ -99,9 +99,9 @@ ffi::ErrorOr<Activation> ActivationOf(std::string_view name) {
   return ffi::Unexpected(ffi::Error::InvalidArgument("an activation that the kernel does not have"));
 }
 
-// x, and then of each part its weight, and its scale and its bias where they have them.
+// x, and then of each part its weight, and its scale and its bias where they have them; at last the residual, if any.
 ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                  int64_t parts, int64_t scaled, int64_t biased, int64_t rounded, std::string_view activation) {
+                  int64_t parts, int64_t scaled, int64_t biased, int64_t rounded, std::string_view activation, int64_t residual) {
   const Counted counted(linear_spent);
   const auto operand = [&](int64_t i) { return *operands.get<ffi::AnyBuffer>(i); };
   const auto result = [&](int64_t i) { return *results.get<ffi::AnyBuffer>(i); };
@@ -114,8 +114,9 @@ ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs 
   if (known.has_error()) return known.error();
   const int64_t inputs = x.dimensions().back(), rows = static_cast<int64_t>(x.element_count()) / inputs;
   LinearArguments arguments = {rows, inputs, 0, rounded, *x_type, *weight_type, *y_type, *known, static_cast<int>(parts),
-                               x.untyped_data(), {}, nullptr};
-  for (int64_t part = 0, next = 0; part < parts; ++part) {
+                               x.untyped_data(), {}, nullptr, nullptr};
+  int64_t next = 0;
+  for (int64_t part = 0; part < parts; ++part) {
     Weight& weight = arguments.weights[part];
     auto y = result(arguments.Gated() ? 0 : part);
     weight = {y->dimensions().back(), operand(next++).untyped_data(), nullptr, nullptr, y->untyped_data()};
@@ -126,6 +127,7 @@ ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs 
     }
     if (biased) weight.bias = operand(next++).untyped_data();
   }
+  if (residual) arguments.residual = operand(next).untyped_data();
   arguments.scratch = Scratch(level->linear_scratch(arguments));
   level->linear(arguments, PoolOf(threads));
   return ffi::Error::Success();
@@ -141,7 +143,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(LinearHandler, Linear,
                                   .Attr<int64_t>("scaled")
                                   .Attr<int64_t>("biased")
                                   .Attr<int64_t>("rounded")
-                                  .Attr<std::string_view>("activation"));
+                                  .Attr<std::string_view>("activation")
+                                  .Attr<int64_t>("residual"));
 
 // What the composite has as operands and attributes; its cache comes back in the memory of the one that was given.
 ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
