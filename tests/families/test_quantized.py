@@ -120,11 +120,11 @@ def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_activations_of_eight_bits_as_in_torch(saved, family):
-    """A number on the edge may be rounded up here and down there: a small part of what rounding does in all."""
+    """A number on the edge may be rounded up here and down there, and all that follows differs: in few sequences."""
     reference, directory = saved(family)
-    [ids] = prompts(131, [20])
+    several = prompts(131, [7] * 3)
     model = emulated(reference, lambda name, matrix: rounded(matrix))
-    exact = continued(model, ids, [])
+    exact = [continued(model, ids, []) for ids in several]
 
     def in_eight_bits(module, operands):
         x = operands[0]
@@ -135,9 +135,10 @@ def test_activations_of_eight_bits_as_in_torch(saved, family):
     for name, module in model.named_modules():
         if type(module).__name__ in ("Linear", "Conv1D") and "head" not in name:
             module.register_forward_pre_hook(in_eight_bits)
-    want = continued(model, ids, [])
-    got = logits_of(directory, ids, quant=QuantizationConfig(activation_dtype="s8"))
-    assert (got - want).abs().mean() < 0.1 * (exact - want).abs().mean()
+    want = [continued(model, ids, []) for ids in several]
+    got = [logits_of(directory, ids, quant=QuantizationConfig(activation_dtype="s8")) for ids in several]
+    off = [(g - w).abs().max() / (e - w).abs().max() for g, w, e in zip(got, want, exact, strict=True)]
+    assert np.median(off) < 1e-3, off
 
 
 @pytest.mark.parametrize("method", ["vector_dynamic", "direct_cast"])

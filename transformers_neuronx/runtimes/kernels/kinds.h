@@ -177,6 +177,12 @@ struct ByteS4 : S4 { static constexpr bool ROUNDED = true; };
 template <typename Kind>
 constexpr int64_t kInputs = Kind::PARTS * Kind::PER_PART;  // of a word
 
+// Whether activations are what they would be prepared to be.
+inline bool Prepared(const LinearArguments& a, float*) { return a.x_type == Type::kF32; }
+inline bool Prepared(const LinearArguments& a, BFloat16*) { return a.x_type == Type::kBF16; }
+template <typename Integer>
+inline bool Prepared(const LinearArguments&, Integer*) { return false; }
+
 // A row of activations from element `first` on, prepared.
 inline void Prepare(const LinearArguments& a, int64_t first, float* out) {
   Widen(a.x, a.x_type, first, a.inputs, out);

@@ -80,6 +80,7 @@ struct Pieces {
 constexpr int kRows = kLanes / 2, kPanels = kLanes == 16 ? 3 : 1;
 constexpr int kColumns = kPanel / kLanes;  // vectors of a panel
 
+constexpr int64_t kPage = 1024;            // words of 32 bits
 constexpr int64_t kBlock = 256;            // rows that share a piece of the weights, at most
 constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
 
@@ -96,7 +97,8 @@ struct Product {
   const LinearArguments& a;
   int64_t words, run, runs;  // of an output; that are summed up before scales are applied; sums of so many
   int64_t panel_bytes;
-  int64_t stride;  // of a prepared row; rows must not lie whole pages apart, or take each other's place in the cache
+  bool in_place;   // whether activations are used where they lie
+  int64_t stride;  // of a row
   int32_t* x;      // [rows, stride]: the activations of all parts, then of each run what its sum begins with, its factor
   float* factors;  // [rows]
 
@@ -106,12 +108,15 @@ struct Product {
     run = together ? together / kInputs<Kind> : Kind::RUN;
     runs = RoundUp(words, run) / run;
     panel_bytes = words * kLine;
-    stride = RoundUp(words * Kind::PARTS + 2 * runs, kPanel) + kPanel;
-    x = static_cast<int32_t*>(a.scratch);
-    factors = reinterpret_cast<float*>(x + a.rows * stride);
+    const int64_t row = words * Kind::PARTS;
+    in_place = Prepared(a, static_cast<typename Kind::Active*>(nullptr)) && a.inputs % kInputs<Kind> == 0 &&
+               (a.rows == 1 || row % kPage != 0);  // whole pages apart, rows would take each other's place in the cache
+    stride = in_place ? row : RoundUp(row + 2 * runs, kPanel) + kPanel;
+    factors = static_cast<float*>(a.scratch);
+    x = static_cast<int32_t*>(in_place ? const_cast<void*>(a.x) : factors + RoundUp(a.rows, kPanel));
   }
 
-  int64_t Bytes() const { return a.rows * (stride * sizeof *x + sizeof *factors); }
+  int64_t Bytes() const { return (RoundUp(a.rows, kPanel) + (in_place ? 0 : a.rows * stride)) * sizeof *x; }
   int32_t* Begins(int64_t row) const { return x + row * stride + words * Kind::PARTS; }
   float* Factors(int64_t row) const { return reinterpret_cast<float*>(Begins(row) + runs); }
 
@@ -122,13 +127,12 @@ struct Product {
     } else {
       Prepare(a, row * a.inputs, active);
       memset(active + a.inputs, 0, (words * kInputs<Kind> - a.inputs) * sizeof *active);  // of the last word
-      factors[row] = 1;
     }
   }
 
   void PrepareWhole(int64_t row, typename Kind::Active* active) const {
     const int64_t first = row * a.inputs, together = run * kInputs<Kind>;
-    factors[row] = a.rounded ? 1 : Round<Kind>(a, first, a.inputs, 32767, active);
+    if (!a.rounded) factors[row] = Round<Kind>(a, first, a.inputs, 32767, active);
     for (int64_t i = 0; i < runs && a.rounded; ++i) {
       const int64_t at = i * together;
       Factors(row)[i] = Round<Kind>(a, first + at, Least(a.inputs - at, together), 127, active + at);
@@ -221,7 +225,8 @@ struct Product {
   }
 
   void Run(const Pool& pool) const {
-    ForEach(pool, a.rows, [this](int64_t row) { PrepareRow(row); });
+    for (int64_t row = 0; row < a.rows; ++row) factors[row] = 1;
+    if (!in_place) ForEach(pool, a.rows, [this](int64_t row) { PrepareRow(row); });
     const Pieces pieces(a, a.rows < kBlock / 2 ? RoundUp(kPieceBytes / panel_bytes + 1, kPanels) : kPanels);
     const int64_t blocks = RoundUp(a.rows, kBlock) / kBlock;
     ForEach(pool, pieces.count * blocks, [&](int64_t i) {
