@@ -101,7 +101,8 @@ ffi::ErrorOr<Activation> ActivationOf(std::string_view name) {
 
 // x, and then of each part its weight, and its scale and its bias where they have them; at last the residual, if any.
 ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                  int64_t parts, int64_t scaled, int64_t biased, int64_t rounded, std::string_view activation, int64_t residual) {
+                  int64_t parts, int64_t scaled, int64_t biased, int64_t rounded, std::string_view activation,
+                  int64_t residual) {
   const Counted counted(linear_spent);
   const auto operand = [&](int64_t i) { return *operands.get<ffi::AnyBuffer>(i); };
   const auto result = [&](int64_t i) { return *results.get<ffi::AnyBuffer>(i); };
