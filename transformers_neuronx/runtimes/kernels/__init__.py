@@ -172,19 +172,19 @@ def _serve(computation: HloComputationProto) -> Mapping[int, Mapping[str, Any]]:
 
 
 def _add_within(computation: HloComputationProto, layers: Mapping[int, Mapping[str, Any]]) -> None:
-    """What is added to a linear layer's result, which nothing else uses, is an operand of its kernel instead."""
+    """What is added to a linear layer's result, which nothing else uses, is an operand of its kernel instead.
+
+    The sum becomes that kernel's call. The layer's own has no use any more, so XLA leaves it out.
+    """
     by_id = {instruction.id: instruction for instruction in computation.instructions}
     uses = Counter(number for instruction in computation.instructions for number in instruction.operand_ids)
     for total in computation.instructions:
         added = list(total.operand_ids) if total.opcode == "add" else []
-        if layer := next((number for number in added if number in layers and uses[number] == 1), None):
-            added.remove(layer)
-            total.operand_ids[:] = [*by_id.pop(layer).operand_ids, *added]
+        if alone := [number for number in added if number in layers and uses[number] == 1]:
+            added.remove(alone[0])
+            total.operand_ids[:] = [*by_id[alone[0]].operand_ids, *added]
             operands = [by_id[number].shape for number in total.operand_ids]
-            _become_kernel(total, "linear", operands, {**layers[layer], "residual": True})
-    kept = list(by_id.values())
-    del computation.instructions[:]
-    computation.instructions.extend(kept)
+            _become_kernel(total, "linear", operands, {**layers[alone[0]], "residual": True})
 
 
 def _become_kernel(

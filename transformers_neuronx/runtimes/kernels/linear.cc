@@ -85,7 +85,7 @@ constexpr int64_t kBlock = 256;            // rows that share a piece of the wei
 constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
 
 // Weights come as a stream, which the processor asks for by itself. Where words are taken apart it does not get ahead
-// enough, and has to be told.
+// enough, and has to be told. Of many rows, tile after tile uses the same panels: meanwhile the next are asked for.
 constexpr int64_t kAhead = 12 << 10;  // bytes
 
 template <typename Kind>
