@@ -1,9 +1,9 @@
 """How what a token costs grows with the positions in use, the sequences and the layers: straight lines are wanted.
 
-    python benchmarks/growth.py [--rounds 5]
+    python benchmarks/growth.py [--rounds 5] [--figure growth.svg]
 
 A LLaMA of small size with random weights in bf16, greedy. Models take turns. Prints a table for each, and how far its
-points are from the straight line that fits them best.
+points are from the straight line that fits them best. The figure wants matplotlib.
 """
 
 import argparse
@@ -52,19 +52,36 @@ def made(what, size):
     return seconds
 
 
+def draw(path, drawn):
+    """A plot for each of what grows: the points, and the line that fits them best."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    for axes, (what, (sizes, tokens, line)) in zip(figure.subplots(1, len(drawn)), drawn.items(), strict=True):
+        axes.plot(sizes, line, color="0.7")
+        axes.plot(sizes, tokens, "o", color="tab:blue", clip_on=False)
+        axes.set(xlabel=what, xlim=(0, None), ylim=(0, None))
+    figure.axes[0].set_ylabel("ms a token")
+    figure.savefig(path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--figure", help="where to draw it: a .svg or .png")
+    arguments, drawn = parser.parse_args(), {}
     for what, sizes in GROWING.items():
         models = [made(what, size) for size in tqdm(sizes, desc=what, leave=False)]
-        taken = [[model() for model in models] for _ in range(1 + rounds)]
+        taken = [[model() for model in models] for _ in range(1 + arguments.rounds)]
         tokens = np.min(taken[1:], 0) / TOKENS * 1e3
         slope, start = np.polyfit(sizes, tokens, 1)
         line = start + slope * np.array(sizes)
         print(f"{what}: {start:.3f} + {slope:.5f} of each ms a token")
         for size, token, straight in zip(sizes, tokens, line, strict=True):
             print(f"{size:8}{token:10.3f} ms{token / straight - 1:+9.1%} beside the line")
+        drawn[what] = sizes, tokens, line
+    if arguments.figure:
+        draw(arguments.figure, drawn)
 
 
 if __name__ == "__main__":
