@@ -79,6 +79,7 @@ setup(
             "grpcio-tools==1.75.1",
             "jax>=0.10.2,<0.13",
             "mypy",
+            "pillow",
             "pytest",
             "pytest-xdist",
             "ruff",

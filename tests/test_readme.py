@@ -16,7 +16,7 @@ def run(*command):
 
 def test_the_readme_runs_as_one_program(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     program = tmp_path / "readme.py"
     program.write_text("\n".join(blocks))
     result = run(program)

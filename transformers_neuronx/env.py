@@ -14,6 +14,11 @@ class Variable(NamedTuple):
     def get(self) -> str:
         return os.environ.get(self.name, self.default)
 
+    @property
+    def given(self) -> bool:
+        """Whether the user has set it."""
+        return self.name in os.environ
+
     def set_default(self) -> None:
         """Set the variable for the libraries below, unless the user has."""
         os.environ.setdefault(self.name, self.default)

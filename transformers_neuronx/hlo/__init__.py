@@ -33,6 +33,7 @@ from transformers_neuronx.hlo.elementwise import (
     Operand as Operand,
     abs as abs,
     add as add,
+    atan2 as atan2,
     bitcast_convert as bitcast_convert,
     broadcast_to as broadcast_to,
     ceil as ceil,
@@ -75,6 +76,7 @@ from transformers_neuronx.hlo.elementwise import (
     sin as sin,
     sqrt as sqrt,
     subtract as subtract,
+    tan as tan,
     tanh as tanh,
 )
 from transformers_neuronx.hlo.random import gumbel as gumbel, threefry as threefry
@@ -94,6 +96,7 @@ from transformers_neuronx.hlo.shaping import (
     take_rows as take_rows,
     transpose as transpose,
 )
+from transformers_neuronx.hlo.windows import convolution as convolution, reduce_window as reduce_window
 from transformers_neuronx.pyhlo import Tensor
 
 _OPERATORS = {

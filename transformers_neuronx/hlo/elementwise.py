@@ -193,6 +193,10 @@ def sqrt(x: Tensor) -> Tensor:
     return _float("Sqrt", x)
 
 
+def tan(x: Tensor) -> Tensor:
+    return _float("Tan", x)
+
+
 def tanh(x: Tensor) -> Tensor:
     return _float("Tanh", x)
 
@@ -202,6 +206,11 @@ def tanh(x: Tensor) -> Tensor:
 
 def add(a: Operand, b: Operand) -> Tensor:
     return _binary("Add", a, b)
+
+
+def atan2(a: Operand, b: Operand) -> Tensor:
+    """The angle of the point (b, a)."""
+    return _binary("Atan2", a, b)
 
 
 def divide(a: Operand, b: Operand) -> Tensor:

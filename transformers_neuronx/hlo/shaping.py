@@ -167,13 +167,12 @@ def take_rows(x: Tensor, indices: Tensor) -> Tensor:
     return take(reshape(x, rows * width, *rest), flat)
 
 
-def gather_rows(x: Tensor, indices: Tensor, axes: tuple[int, int]) -> Tensor:
-    """What `x` has at position `indices[b, n]` = (i, j) of the two `axes`; one outside is moved to the edge.
+def gather_rows(x: Tensor, indices: Tensor, axes: Sequence[int]) -> Tensor:
+    """What `x` has at position `indices[...]` = (i, j, …) of the `axes`, in order; one outside is moved to the edge.
 
-    x any shape, indices s32[b, n, 2] -> [b, n, *sizes of x's other axes].
+    x any shape, indices s32[..., axes] -> [..., *sizes of x's other axes].
     """
-    if indices.sizes[-1:] != (2,) or indices.dtype.name not in INTEGERS:
-        raise GraphError(f"gather_rows wants integer indices [..., 2], got {indices!r}")
+    _check_places("gather_rows", indices, axes)
     lead = len(indices.sizes) - 1
     rest = [size for axis, size in enumerate(x.sizes) if axis not in axes]
     return x.dtype[(*indices.sizes[:-1], *rest)].Gather(
@@ -189,17 +188,17 @@ def gather_rows(x: Tensor, indices: Tensor, axes: tuple[int, int]) -> Tensor:
     )
 
 
-def scatter_rows(x: Tensor, indices: Tensor, updates: Tensor, axes: tuple[int, int]) -> Tensor:
-    """`x` with `updates[b, n]` written at position `indices[b, n]` = (i, j) of the two `axes`; outside is dropped.
+def scatter_rows(x: Tensor, indices: Tensor, updates: Tensor, axes: Sequence[int], op: str | None = None) -> Tensor:
+    """`x` with `updates[...]` written at position `indices[...]` = (i, j, …) of the `axes`; outside is dropped.
 
-    x any shape, indices s32[b, n, 2], updates [b, n, *sizes of x's other axes]. No two updates may hit one place.
+    x any shape, indices s32[..., axes], updates [..., *sizes of x's other axes]. With an `op`, "Add" for instance,
+    what was there is combined with all that is written there; without, no two updates may hit one place.
     """
+    _check_places("scatter_rows", indices, axes)
     rest = [size for axis, size in enumerate(x.sizes) if axis not in axes]
     want = (*indices.sizes[:-1], *rest)
-    if indices.sizes[-1:] != (2,) or updates.sizes != want or updates.dtype is not x.dtype:
+    if updates.sizes != want or updates.dtype is not x.dtype:
         raise GraphError(f"scatter_rows wants updates {x.dtype.name}{list(want)} for {x!r}, got {updates!r}")
-    if indices.dtype.name not in INTEGERS:
-        raise GraphError(f"scatter_rows wants integer indices, got {indices!r}")
     lead = len(indices.sizes) - 1
     return x.shape.Scatter(
         x,
@@ -211,11 +210,16 @@ def scatter_rows(x: Tensor, indices: Tensor, updates: Tensor, axes: tuple[int, i
             scatter_dims_to_operand_dims=axes,
             index_vector_dim=lead,
         ),
-        unique_indices=True,
-        to_apply=lambda _: _second(x.dtype),
+        unique_indices=op is None,
+        to_apply=lambda _: _combined(x.dtype, op),
     )
 
 
-def _second(dtype: DType) -> Tensor:
-    dtype.Parameter(parameter_number=0)
-    return dtype.Parameter(parameter_number=1)
+def _check_places(name: str, indices: Tensor, axes: Sequence[int]) -> None:
+    if indices.sizes[-1:] != (len(axes),) or indices.dtype.name not in INTEGERS:
+        raise GraphError(f"{name} wants integer indices [..., {len(axes)}], got {indices!r}")
+
+
+def _combined(dtype: DType, op: str | None) -> Tensor:
+    old, new = dtype.Parameter(parameter_number=0), dtype.Parameter(parameter_number=1)
+    return getattr(dtype, op)(old, new) if op else new

@@ -1,0 +1,20 @@
+"""Any PyTorch function of fixed sizes on this package's compiler and runtimes: the calls of `torch_neuronx`.
+
+    from transformers_neuronx import trace as torch_neuronx
+
+    traced = torch_neuronx.trace(model, example_inputs)
+    torch.jit.save(traced, "model.pt")
+
+A process that loads it with `torch.jit.load` has to import this package first. Where `torch_neuronx` and a device of
+Neuron's are there, and NEURONX_RUNTIME does not say otherwise, the calls go to it.
+"""
+
+from transformers_neuronx.trace.buckets import BucketModelConfig as BucketModelConfig
+from transformers_neuronx.trace.tracing import (
+    bucket_model_trace as bucket_model_trace,
+    load as load,
+    move_trace_to_device as move_trace_to_device,
+    read_states as read_states,
+    save as save,
+    trace as trace,
+)

@@ -1,0 +1,84 @@
+"""Several programs for several sizes of the inputs, with the same weights, behind one module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from transformers_neuronx.errors import GraphError
+from transformers_neuronx.trace.lowering import Region
+
+Kwargs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class BucketModelConfig:
+    """How inputs find their bucket.
+
+    `bucket_kernel()` returns a scripted function of a list of tensors, and of `bucket_kernel_constant_args`, which
+    returns a list of tensors, of the sizes of a bucket, and a tensor with the bucket's number.
+    `shared_state_buffer` are tensors that all buckets have as their states, of the largest sizes;
+    `shared_state_buffer_preprocessor()` returns a scripted function of the sizes of each bucket's states, of these
+    tensors and of a bucket's number, which returns the parts of them that are that bucket's states.
+    `func_kwargs` are keywords for the function that makes the models, the same for all or a list.
+    """
+
+    bucket_kernel: Callable[[], Callable[..., Any]]
+    bucket_kernel_constant_args: Sequence[Any] = ()
+    shared_state_buffer: Sequence[torch.Tensor] | None = None
+    shared_state_buffer_preprocessor: Callable[[], Callable[..., Any]] | None = None
+    func_kwargs: Kwargs | Sequence[Kwargs] | None = None
+
+    def kwargs(self, bucket: int) -> Kwargs:
+        """Of one bucket's model."""
+        if self.func_kwargs is None or isinstance(self.func_kwargs, Mapping):
+            return self.func_kwargs or {}
+        return self.func_kwargs[bucket]
+
+
+def regions_of(config: BucketModelConfig, states: Sequence[Sequence[torch.Tensor]]) -> list[list[Region]]:
+    """For each bucket, which part of which tensor its states are."""
+    if config.shared_state_buffer is None:
+        return [[whole(state) for state in bucket] for bucket in states]
+    buffer = list(config.shared_state_buffer)
+    if wrong := [len(bucket) for bucket in states if len(bucket) != len(buffer)]:
+        raise GraphError(f"buckets want the {len(buffer)} states of shared_state_buffer, got one with {wrong[0]}")
+    if config.shared_state_buffer_preprocessor is None:
+        parts = [buffer for _ in states]
+    else:
+        process, sizes = config.shared_state_buffer_preprocessor(), [[list(s.shape) for s in b] for b in states]
+        parts = [process(sizes, buffer, torch.tensor([number])) for number in range(len(states))]
+    found = []
+    for bucket, views in zip(states, parts, strict=True):
+        for state, view in zip(bucket, views, strict=True):
+            if state.shape != view.shape or state.dtype != view.dtype:
+                want, got = (f"{each.dtype}{list(each.shape)}" for each in (state, view))
+                raise GraphError(
+                    f"a bucket's state wants to be {want}, got {got} of shared_state_buffer: slice it in "
+                    "shared_state_buffer_preprocessor"
+                )
+        found.append([_region(view, tensor) for view, tensor in zip(views, buffer, strict=True)])
+    return found
+
+
+def whole(state: torch.Tensor) -> Region:
+    """All of a tensor."""
+    return Region(tuple(state.shape), (0,) * state.ndim)
+
+
+def _region(view: torch.Tensor, tensor: torch.Tensor) -> Region:
+    """Where a view of slices stands in a tensor."""
+    shared = view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    if not shared or view.stride() != tensor.stride():
+        raise GraphError(
+            "shared_state_buffer_preprocessor wants to return slices of the states, without steps: programs read them "
+            "there, and write to them"
+        )
+    offset, starts = int(view.storage_offset() - tensor.storage_offset()), []
+    for step in tensor.stride():
+        start, offset = divmod(offset, step)
+        starts.append(start)
+    return Region(tuple(tensor.shape), tuple(starts))

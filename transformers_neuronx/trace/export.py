@@ -1,0 +1,233 @@
+"""From a PyTorch function to a graph of core ATen operations, through `torch.export`.
+
+What the function is given becomes its inputs, and every tensor that it knows besides, parameters, buffers and
+constants, a weight. It may write to its buffers; what it was asked to alias, and what it writes to, are states.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.fx import Node
+
+from transformers_neuronx.errors import GraphError
+
+aten = torch.ops.aten
+
+# What stays as it is, because HLO or a kernel has better than what PyTorch would make of it.
+KEPT = [
+    aten.linear.default,
+    aten.scaled_dot_product_attention.default,
+    aten.layer_norm.default,
+    aten.rms_norm.default,
+    aten.group_norm.default,
+    aten.gelu.default,
+    aten.silu.default,
+    aten.softmax.int,
+    aten.log_softmax.int,
+    aten.roll.default,
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+]
+
+# And what PyTorch takes apart only if it is asked to.
+TAKEN_APART = [
+    aten.bucketize.Tensor,
+    aten.grid_sampler_2d.default,
+    aten.linalg_vector_norm.default,
+    aten.upsample_bicubic2d.default,
+    aten.upsample_bilinear2d.default,
+    aten.upsample_bilinear2d.vec,
+    aten.upsample_nearest2d.vec,
+]
+
+# What a function returns, as JSON has it: None, the number of an output, ["constant", a value that is no tensor],
+# ["list", [structures]], ["tuple", [structures]] or ["dict", {name: structure}].
+Structure = Any
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A function as a graph.
+
+    `inputs` has, for each argument by its name, the placeholder of the graph, or None for one that is no tensor;
+    `weights` and `states` have the tensors that other placeholders stand for, and `names` what the function calls
+    these. `outputs` are the nodes that come out, and `structure` says how; `updates` has, for each state, the node
+    with its new value.
+    """
+
+    graph: torch.fx.Graph
+    names: Mapping[str, str]
+    inputs: Mapping[str, str | None]
+    weights: Mapping[str, torch.Tensor]
+    states: Mapping[str, torch.Tensor]
+    outputs: Sequence[Node]
+    structure: Structure
+    updates: Mapping[str, Node]
+
+
+class _Flat(torch.nn.Module):
+    """A function that returns a flat list of tensors, and says besides how they belong together."""
+
+    def __init__(self, func: Callable[..., Any], structures: list[Structure]) -> None:
+        super().__init__()
+        self.func = func
+        self._structures = [structures]  # in a list of its own: what is set on a module is watched
+
+    def forward(self, *arguments: Any) -> list[torch.Tensor]:
+        tensors: list[torch.Tensor] = []
+        self._structures[0].append(_flattened(self.func(*arguments), tensors))
+        return tensors
+
+
+def _flattened(result: Any, tensors: list[torch.Tensor]) -> Structure:
+    if isinstance(result, torch.Tensor):
+        tensors.append(result)
+        return len(tensors) - 1
+    if result is None:
+        return None
+    if isinstance(result, bool | int | float | str):
+        return ["constant", result]
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        return ["dict", {name: _flattened(value, tensors) for name, value in fields.items() if value is not None}]
+    if isinstance(result, Mapping):
+        return ["dict", {str(name): _flattened(value, tensors) for name, value in result.items()}]
+    if isinstance(result, list | tuple):
+        return ["list" if isinstance(result, list) else "tuple", [_flattened(value, tensors) for value in result]]
+    raise GraphError(
+        f"trace wants tensors to be returned, or dicts, lists, tuples and dataclasses of them; got "
+        f"{type(result).__name__}. A Hugging Face model returns a cache unless it is given use_cache=False"
+    )
+
+
+def export(
+    func: Callable[..., Any], example_inputs: Sequence[Any], aliases: Mapping[torch.Tensor, int] | None = None
+) -> Exported:
+    """`func` as it runs on the example inputs. `aliases` has, for tensors that it knows, the output that replaces each.
+
+    Outputs are counted as they stand one after the other in all that is returned.
+    """
+    names = argument_names(func, len(example_inputs))
+    for name, value in zip(names, example_inputs, strict=True):
+        if not isinstance(value, torch.Tensor | None):
+            raise GraphError(
+                f"trace wants tensors and None as example inputs, got {type(value).__name__} for {name!r}: "
+                "wrap the function in one that takes its tensors one by one"
+            )
+    structures: list[Structure] = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own code
+        program = torch.export.export(_Flat(func, structures), tuple(example_inputs), strict=False)
+        table: Any = torch.export.default_decompositions()
+        table.update(torch._decomp.get_decompositions(TAKEN_APART))
+        for operation in KEPT:
+            table.pop(operation, None)
+        program = program.run_decompositions(table)
+    return _classified(program, names, example_inputs, structures[-1], aliases or {})
+
+
+def argument_names(func: Callable[..., Any], count: int) -> list[str]:
+    """What `func` calls its first arguments; those of `*args`, and of functions written in C, have numbers."""
+    try:
+        called = func.forward if isinstance(func, torch.nn.Module) else func
+        parameters = list(inspect.signature(called).parameters.values())
+    except ValueError:
+        return [f"input_{number}" for number in range(count)]
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    if len(named) < count and all(p.kind != p.VAR_POSITIONAL for p in parameters):
+        raise GraphError(f"the function takes {len(named)} arguments, got {count} example inputs")
+    return named + [f"input_{number}" for number in range(len(named), count)]
+
+
+def _classified(
+    program: Any, names: Sequence[str], inputs: Sequence[Any], structure: Structure, aliases: Mapping[torch.Tensor, int]
+) -> Exported:
+    """Tell inputs, weights and states apart."""
+    given: list[str | None] = []
+    known: dict[str, torch.Tensor] = {}
+    targets: dict[str, str] = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            given.append(spec.arg.name if isinstance(spec.arg, TensorArgument) else None)
+        elif isinstance(spec.arg, TensorArgument):
+            known[spec.arg.name] = _tensor_of(program, spec.target)
+            targets[spec.target] = spec.arg.name
+        else:
+            raise GraphError(f"trace knows tensors only, but the function uses {spec.target}, a {spec.kind.name}")
+    nodes = {node.name: node for node in program.graph.nodes}
+    outputs, written = _results(program, nodes, targets)
+    candidates = known | {place: value for place, value in zip(given, inputs, strict=True) if place}
+    replaced = {_alias(candidates, tensor, n, len(outputs)): n for tensor, n in aliases.items()}
+    updates = {place: outputs[number] for place, number in replaced.items()} | written
+    returned = [number for number in range(len(outputs)) if number not in aliases.values()]
+    return Exported(
+        graph=program.graph,
+        names={place: target.removeprefix("func.") for target, place in targets.items()},
+        inputs={name: place for name, place in zip(names, given, strict=True) if place not in updates},
+        weights={place: tensor for place, tensor in known.items() if place not in updates and nodes[place].users},
+        states={place: candidates[place] for place in updates},
+        outputs=[outputs[number] for number in returned],
+        structure=_renumbered(structure, {number: place for place, number in enumerate(returned)}),
+        updates=updates,
+    )
+
+
+def _results(program: Any, nodes: Mapping[str, Node], targets: Mapping[str, str]) -> tuple[list[Node], dict[str, Node]]:
+    """What the function returns, and, by their placeholders, what it writes to its buffers."""
+    outputs, written = [], {}
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is OutputKind.USER_OUTPUT:
+            outputs.append(nodes[spec.arg.name])
+        elif spec.kind is OutputKind.BUFFER_MUTATION:
+            written[targets[spec.target]] = nodes[spec.arg.name]
+        else:
+            raise GraphError(f"trace wants functions that leave their inputs alone: this one writes to {spec.target}")
+    return outputs, written
+
+
+def _tensor_of(program: Any, target: str) -> torch.Tensor:
+    found = program.state_dict.get(target)
+    tensor = program.constants[target] if found is None else found
+    assert isinstance(tensor, torch.Tensor)
+    return tensor.detach()
+
+
+def _alias(candidates: Mapping[str, torch.Tensor], tensor: torch.Tensor, number: int, count: int) -> str:
+    """The placeholder that stands for a tensor which output `number` is to replace."""
+    if not 0 <= number < count:
+        raise GraphError(f"input_output_aliases wants the number of one of the {count} outputs, got {number}")
+    found = [place for place, known in candidates.items() if known is tensor or _same(known, tensor)]
+    if not found:
+        raise GraphError(
+            f"input_output_aliases wants tensors that the function uses, but it does not use the one "
+            f"{list(tensor.shape)} of output {number}"
+        )
+    return found[0]
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.dtype == b.dtype and a.numel() > 0
+
+
+def _renumbered(structure: Structure, places: Mapping[int, int]) -> Structure:
+    """The structure without outputs that have no place: they stay on the device."""
+    if isinstance(structure, int):
+        return places.get(structure)
+    if structure is None or structure[0] == "constant":
+        return structure
+    kind, parts = structure
+    gone = [
+        each for each in (parts.values() if kind == "dict" else parts) if isinstance(each, int) and each not in places
+    ]
+    if kind == "dict":
+        return [kind, {name: _renumbered(each, places) for name, each in parts.items() if each not in gone}]
+    return [kind, [_renumbered(each, places) for each in parts if each not in gone]]

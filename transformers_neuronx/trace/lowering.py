@@ -1,0 +1,281 @@
+"""From an exported graph to an HLO module: a walk over its nodes, each of which the table of `aten` lowers.
+
+Parameters are the inputs, then the weights, then the states; results are the outputs, then the new states, in the
+memory of the old ones.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from transformers_neuronx import hlo, panels
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.errors import GraphError
+from transformers_neuronx.pyhlo import DType, HloModuleProto, HloScribe, Shape, Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import to_torch
+from transformers_neuronx.trace.aten import MULTIPLIED, TABLE, element_type_of, parameter
+from transformers_neuronx.trace.export import Exported
+
+aten = torch.ops.aten
+
+# Arguments that say where a tensor is or how it lies: a program knows neither.
+IGNORED = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "generator"}
+SKIPPED = {aten._assert_tensor_metadata.default, aten._assert_async.msg}
+
+
+@dataclass(frozen=True)
+class Casting:
+    """What in f32 is computed in a narrower element type: nothing, the products, or everything."""
+
+    scope: str = "none"
+    dtype: str = "bf16"
+
+    def kept(self, dtype: torch.dtype) -> DType:
+        """The element type in which a tensor that PyTorch has in `dtype` is there."""
+        return self.narrow(element_type_of(dtype)) if self.scope == "all" else element_type_of(dtype)
+
+    def multiplied(self, dtype: DType) -> DType:
+        """The element type in which it is multiplied."""
+        return dtype if self.scope == "none" else self.narrow(dtype)
+
+    def narrow(self, dtype: DType) -> DType:
+        return dtype_named(self.dtype) if dtype.name == "f32" else dtype
+
+
+class Placement(NamedTuple):
+    """How a weight is there: as PyTorch has it, or as the matrix [out, in] of a layer, which may lie in panels."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    matrix: bool = False
+    transposed: bool = False  # of what PyTorch has
+
+    @property
+    def word(self) -> int | None:
+        return panels.WORDS[self.dtype] if self.matrix else None
+
+    def held(self, in_panels: bool) -> tuple[int, ...]:
+        """The sizes in memory."""
+        return panels.sizes(self.sizes, self.word) if in_panels and self.word else self.sizes
+
+    def laid_out(self, tensor: torch.Tensor, in_panels: bool) -> torch.Tensor:
+        """A weight of the function as it is there, in memory of its own."""
+        tensor = (tensor.T if self.transposed else tensor).to(to_torch(self.dtype))
+        if in_panels and self.word:
+            return panels.laid_out(tensor, self.word)
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def moved(self, tensor: torch.Tensor, in_panels: bool) -> torch.Tensor:
+        """The same in panels, or out of them; not copied where it is that already."""
+        if tuple(tensor.shape) == self.held(in_panels):
+            return tensor
+        assert self.word is not None
+        return panels.laid_out(tensor, self.word) if in_panels else panels.as_matrix(tensor, self.sizes).contiguous()
+
+
+# Operands that are a layer's matrix, and whether it is the transpose of [out, in]. A table that rows are looked up in
+# may be one as well, in the element type that it is multiplied in.
+Use = tuple[Any, int]
+LOOKED_UP: Use = (aten.embedding.default, 0)
+MATRICES: dict[Use, bool] = {
+    LOOKED_UP: False,
+    (aten.linear.default, 1): False,
+    (aten.mm.default, 1): True,
+    (aten.addmm.default, 2): True,
+}
+
+
+def placements(exported: Exported, casting: Casting) -> dict[str, Placement]:
+    """How each weight is there, by its placeholder. Those that are one tensor are there once."""
+    nodes = _placeholders(exported)
+    uses: dict[tuple[Any, ...], set[Use]] = {}
+    for place, tensor in exported.weights.items():
+        uses.setdefault(same(tensor), set()).update(_uses(nodes[place]))
+    return {place: _placement(tensor, uses[same(tensor)], casting) for place, tensor in exported.weights.items()}
+
+
+def same(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What is alike in tensors that are one."""
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _placeholders(exported: Exported) -> dict[str, Node]:
+    return {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+
+
+def _uses(node: Node) -> set[Use]:
+    """The operations that have a node as an operand, and which one."""
+    return {(user.target, place) for user in node.users for place, each in enumerate(user.args) if each is node}
+
+
+def _placement(tensor: torch.Tensor, uses: set[Use], casting: Casting) -> Placement:
+    multiplied = {(target, place) for target, place in uses if place in MULTIPLIED.get(target, ())}
+    sizes, dtype = tuple(tensor.shape), casting.kept(tensor.dtype)
+    if not multiplied or uses - multiplied - {LOOKED_UP}:
+        return Placement(dtype.name, sizes)
+    dtype = casting.multiplied(dtype)
+    ways = {MATRICES.get(use) for use in uses}
+    if len(ways) > 1 or None in ways or dtype.name not in panels.WORDS:
+        return Placement(dtype.name, sizes)
+    transposed = ways == {True}
+    return Placement(dtype.name, sizes[::-1] if transposed else sizes, True, transposed)
+
+
+class Region(NamedTuple):
+    """The part of a larger tensor that a state is."""
+
+    whole: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    def of(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        for axis, (start, size) in enumerate(zip(self.starts, sizes, strict=True)):
+            x = hlo.slice(x, axis, start, start + size)
+        return x
+
+
+def lower(
+    exported: Exported,
+    places: Mapping[str, Placement],
+    regions: Mapping[str, Region],
+    casting: Casting,
+    in_panels: bool,
+    name: str,
+) -> HloModuleProto:
+    """The module of an exported graph whose weights are there as `places` says, and its states as `regions` does."""
+
+    def function(scribe: HloScribe) -> Sequence[Tensor]:
+        return _Walk(exported, places, regions, casting, in_panels, scribe).run()
+
+    function.__name__ = name
+    return compile_py_func(function)
+
+
+class _Walk:
+    """One pass over the nodes of a graph: a tensor, or a list of them, for each."""
+
+    def __init__(
+        self,
+        exported: Exported,
+        places: Mapping[str, Placement],
+        regions: Mapping[str, Region],
+        casting: Casting,
+        in_panels: bool,
+        scribe: HloScribe,
+    ) -> None:
+        self.exported, self.places, self.regions = exported, places, regions
+        self.casting, self.in_panels, self.scribe = casting, in_panels, scribe
+        self.values: dict[Node, Any] = {}
+        self.stored: dict[str, Tensor] = {}  # the states as parameters
+
+    def run(self) -> list[Tensor]:
+        self._declare(_placeholders(self.exported), hlo.Parameters())
+        for node in self.exported.graph.nodes:
+            if node.op == "call_function" and node.target not in SKIPPED:
+                self.values[node] = self._lowered(node)
+        return self._results()
+
+    def _declare(self, nodes: Mapping[str, Node], parameters: hlo.Parameters) -> None:
+        exported = self.exported
+        for argument, place in exported.inputs.items():
+            if place:
+                shape = _shape(nodes[place].meta["val"])
+                self.values[nodes[place]] = self._kept(parameters.add(shape, argument))
+        for place, placed in self.places.items():
+            name = exported.names[place]
+            tensor = parameters.add(dtype_named(placed.dtype)[placed.held(self.in_panels)], name)
+            word = placed.word if self.in_panels else None
+            self.values[nodes[place]] = parameter(tensor, name, placed.sizes, word) if placed.matrix else tensor
+        for place, state in exported.states.items():
+            shape = element_type_of(state.dtype)[self.regions[place].whole]
+            self.stored[place] = parameters.add(shape, exported.names.get(place, place))
+            self.values[nodes[place]] = self._kept(self.regions[place].of(self.stored[place], state.shape))
+
+    def _results(self) -> list[Tensor]:
+        outputs = [hlo.convert(self.values[node], _shape(node.meta["val"]).dtype) for node in self.exported.outputs]
+        for place, node in self.exported.updates.items():
+            old = self.stored[place]
+            new, sizes = hlo.convert(self.values[node], old.dtype), tuple(self.exported.states[place].shape)
+            if new.sizes != sizes:
+                raise GraphError(
+                    f"input_output_aliases wants an output of the state's sizes {list(sizes)}, got {new!r}"
+                )
+            if sizes != old.sizes:
+                new = hlo.dynamic_update_slice(old, new, self.regions[place].starts)
+            new = new.shape.Copy(new) if new in outputs else new  # what is there twice
+            new.set_alias_to(old, must=True)
+            outputs.append(new)
+        return outputs
+
+    def _kept(self, x: Tensor) -> Tensor:
+        return hlo.convert(x, self.casting.narrow(x.dtype)) if self.casting.scope == "all" else x
+
+    def _lowered(self, node: Node) -> Any:
+        target: Any = node.target
+        arguments: list[Any] = [torch.fx.node.map_arg(each, self.values.__getitem__) for each in node.args]
+        if target is operator.getitem:
+            return arguments[0][arguments[1]]
+        lowering = TABLE.get(target)
+        if lowering is None:
+            raise GraphError(
+                f"{target} has no lowering to HLO. {_origin(node)} Write it with other operations, or add a function "
+                "for it to transformers_neuronx/trace/aten"
+            )
+        out = self._expected(node.meta["val"])
+        for place in MULTIPLIED.get(target, ()):
+            if isinstance(x := arguments[place], Tensor):
+                arguments[place] = hlo.convert(x, self.casting.multiplied(x.dtype))
+        given = {name: value for name, value in node.kwargs.items() if name not in IGNORED}
+        options: Any = torch.fx.node.map_arg(given, self.values.__getitem__)
+        path, _ = _module(node)
+        try:
+            with self.scribe.scope(path) if path else nullcontext():
+                result = lowering(out, *arguments, **options)
+        except GraphError as error:
+            raise GraphError(f"{target}: {error}. {_origin(node)}") from error
+        return _checked(node, out, result)
+
+    def _expected(self, value: Any) -> Any:
+        """The shape, or the shapes, that PyTorch says come out."""
+        if isinstance(value, torch.Tensor):
+            return self.casting.kept(value.dtype)[tuple(value.shape)]
+        return [self._expected(each) for each in value] if isinstance(value, list | tuple) else None
+
+
+def _shape(value: torch.Tensor) -> Shape:
+    return element_type_of(value.dtype)[tuple(value.shape)]
+
+
+def _checked(node: Node, out: Any, result: Any) -> Any:
+    """What a lowering made, which has the shape that PyTorch says."""
+    pairs = list(zip(out, result, strict=True)) if isinstance(out, list) else [(out, result)]
+    for want, got in pairs:
+        if got is not None and want is not None and repr(got.shape) != repr(want):
+            raise GraphError(f"the lowering of {node.target} made {got!r} where PyTorch has {want!r}. {_origin(node)}")
+    return result
+
+
+def _module(node: Node) -> tuple[str, str]:
+    """The path and the class of the module that a node comes from."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path, kind = stack[-1] if stack else ("", "")
+    path = path.removeprefix("func").removeprefix(".")
+    return path, str(getattr(kind, "__name__", kind)).rpartition(".")[2]
+
+
+def _origin(node: Node) -> str:
+    """Where the function asks for it, for people."""
+    path, kind = _module(node)
+    module = f"{path} ({kind})" if path else "The function"
+    frames = re.findall(r'File "(.*?)", line (\d+), in \S+\n\s*(.*)', node.meta.get("stack_trace") or "")
+    frames = [frame for frame in frames if not frame[0].startswith(str(Path(__file__).parent))]
+    where = f" in {frames[-1][0]}, line {frames[-1][1]}: {frames[-1][2]}" if frames else ""
+    return f"{module} asks for it{where}."

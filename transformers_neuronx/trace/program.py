@@ -1,0 +1,116 @@
+"""A traced function as data: its modules, what they take, and what the engine made of them; and that as bytes.
+
+The bytes are a zip file, so that one tensor holds them and other tools can open it. They do not hold weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from transformers_neuronx import files
+from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.pyhlo.dtypes import to_torch
+from transformers_neuronx.trace.export import Structure
+from transformers_neuronx.trace.lowering import Placement
+
+FORMAT = 1
+DESCRIPTION = "traced.json"
+
+
+class Input(NamedTuple):
+    """A tensor that a program takes."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return tuple(tensor.shape) == self.sizes and tensor.dtype == to_torch(self.dtype)
+
+    def __repr__(self) -> str:
+        return f"{to_torch(self.dtype)}{list(self.sizes)}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One module: with weights as matrices and with those in panels, of which a runtime takes one.
+
+    `inputs` are in the order of the function's arguments, None for one that is no tensor; `weights` and `states` are
+    the numbers of those in the order of the module's parameters. `executable` is of the module that the runtime with
+    `identity` took, if it could be had as bytes.
+    """
+
+    inputs: Sequence[Input | None]
+    weights: Sequence[int]
+    states: Sequence[int]
+    plain: HloModuleProto
+    panelled: HloModuleProto
+    executable: bytes = b""
+
+    def module(self, in_panels: bool) -> HloModuleProto:
+        return self.panelled if in_panels else self.plain
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function as programs, one for each bucket of input sizes; its arguments, weights and states by their names.
+
+    `structure` says how outputs belong together, and `fingerprint` what the executables depend on besides modules.
+    """
+
+    arguments: Sequence[str]
+    structure: Structure
+    weights: Sequence[tuple[str, Placement]]
+    states: Sequence[str]
+    programs: Sequence[Program]
+    fingerprint: dict[str, str]
+
+    def to_bytes(self) -> bytes:
+        described = [dict(inputs=p.inputs, weights=p.weights, states=p.states) for p in self.programs]
+        told = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr(DESCRIPTION, json.dumps(told | dict(format=FORMAT, programs=described)))
+            for number, program in enumerate(self.programs):
+                archive.writestr(f"{number}.plain.hlo.pb", _bytes(program.plain))
+                archive.writestr(f"{number}.panels.hlo.pb", _bytes(program.panelled))
+                archive.writestr(f"{number}.executable", program.executable)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Traced:
+        with files.explain("a traced module is damaged", "trace it again"):
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:  # which checks the CRC of what it reads
+                told = json.loads(archive.read(DESCRIPTION))
+                if told.pop("format") != FORMAT:
+                    raise CheckpointError("a traced module is of another version of this package: trace it again")
+                programs = [_program(archive, number, each) for number, each in enumerate(told.pop("programs"))]
+            weights = [(name, _placement(*placed)) for name, placed in told.pop("weights")]
+            return cls(programs=programs, weights=weights, **told)
+
+
+def _bytes(module: HloModuleProto) -> bytes:
+    return module.SerializeToString(deterministic=True)
+
+
+def _placement(dtype: str, sizes: Sequence[int], *more: Any) -> Placement:
+    return Placement(dtype, tuple(sizes), *more)
+
+
+def _program(archive: zipfile.ZipFile, number: int, told: dict[str, Any]) -> Program:
+    return Program(
+        inputs=[each and Input(each[0], tuple(each[1])) for each in told["inputs"]],
+        weights=told["weights"],
+        states=told["states"],
+        plain=HloModuleProto.FromString(archive.read(f"{number}.plain.hlo.pb")),
+        panelled=HloModuleProto.FromString(archive.read(f"{number}.panels.hlo.pb")),
+        executable=archive.read(f"{number}.executable"),
+    )

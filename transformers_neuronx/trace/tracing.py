@@ -1,0 +1,225 @@
+"""`trace` and what belongs to it: the calls of `torch_neuronx`, for the runtimes that this package has."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transformers_neuronx import files
+from transformers_neuronx.cache import build
+from transformers_neuronx.compiler import identity
+from transformers_neuronx.errors import ConfigError, EngineError, GraphError
+from transformers_neuronx.pyhlo.dtypes import from_torch
+from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.runtimes.base import Runtime
+from transformers_neuronx.trace import engine
+from transformers_neuronx.trace.buckets import BucketModelConfig, regions_of, whole
+from transformers_neuronx.trace.export import Exported, export
+from transformers_neuronx.trace.lowering import Casting, Placement, Region, lower, placements, same
+from transformers_neuronx.trace.neuron import torch_neuronx
+from transformers_neuronx.trace.program import Input, Program, Traced
+from transformers_neuronx.trace.script import ScriptModule, quiet, scripted
+
+_LOG = logging.getLogger(__name__)
+
+Inputs = torch.Tensor | Sequence[torch.Tensor | None]
+CompilerArgs = str | Sequence[str] | None
+CASTS = dict(bf16="bf16", fp16="f16", tf32="f32")  # what `--auto-cast-type` means
+
+
+def trace(
+    func: Callable[..., Any],
+    example_inputs: Inputs,
+    *_: Any,
+    input_output_aliases: Mapping[torch.Tensor, int] | None = None,
+    compiler_workdir: str | os.PathLike[str] | None = None,
+    compiler_args: CompilerArgs = None,
+    **ignored: Any,
+) -> ScriptModule:
+    """`func`, a module or a function of tensors, compiled for the sizes and types of the example inputs.
+
+    What it returns does what `func` does, is called with tensors in the same order, and can be saved with
+    `torch.jit.save`. Control flow is that of the example. Weights are those of this moment.
+
+    `input_output_aliases` has tensors that `func` knows, parameters, buffers or example inputs, and for each the
+    number of the output that replaces it after a call, counted as outputs stand one after the other. Such states stay
+    on the device and are not returned; they are the parameters of the result, in this order, and can be written to.
+    HLO goes to `compiler_workdir`. Of `compiler_args` these mean something: `--auto-cast none|matmult|all`, what in
+    f32 is computed in fewer bits, and `--auto-cast-type bf16|fp16`; with the type alone it is products.
+    """
+    if (neuron := torch_neuronx()) is not None:
+        where = dict(compiler_workdir=compiler_workdir, compiler_args=compiler_args)
+        theirs: ScriptModule = neuron.trace(
+            func, example_inputs, input_output_aliases=input_output_aliases or {}, **where, **ignored
+        )
+        return theirs
+    if ignored:
+        warnings.warn(f"trace has no use for {', '.join(ignored)}", stacklevel=2)
+    inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    exported = export(func, inputs, input_output_aliases)
+    collected = _Collected(_casting(compiler_args), compiler_workdir)
+    collected.add(
+        exported, {place: whole(state) for place, state in exported.states.items()}, range(len(exported.states))
+    )
+    states = [state.detach().clone() for state in exported.states.values()]
+    names = [exported.names.get(place, place) for place in exported.states]
+    return scripted(collected.traced(list(exported.inputs), names), collected.weights, states)
+
+
+def bucket_model_trace(
+    func: Callable[..., tuple[Callable[..., Any], Mapping[torch.Tensor, int]]],
+    example_inputs: Sequence[Inputs],
+    bucket_config: BucketModelConfig,
+    compiler_workdir: str | os.PathLike[str] | None = None,
+    compiler_args: CompilerArgs = None,
+) -> ScriptModule:
+    """One module for several sizes of inputs: `func()` returns a model and its `input_output_aliases`, as in `trace`.
+
+    It is called once for each of the example inputs, which are those of one bucket each. Weights that are equal are
+    there once. The result takes what the configuration's bucket kernel takes.
+    """
+    if (neuron := torch_neuronx()) is not None:
+        config = neuron.BucketModelConfig(**vars(bucket_config))
+        theirs: ScriptModule = neuron.bucket_model_trace(func, example_inputs, config, compiler_workdir, compiler_args)
+        return theirs
+    buckets = [(each,) if isinstance(each, torch.Tensor) else tuple(each) for each in example_inputs]
+    collected = _Collected(_casting(compiler_args), compiler_workdir)
+    exports = []
+    for number, inputs in enumerate(buckets):
+        model, aliases = func(**bucket_config.kwargs(number))
+        exports.append(export(model, inputs, aliases))
+    shared = bucket_config.shared_state_buffer
+    states = [*shared] if shared is not None else [state for each in exports for state in each.states.values()]
+    regions, first = regions_of(bucket_config, [list(each.states.values()) for each in exports]), 0
+    for exported, parts in zip(exports, regions, strict=True):
+        collected.add(exported, dict(zip(exported.states, parts, strict=True)), range(first, first + len(parts)))
+        first += 0 if shared is not None else len(parts)
+    names = [f"state_{number}" for number in range(len(states))]
+    traced = collected.traced(list(exports[-1].inputs), names)
+    kernel, constants = bucket_config.bucket_kernel(), bucket_config.bucket_kernel_constant_args
+    return scripted(traced, collected.weights, [state.detach().clone() for state in states], kernel, constants)
+
+
+def _casting(compiler_args: CompilerArgs) -> Casting:
+    """What `--auto-cast` says. Whatever else there is means nothing here, and that is said."""
+    words = shlex.split(compiler_args) if isinstance(compiler_args, str) else list(compiler_args or [])
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--auto-cast", choices=("none", "matmult", "all"))
+    parser.add_argument("--auto-cast-type", choices=tuple(CASTS))
+    try:
+        options, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"compiler_args: {error}") from error
+    if unknown:
+        warnings.warn(f"compiler_args that mean nothing to this compiler: {' '.join(unknown)}", stacklevel=3)
+    scope = options.auto_cast or ("matmult" if options.auto_cast_type else "none")
+    return Casting(scope, CASTS[options.auto_cast_type or "bf16"])
+
+
+class _Collected:
+    """Programs as they are made, and the weights that they share."""
+
+    def __init__(self, casting: Casting, workdir: str | os.PathLike[str] | None) -> None:
+        self.casting, self.workdir = casting, workdir
+        self.runtime: Runtime = get_runtime(None, 1)
+        self.weights: list[torch.Tensor] = []  # as they lie on the device
+        self._sources: list[tuple[str, Placement, torch.Tensor]] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._programs: list[Program] = []
+        self._structure: Any = None
+
+    def add(self, exported: Exported, regions: Mapping[str, Region], states: Sequence[int]) -> None:
+        """Lower and compile a function."""
+        if self._programs and exported.structure != self._structure:
+            raise GraphError(f"buckets want to return the same, got {exported.structure} after {self._structure}")
+        self._structure = exported.structure
+        places = placements(exported, self.casting)
+        numbers = [self._number(exported.names[p], exported.weights[p], placed) for p, placed in places.items()]
+        name = f"traced_{len(self._programs)}"
+        plain, panelled = (lower(exported, places, regions, self.casting, panels, name) for panels in (False, True))
+        module = panelled if self.runtime.panels else plain
+        executable = build(self.runtime, module, identity(module))
+        try:
+            data = executable.serialize()
+        except EngineError as error:
+            _LOG.warning(f"the traced module will be compiled again where it is loaded: {error}")
+            data = b""
+        nodes = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
+        inputs = [_input(nodes[place]) if place else None for place in exported.inputs.values()]
+        self._programs.append(Program(inputs, numbers, list(states), plain, panelled, data))
+        self._show(module, name)
+
+    def _number(self, name: str, tensor: torch.Tensor, placed: Placement) -> int:
+        """Of a weight, which is there already if it is the same tensor, or an equal one that is called the same."""
+        key = *same(tensor), placed
+        if key not in self._numbers:
+            equal = (
+                number
+                for number, (other, where, source) in enumerate(self._sources)
+                if (other, where) == (name, placed) and torch.equal(source, tensor)
+            )
+            self._numbers[key] = next(equal, len(self.weights))
+            if self._numbers[key] == len(self.weights):
+                self.weights.append(placed.laid_out(tensor, self.runtime.panels))
+                self._sources.append((name, placed, tensor))
+        return self._numbers[key]
+
+    def _show(self, module: Any, name: str) -> None:
+        if self.workdir is not None:
+            directory = Path(self.workdir).expanduser()
+            directory.mkdir(parents=True, exist_ok=True)
+            files.replace(directory / f"{name}.hlo.pb", module.SerializeToString(deterministic=True))
+            files.replace(directory / f"{name}.hlo.txt", self.runtime.module_text(module).encode())
+
+    def traced(self, arguments: Sequence[str], states: Sequence[str]) -> Traced:
+        weights = [(name, placed) for name, placed, _ in self._sources]
+        fingerprint = dict(self.runtime.fingerprint)
+        return Traced(arguments, self._structure, weights, states, self._programs, fingerprint)
+
+
+def _input(value: torch.Tensor) -> Input:
+    return Input(from_torch(value.dtype).name, tuple(value.shape))
+
+
+def move_trace_to_device(trace: ScriptModule, device_id: int = 0) -> None:
+    """Bring a traced module's weights and states to the device now, not at its first call.
+
+    The number is of a Neuron core: the runtimes here have one device for traced modules.
+    """
+    if (neuron := torch_neuronx()) is not None:
+        neuron.move_trace_to_device(trace, device_id)
+    else:
+        engine.load(trace.program, trace.weights, list(trace.parameters()))
+
+
+def read_states(trace: ScriptModule) -> list[torch.Tensor]:
+    """A traced module's states as they are on the device, brought to its parameters."""
+    if (running := engine.ENGINES.get(trace.program)) is not None:
+        running.read_states()
+    return list(trace.parameters())
+
+
+def save(trace: ScriptModule, path: str | os.PathLike[str]) -> None:
+    """As `torch.jit.save`, with states as they are on the device, and the file there when it is whole."""
+    read_states(trace)
+    path = Path(path).expanduser()
+    with files.staging(path.parent, path.name) as stage, quiet():
+        torch.jit.save(trace, str(stage / path.name))
+        files.fsync(stage / path.name)
+        os.replace(stage / path.name, path)
+        files.fsync(path.parent)
+
+
+def load(path: str | os.PathLike[str]) -> ScriptModule:
+    """As `torch.jit.load`, of what `save` or `torch.jit.save` has made; it is machine code, to be trusted as such."""
+    with files.explain(f"{path}: not a traced module"), quiet():
+        module: ScriptModule = torch.jit.load(str(Path(path).expanduser()))  # type: ignore[no-untyped-call]
+    return module
