@@ -127,7 +127,7 @@ CASES = [
     (
         lambda a, b, c: hlo.scatter_rows(a, b, c, (0, 1)),
         "f32[2,3] f32[5,2] f32[5]",
-        "scatter_rows wants integer indices, got b.2:f32[5,2]",
+        "scatter_rows wants integer indices [..., 2], got b.2:f32[5,2]",
     ),
     (lambda: hlo.iota("s32", [2, 3], 2), "", "iota wants an axis of [2, 3], got 2"),
     (lambda: hlo.iota("s32", []), "", "iota wants an axis of [], got 0"),

@@ -48,7 +48,7 @@ def run(name, directory):
     return ran.stdout
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_t5(tmp_path, beams):
     options = SIZES | dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
     model = randomized(T5ForConditionalGeneration(T5Config(**options, eos_token_id=1, max_position_embeddings=128)))

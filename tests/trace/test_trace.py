@@ -2,16 +2,18 @@
 
 import dataclasses
 import gc
+import importlib.machinery
 import subprocess
 import sys
 import threading
+import types
 from collections import namedtuple
 
 import pytest
 import torch
 
 from transformers_neuronx.errors import CheckpointError, ConfigError, GraphError
-from transformers_neuronx.trace import engine, move_trace_to_device, read_states, trace
+from transformers_neuronx.trace import engine, load, move_trace_to_device, read_states, save, trace
 from transformers_neuronx.trace.program import Traced
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -346,8 +348,7 @@ def test_hlo_goes_to_the_work_directory(tmp_path):
     assert (tmp_path / "work" / "traced_0.hlo.pb").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("level", ["off", "portable"])
-def test_a_module_saved_with_kernels_runs_without(level, tmp_path):
+def test_a_module_saved_with_kernels_runs_without(tmp_path):
     model = Block().eval()
     torch.jit.save(trace(model, IDS), tmp_path / "block.pt")
     torch.save(model(IDS)["logits"].detach(), tmp_path / "want.pt")
@@ -363,6 +364,39 @@ print("close")
 
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True,
-        env=os.environ | dict(NEURONX_KERNELS=level),
+        env=os.environ | dict(NEURONX_KERNELS="off"),
     )  # fmt: skip
     assert ran.returncode == 0 and "close" in ran.stdout, ran.stderr
+
+
+def test_calls_go_to_neuron_s_own_where_it_is(monkeypatch):
+    """A stand-in: what it gets is what the caller gave."""
+    theirs = types.ModuleType("torch_neuronx")
+    theirs.__spec__ = importlib.machinery.ModuleSpec("torch_neuronx", None)
+    calls = []
+    theirs.trace = lambda *arguments, **options: calls.append((arguments, options)) or "traced"
+    theirs.move_trace_to_device = lambda *arguments: calls.append(arguments)
+    monkeypatch.setitem(sys.modules, "torch_neuronx", theirs)
+    monkeypatch.setattr("glob.glob", lambda pattern: ["/dev/neuron0"] if pattern == "/dev/neuron*" else [])
+    monkeypatch.delenv("NEURONX_RUNTIME", raising=False)
+    assert trace("func", X, compiler_args="-O1", inline_weights_to_neff=False) == "traced"
+    options = dict(input_output_aliases={}, compiler_workdir=None, compiler_args="-O1", inline_weights_to_neff=False)
+    assert calls.pop() == (("func", X), options)
+    move_trace_to_device("traced", 3)
+    assert calls.pop() == ("traced", 3)
+    monkeypatch.setenv("NEURONX_RUNTIME", "cpu")
+    assert isinstance(trace(lambda x: x + 1, X), torch.jit.ScriptModule) and not calls
+
+
+def test_saved_with_states_as_they_are(tmp_path):
+    module = Counter()
+    traced = trace(module, torch.zeros(2), input_output_aliases={module.history: 1})
+    for _ in range(3):
+        traced(torch.ones(2))
+    save(traced, tmp_path / "counter.pt")
+    again = load(tmp_path / "counter.pt")
+    assert again(torch.ones(2))[0].tolist() == traced(torch.ones(2))[0].tolist() == [16, 16]
+    assert [path.name for path in tmp_path.iterdir()] == ["counter.pt"]
+    (tmp_path / "counter.pt").write_bytes(b"no module")
+    with pytest.raises(CheckpointError, match=r"counter\.pt: not a traced"):
+        load(tmp_path / "counter.pt")

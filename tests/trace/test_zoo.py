@@ -8,7 +8,7 @@ from transformers_neuronx.trace import trace
 
 # What is not traced, and why.
 REFUSED = {"mixtral": "grouped_mm"}
-QUICK = ["bert", "gpt2", "swin", "t5"]
+QUICK = ["bert", "swin"]
 
 
 def tensors(result):

@@ -109,12 +109,15 @@ def _on_host(tensor: DeviceTensor) -> torch.Tensor:
 
 
 ENGINES: Any = WeakTensorKeyDictionary()  # by the tensor with a program's bytes: it lives as long as its module
+_LOADING = threading.Lock()
 
 
 def load(program: torch.Tensor, weights: list[torch.Tensor], states: list[torch.Tensor]) -> None:
-    """Bring a traced module to the device."""
-    traced = Traced.from_bytes(torch_to_numpy(program).tobytes())
-    ENGINES[program] = Engine(traced, weights, states, get_runtime(None, 1))
+    """Bring a traced module to the device, unless it is there."""
+    with _LOADING:
+        if program not in ENGINES:
+            traced = Traced.from_bytes(torch_to_numpy(program).tobytes())
+            ENGINES[program] = Engine(traced, weights, states, get_runtime(None, 1))
 
 
 def _loaded(program: torch.Tensor) -> bool:
