@@ -55,6 +55,10 @@ def test_operations_on_bits_refuse_floats(name, op):
     refused(getattr(hlo, name), "f32[2] f32[2]", f"{op} wants integers or predicates, got a.1:f32[2]")
 
 
+def slide(x, kernel):
+    return hlo.convolution(x, kernel, [1], [(0, 0)], [1], [1], groups=2)
+
+
 X = "f32[2,3]"
 CASES = [
     # numbers beside tensors
@@ -102,6 +106,29 @@ CASES = [
     ),
     (hlo.clamp, "s32[] f32[3] s32[]", "clamp wants one element type"),
     (lambda a: a + hlo.convert(a, "bf16"), X, "add wants one element type, got a.1:f32[2,3] and convert.2:bf16[2,3]"),
+    # windows
+    (
+        slide,
+        "f32[1,4,8] bf16[2,4,3]",
+        "convolution wants a kernel of the type and rank of a.1:f32[1,4,8], got b.2:bf16[2,4,3]",
+    ),
+    (
+        slide,
+        "f32[1,4,8] f32[2,4]",
+        "convolution wants a kernel of the type and rank of a.1:f32[1,4,8], got b.2:f32[2,4]",
+    ),
+    (slide, "f32[4,8] f32[2,4]", "convolution wants a kernel of the type and rank of a.1:f32[4,8], got b.2:f32[2,4]"),
+    (
+        slide,
+        "f32[1,4,8] f32[2,3,3]",
+        "convolution in 2 groups wants [out, in / groups, ...] for a.1:f32[1,4,8], got b.2:f32[2,3,3]",
+    ),
+    (slide, "f32[1,4,8] f32[3,2,3]", "convolution in 2 groups wants [out, in / groups, ...] for a.1:f32[1,4,8]"),
+    (
+        lambda a: hlo.reduce_window(a, "Add", 0, [1, 1, 1], [1] * 3, [(0, 0)] * 3, [1] * 3),
+        X,
+        "reduce_window wants an axis of a.1:f32[2,3] for each of the window [1, 1, 1]",
+    ),
     # shaping
     (lambda: hlo.iota("pred", [2]), "", "iota wants numbers to count in, got pred"),
     (lambda a: hlo.split(a, 0), X, "split wants axis 1 of a.1:f32[2,3] to divide by 0"),
