@@ -192,7 +192,7 @@ def scatter_rows(x: Tensor, indices: Tensor, updates: Tensor, axes: Sequence[int
     """`x` with `updates[...]` written at position `indices[...]` = (i, j, …) of the `axes`; outside is dropped.
 
     x any shape, indices s32[..., axes], updates [..., *sizes of x's other axes]. With an `op`, "Add" for instance,
-    what was there is combined with all that is written there; without, no two updates may hit one place.
+    what was there is combined with all that is written there; without, of several updates of one place any may stay.
     """
     _check_places("scatter_rows", indices, axes)
     rest = [size for axis, size in enumerate(x.sizes) if axis not in axes]
@@ -210,7 +210,6 @@ def scatter_rows(x: Tensor, indices: Tensor, updates: Tensor, axes: Sequence[int
             scatter_dims_to_operand_dims=axes,
             index_vector_dim=lead,
         ),
-        unique_indices=op is None,
         to_apply=lambda _: _combined(x.dtype, op),
     )
 
