@@ -6,7 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from transformers_neuronx.errors import GraphError
 from transformers_neuronx.trace import trace
+from transformers_neuronx.trace.aten import TABLE
+from transformers_neuronx.trace.export import decompositions
+
+aten = torch.ops.aten
 
 torch.manual_seed(0)
 X = torch.randn(3, 4, 5) * 2
@@ -17,6 +22,28 @@ INTS = torch.randint(-9, 9, (3, 4, 5))
 MORE = torch.randint(1, 9, (3, 4, 5))
 TRUTHS = X > 0
 IMAGE = torch.randn(2, 6, 9, 8)
+
+
+CALLED, FINISHED = set(), []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _lowerings_are_noted():
+    """Which of the table's functions the tests of this file call."""
+    before = dict(TABLE)
+
+    def noted(operation, lowering):
+        return lambda *operands, **options: CALLED.add(operation) or lowering(*operands, **options)
+
+    TABLE.update({operation: noted(operation, lowering) for operation, lowering in before.items()})
+    yield
+    TABLE.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _finished(request):
+    yield
+    FINISHED.append(request.node.name)
 
 
 def agree(name, got, want, tolerance=1e-5):
@@ -419,6 +446,48 @@ def test_pooling():
     )
 
 
+def test_operations_that_are_called_by_their_own_names():
+    """What PyTorch writes otherwise, or takes apart, unless it is called so."""
+    weight, bias = torch.randn(5), torch.randn(5)
+    compare(
+        dict(
+            numbers=lambda x, i: (aten.add.Scalar(x, 2, 3), aten.sub.Scalar(x, 2), aten.mul.Scalar(x, 2)),
+            division=lambda x, i: (aten.div.Scalar(x, 2), aten.div.Scalar_mode(x, 2, rounding_mode="floor")),
+            fmod=lambda x, i: aten.fmod.Scalar(x, 1.5),
+            bits=lambda x, i: (
+                aten.bitwise_and.Scalar(i, 5),
+                aten.bitwise_or.Scalar(i, 5),
+                aten.bitwise_xor.Scalar(i, 5),
+            ),
+            shifts=lambda x, i: (torch.bitwise_left_shift(i, 2), torch.bitwise_right_shift(i, i.abs() % 3), i << i % 3),
+            more_shifts=lambda x, i: (torch.bitwise_left_shift(i, i % 3), torch.bitwise_right_shift(i, 1), i >> i % 3),
+            sort=lambda x, i: tuple(aten.sort.default(x)),
+            softmax=lambda x, i: (aten._softmax(x, 1, False), aten._log_softmax(x, 1, False)),
+            var_mean=lambda x, i: torch.var_mean(x, 1),
+            norm=lambda x, i: torch.native_layer_norm(x, (5,), weight, bias, 1e-5)[0],
+            group_norm=lambda x, i: torch.native_group_norm(x, weight[:4], bias[:4], 3, 4, 5, 2, 1e-5)[0],
+            pools=lambda x, i: (F.avg_pool3d(x[None], 2), F.adaptive_avg_pool3d(x[None], (1, 2, 3))),
+            empty=lambda x, i: (torch.empty(2, 0), torch.tensor([1.5, 2.0]) * 2),
+        ),
+        X,
+        MORE,
+    )
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: F.dropout(x, 0.5), lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)]
+)
+def test_what_a_model_does_in_training_is_refused(function):
+    with pytest.raises(GraphError, match=r"at random while a model is trained: call its eval\(\) first"):
+        trace(function, X)
+
+
+def test_no_lowering_is_dead():
+    """None is of an operation that PyTorch takes apart before."""
+    table = decompositions()
+    assert not [str(operation) for operation in TABLE if operation in table]
+
+
 def test_resizing():
     compare(
         dict(
@@ -454,3 +523,10 @@ def test_half_precision_is_as_near_as_pytorch_s_own(dtype):
     got = trace(block, x.to(dtype))(x.to(dtype))
     assert got.dtype == dtype
     assert (got.float() - exact).square().mean() <= 1.5**2 * own
+
+
+def test_every_lowering_was_called(request):
+    here = [item.name for item in request.session.items if item.path == request.node.path]
+    if set(here) - {*FINISHED, request.node.name}:
+        pytest.skip("wants all other tests of this file to have run before")
+    assert sorted(str(operation) for operation in TABLE if operation not in CALLED) == []

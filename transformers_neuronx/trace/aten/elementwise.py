@@ -36,10 +36,6 @@ def _of_one(function: Callable[[Tensor], Tensor]) -> Callable[[Shape, Tensor], T
     return lower
 
 
-def _atan(x: Tensor) -> Tensor:
-    return hlo.atan2(x, 1.0)
-
-
 def _sinh(x: Tensor) -> Tensor:
     return (hlo.exp(x) - hlo.exp(-x)) * 0.5
 
@@ -64,7 +60,7 @@ TABLE |= {
         aten.acosh.default: lambda x: hlo.log(x + hlo.sqrt(x - 1.0) * hlo.sqrt(x + 1.0)),
         aten.asin.default: lambda x: hlo.atan2(x, hlo.sqrt((1.0 - x) * (1.0 + x))),
         aten.asinh.default: _asinh,
-        aten.atan.default: _atan,
+        aten.atan.default: lambda x: hlo.atan2(x, 1.0),
         aten.atanh.default: _atanh,
         aten.cos.default: hlo.cos,
         aten.cosh.default: _cosh,
@@ -94,15 +90,11 @@ def _or_as_it_is(function: Callable[[Tensor], Tensor]) -> Callable[[Shape, Tenso
     return lambda out, x: function(x) if is_float(x.dtype) else x
 
 
-def _sign(x: Tensor) -> Tensor:
+def _sign(out: Shape, x: Tensor) -> Tensor:
     """Of a NaN it is 0."""
-    return (
-        hlo.select(hlo.equal(x, x), hlo.sign(x), 0.0)
-        if is_float(x.dtype)
-        else x
-        if x.dtype.name == "pred"
-        else hlo.sign(x)
-    )
+    if is_float(x.dtype):
+        return hlo.select(hlo.equal(x, x), hlo.sign(x), 0.0)
+    return x if x.dtype.name == "pred" else hlo.sign(x)
 
 
 TABLE |= {
@@ -112,7 +104,7 @@ TABLE |= {
     aten.trunc.default: _or_as_it_is(lambda x: hlo.select(x < 0.0, hlo.ceil(x), hlo.floor(x))),
     aten.abs.default: lambda out, x: x if x.dtype.name[0] in "pu" else hlo.abs(x),
     aten.neg.default: lambda out, x: -x,
-    aten.sign.default: lambda out, x: _sign(x),
+    aten.sign.default: _sign,
     aten.relu.default: lambda out, x: hlo.maximum(x, 0),
     aten.bitwise_not.default: lambda out, x: ~x,
     aten.logical_not.default: lambda out, x: ~converted(x, "pred"),
@@ -174,14 +166,12 @@ def mul(out: Shape, a: Any, b: Any) -> Tensor:
 def div(out: Shape, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
     a, b = promoted(out.dtype, a, b)
     if rounding_mode == "floor":
-        return floor_divide(out, a, b)
+        return _floor_divide(out, a, b)
     quotient = hlo.divide(a, b)  # of integers without what is left
     return TABLE[aten.trunc.default](out, quotient) if rounding_mode == "trunc" else quotient
 
 
-@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(out: Shape, a: Any, b: Any) -> Tensor:
-    a, b = promoted(out.dtype, a, b)
+def _floor_divide(out: Shape, a: Any, b: Any) -> Tensor:
     left = hlo.remainder(a, b)
     one_less = _signs_differ(left, b)
     if not is_float(out.dtype):
@@ -216,14 +206,16 @@ def _signs_differ(left: Tensor, b: Any) -> Tensor:
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
 def pow(out: Shape, a: Any, b: Any) -> Tensor:
     a, b = promoted(out.dtype, a, b)
-    if isinstance(b, int | float) and b == int(b) and 1 <= b <= 4:
-        power: Tensor = a
+    a, b = (widened(x) if isinstance(x, Tensor) else x for x in (a, b))
+    if isinstance(b, int | float) and b in (1, 2, 3, 4):
+        power = a
         for _ in range(int(b) - 1):
             power = power * a
-        return power
-    if b in (0.5, -0.5):
-        return hlo.convert((hlo.sqrt if b > 0 else hlo.rsqrt)(widened(a)), out.dtype)
-    return hlo.power(a, b)
+    elif isinstance(b, float) and b in (0.5, -0.5):
+        power = hlo.sqrt(a) if b > 0 else hlo.rsqrt(a)
+    else:
+        power = hlo.power(a, b)
+    return hlo.convert(power, out.dtype)
 
 
 @lowers(aten.atan2.default)
@@ -249,18 +241,13 @@ def minimum(out: Shape, a: Tensor, b: Tensor) -> Tensor:
     return hlo.minimum(*promoted(out.dtype, a, b))
 
 
-@lowers(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor)
+@lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(out: Shape, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     (x,) = promoted(out.dtype, x)
     for bound, function in ((min, hlo.maximum), (max, hlo.minimum)):
         if bound is not None:
             x = function(x, *promoted(out.dtype, bound))
     return x
-
-
-@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(out: Shape, x: Tensor, max: Any) -> Tensor:
-    return clamp(out, x, None, max)
 
 
 # Logic, comparison, choice.
@@ -281,29 +268,32 @@ def _on_truths(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda out, a, b: function(converted(a, "pred"), converted(b, "pred"))
 
 
-for _name, _function in dict(
-    eq=hlo.equal, ne=hlo.not_equal, lt=hlo.less, le=hlo.less_equal, gt=hlo.greater, ge=hlo.greater_equal
-).items():
-    lowers(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(_compares(_function))
-for _name, _function in dict(
-    bitwise_and=hlo.logical_and,
-    bitwise_or=hlo.logical_or,
-    bitwise_xor=hlo.logical_xor,
-    bitwise_left_shift=hlo.shift_left,
-    bitwise_right_shift=hlo.shift_right,
-    __lshift__=hlo.shift_left,
-    __rshift__=hlo.shift_right,
-).items():
-    _packet = getattr(aten, _name)
-    lowers(
-        *(
-            getattr(_packet, overload)
-            for overload in _packet.overloads()
-            if overload in ("Tensor", "Scalar", "Tensor_Scalar")
-        )
-    )(_on_bits(_function))
-for _name, _function in dict(and_=hlo.logical_and, or_=hlo.logical_or, xor=hlo.logical_xor).items():
-    lowers(getattr(aten, f"logical_{_name.rstrip('_')}").default)(_on_truths(_function))
+def _overloads(name: str) -> list[Any]:
+    """Those of an operation that are functions of two tensors, or of a tensor and a number."""
+    packet = getattr(aten, name)
+    named = [kind for kind in ("Tensor", "Scalar", "Tensor_Scalar") if kind in packet.overloads()]
+    return [getattr(packet, kind) for kind in named or ["default"]]
+
+
+for _name, _function in {
+    "eq": _compares(hlo.equal),
+    "ne": _compares(hlo.not_equal),
+    "lt": _compares(hlo.less),
+    "le": _compares(hlo.less_equal),
+    "gt": _compares(hlo.greater),
+    "ge": _compares(hlo.greater_equal),
+    "bitwise_and": _on_bits(hlo.logical_and),
+    "bitwise_or": _on_bits(hlo.logical_or),
+    "bitwise_xor": _on_bits(hlo.logical_xor),
+    "bitwise_left_shift": _on_bits(hlo.shift_left),
+    "bitwise_right_shift": _on_bits(hlo.shift_right),
+    "__lshift__": _on_bits(hlo.shift_left),
+    "__rshift__": _on_bits(hlo.shift_right),
+    "logical_and": _on_truths(hlo.logical_and),
+    "logical_or": _on_truths(hlo.logical_or),
+    "logical_xor": _on_truths(hlo.logical_xor),
+}.items():
+    lowers(*_overloads(_name))(_function)
 
 
 @lowers(aten.where.self)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from transformers_neuronx import hlo
-from transformers_neuronx.errors import GraphError
 from transformers_neuronx.pyhlo import Shape, Tensor
 from transformers_neuronx.pyhlo.dtypes import limits
 from transformers_neuronx.trace.aten.table import lowers, widened
@@ -47,7 +46,7 @@ def max_pool2d(
     return [hlo.reduce_window(x, "Maximum", lowest, kernel, stride, edges, dilation), None]
 
 
-@lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
+@lowers(aten.avg_pool2d.default, aten.avg_pool3d.default)
 def avg_pool(
     out: Shape,
     x: Tensor,
@@ -74,13 +73,7 @@ def avg_pool(
     return hlo.convert(total / count, out.dtype)
 
 
-@lowers(
-    aten.adaptive_avg_pool1d.default,
-    aten.adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool2d.default,
-    aten.adaptive_avg_pool3d.default,
-    aten._adaptive_avg_pool3d.default,
-)
+@lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default)
 def adaptive_avg_pool(out: Shape, x: Tensor, output_size: Sequence[int]) -> Tensor:
     rank = len(output_size)
     y = widened(x)
@@ -90,8 +83,3 @@ def adaptive_avg_pool(out: Shape, x: Tensor, output_size: Sequence[int]) -> Tens
         parts = [hlo.mean(hlo.slice(y, axis, low, high), axis, keep=True) for low, high in bounds]
         y = hlo.concatenate(parts, axis)
     return hlo.convert(y, out.dtype)
-
-
-@lowers(aten.max_pool1d.default, aten.max_pool3d.default)
-def max_pool(out: Shape, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    raise GraphError("max_pool wants two axes to pool over: add one of size 1, and use max_pool2d")

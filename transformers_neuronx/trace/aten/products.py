@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import torch
 
 from transformers_neuronx import hlo, layers
-from transformers_neuronx.pyhlo import DType, Shape, Tensor, dtype_named
-from transformers_neuronx.trace.aten.table import converted, is_float, lowers
+from transformers_neuronx.pyhlo import Shape, Tensor
+from transformers_neuronx.trace.aten.table import converted, lowers, of_training, wide
 from transformers_neuronx.weights import Parameter, Weight
 
 aten = torch.ops.aten
@@ -25,7 +25,6 @@ MULTIPLIED = {
     aten.mm.default: (0, 1),
     aten.bmm.default: (0, 1),
     aten.addmm.default: (1, 2),
-    aten.baddbmm.default: (1, 2),
     aten.convolution.default: (0, 1),
     aten.scaled_dot_product_attention.default: (0, 1, 2),
 }
@@ -46,13 +45,8 @@ def _layer(out: Shape, x: Tensor, weight: Parameter, bias: Tensor | None) -> Ten
 Axes = tuple[Sequence[int], Sequence[int]]
 
 
-def _sums(x: Tensor) -> DType:
-    """The element type to sum products in: at least f32."""
-    return dtype_named("f32") if is_float(x.dtype) and x.dtype.element.bits < 32 else x.dtype
-
-
 def _dot(out: Shape, a: Tensor, b: Tensor, contract: Axes, batch: Axes = ((), ())) -> Tensor:
-    return hlo.convert(hlo.dot(a, b, contract, batch, _sums(a)), out.dtype)
+    return hlo.convert(hlo.dot(a, b, contract, batch, wide(a.dtype)), out.dtype)
 
 
 @lowers(aten.linear.default)
@@ -77,15 +71,7 @@ def bmm(out: Shape, a: Tensor, b: Tensor) -> Tensor:
 def addmm(out: Shape, bias: Tensor, a: Tensor, b: Tensor | Parameter, beta: float = 1, alpha: float = 1) -> Tensor:
     if isinstance(b, Parameter) and beta == alpha == 1 and len(bias.sizes) == 1 and bias.sizes == out.sizes[1:]:
         return _layer(out, a, b, bias)
-    return _scaled(mm(out, a, b), bias, alpha, beta)
-
-
-@lowers(aten.baddbmm.default)
-def baddbmm(out: Shape, bias: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _scaled(bmm(out, a, b), bias, alpha, beta)
-
-
-def _scaled(y: Tensor, bias: Tensor, alpha: float, beta: float) -> Tensor:
+    y = mm(out, a, b)
     y = y if alpha == 1 else y * alpha
     return y if beta == 0 else y + (bias if beta == 1 else bias * beta)
 
@@ -103,20 +89,21 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """softmax(q kᵀ scale + mask) v. q [..., n, d], k and v [..., m, d]; a mask of predicates says what is seen."""
+    if dropout_p:
+        raise of_training("attention with dropout_p")
     *lead, n, d = q.sizes
     m, batch = k.sizes[-2], math.prod(lead)
     if enable_gqa and k.sizes[-3] != q.sizes[-3]:
         k, v = (_repeated(x, q.sizes[-3] // x.sizes[-3]) for x in (k, v))
     q, k, v = (hlo.reshape(hlo.broadcast_to(x, (*lead, *x.sizes[-2:])), batch, *x.sizes[-2:]) for x in (q, k, v))
-    wide = _sums(q)
-    scores = hlo.dot(q, k, ([2], [2]), ([0], [0]), wide) * (d**-0.5 if scale is None else scale)
+    scores = hlo.dot(q, k, ([2], [2]), ([0], [0]), wide(q.dtype)) * (d**-0.5 if scale is None else scale)
     scores = hlo.reshape(scores, *lead, n, m)
     if is_causal:
         scores = hlo.select(hlo.iota("s32", [n, m], 0) >= hlo.iota("s32", [n, m], 1), scores, -math.inf)
     if mask is not None and mask.dtype.name == "pred":
         scores = hlo.select(mask, scores, -math.inf)
     elif mask is not None:
-        scores = scores + hlo.convert(mask, wide)
+        scores = scores + hlo.convert(mask, scores.dtype)
     largest = hlo.max(scores, -1, keep=True)
     e = hlo.exp(scores - hlo.select(hlo.equal(largest, -math.inf), 0.0, largest))
     total = hlo.sum(e, -1, keep=True)
@@ -156,7 +143,7 @@ def convolution(
         edges = [(far - low, far - low + extra) for far, low, extra in zip(reach, padding, more, strict=True)]
         spread, stride = stride, [1] * rank
         weight = _of_inputs(weight, groups)
-    y = hlo.convert(hlo.convolution(x, weight, stride, edges, dilation, spread, groups, dtype=_sums(x)), out.dtype)
+    y = hlo.convert(hlo.convolution(x, weight, stride, edges, dilation, spread, groups, dtype=wide(x.dtype)), out.dtype)
     return y if bias is None else y + hlo.reshape(converted(bias, y.dtype), -1, *[1] * rank)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ import torch
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.norm import layer_norm as layer_norm_layer
 from transformers_neuronx.pyhlo import Shape, Tensor
-from transformers_neuronx.pyhlo.dtypes import limits
-from transformers_neuronx.trace.aten.table import TABLE, axes_of, converted, is_float, lowers, widened
+from transformers_neuronx.pyhlo.dtypes import limits, to_torch
+from transformers_neuronx.trace.aten.table import axes_of, converted, is_float, lowers, of_training, widened
 
 aten = torch.ops.aten
 
@@ -22,7 +23,7 @@ Dims = int | Sequence[int] | None
 # Sums and extremes.
 
 
-@lowers(aten.sum.default, aten.sum.dim_IntList)
+@lowers(aten.sum.dim_IntList)
 def sum(out: Shape, x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     x = widened(converted(x, out.dtype))
     return hlo.convert(hlo.sum(x, axes_of(x, dim), keepdim), out.dtype)
@@ -58,11 +59,6 @@ def amin(out: Shape, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tens
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
 def any(out: Shape, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return converted(hlo.any(converted(x, "pred"), axes_of(x, dim), keepdim), out.dtype)
-
-
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
-def all(out: Shape, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    return converted(hlo.all(converted(x, "pred"), axes_of(x, dim), keepdim), out.dtype)
 
 
 def _first_largest(x: Tensor, axis: int) -> Tensor:
@@ -166,7 +162,7 @@ def cummax(out: Sequence[Shape], x: Tensor, dim: int) -> list[Tensor]:
 # Normalizations.
 
 
-@lowers(aten._softmax.default, aten._safe_softmax.default, aten.softmax.int)
+@lowers(aten._softmax.default, aten.softmax.int)
 def softmax(out: Shape, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     x = widened(hlo.convert(x, out.dtype))
     e = hlo.exp(x - hlo.max(x, axes_of(x, dim), keep=True))
@@ -178,21 +174,6 @@ def log_softmax(out: Shape, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     x = widened(hlo.convert(x, out.dtype))
     x = x - hlo.max(x, axes_of(x, dim), keep=True)
     return hlo.convert(x - hlo.log(hlo.sum(hlo.exp(x), axes_of(x, dim), keep=True)), out.dtype)
-
-
-class _Norm:
-    """A norm's weight and bias as `layers` has them, in f32 and of the sizes that are normalized."""
-
-    class Of:
-        def __init__(self, tensor: Tensor) -> None:
-            self.tensor = tensor
-
-    def __init__(self, weight: Tensor | None, bias: Tensor | None, size: int) -> None:
-        given = zip((weight, bias), (1.0, 0.0), strict=True)
-        self.weight, self.bias = (
-            self.Of(hlo.full(default, "f32", [size]) if x is None else hlo.convert(hlo.reshape(x, -1), "f32"))
-            for x, default in given
-        )
 
 
 @lowers(aten.layer_norm.default)
@@ -209,7 +190,14 @@ def layer_norm(
     rows = hlo.reshape(x, *x.sizes[: len(x.sizes) - len(normalized)], size)
     if x.dtype.name == "f64":
         return _normalized(out, rows, [len(rows.sizes) - 1], weight, bias, eps)
-    return hlo.reshape(layer_norm_layer(rows, _Norm(weight, bias, size), eps), *out.sizes)
+    parts = [
+        SimpleNamespace(
+            tensor=hlo.full(default, "f32", [size]) if x is None else hlo.convert(hlo.reshape(x, -1), "f32")
+        )
+        for x, default in ((weight, 1.0), (bias, 0.0))
+    ]
+    w = SimpleNamespace(weight=parts[0], bias=parts[1])
+    return hlo.reshape(layer_norm_layer(rows, w, eps), *out.sizes)
 
 
 @lowers(aten.native_layer_norm.default)
@@ -225,7 +213,7 @@ def rms_norm(
 ) -> Tensor:
     wide = widened(x)
     axes = list(range(len(x.sizes) - len(normalized), len(x.sizes)))
-    eps = torch.finfo(getattr(torch, str(x.dtype.element.torch))).eps if eps is None else eps
+    eps = torch.finfo(to_torch(x.dtype.name)).eps if eps is None else eps
     y = wide * hlo.rsqrt(hlo.mean(wide * wide, axes, keep=True) + eps)
     return hlo.convert(y if weight is None else y * hlo.convert(weight, y.dtype), out.dtype)
 
@@ -295,4 +283,6 @@ def instance_norm(
     return [_normalized(out[0], x, axes, weight, bias, eps), None, None]
 
 
-TABLE[aten.native_dropout.default] = lambda out, x, p, train: [x, None]
+@lowers(aten.native_dropout.default)
+def dropout(out: Sequence[Shape], x: Tensor, p: float, train: bool | None) -> list[Tensor]:
+    raise of_training("dropout")

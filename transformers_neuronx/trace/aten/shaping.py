@@ -10,7 +10,8 @@ import torch
 
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Shape, Tensor
-from transformers_neuronx.trace.aten.table import TABLE, axes_of, converted, lowers, promoted
+from transformers_neuronx.pyhlo.dtypes import to_torch
+from transformers_neuronx.trace.aten.table import axes_of, converted, is_float, lowers, promoted
 
 aten = torch.ops.aten
 
@@ -20,7 +21,7 @@ END = 2**63 - 1  # what an exported slice says where it has no end
 # Out of nothing.
 
 
-@lowers(aten.full.default, aten.full_like.default, aten.new_full.default)
+@lowers(aten.full.default, aten.full_like.default)
 def full(out: Shape, like: Any, value: Any, dtype: Any = None) -> Tensor:
     if isinstance(value, Tensor):
         return hlo.broadcast_to(converted(value, out.dtype), out.sizes)
@@ -34,14 +35,14 @@ def scalar_tensor(out: Shape, value: float, dtype: Any = None) -> Tensor:
 
 def _held(value: float, out: Shape) -> float:
     """A number as this element type has it: one that stands for minus infinity is finite in types that are narrower."""
-    if not out.dtype.name.startswith(("f", "bf")) or not math.isfinite(value):
+    if not is_float(out.dtype) or not math.isfinite(value):
         return value
-    limit = torch.finfo(getattr(torch, str(out.dtype.element.torch))).max
+    limit = torch.finfo(to_torch(out.dtype.name)).max
     return max(-limit, min(limit, value))
 
 
-@lowers(aten.empty.memory_format, aten.empty_like.default)
-def empty(out: Shape, like: Any, dtype: Any = None) -> Tensor:
+@lowers(aten.empty.memory_format)
+def empty(out: Shape, sizes: Any, dtype: Any = None) -> Tensor:
     return hlo.full(0, out.dtype, out.sizes)
 
 
@@ -62,20 +63,8 @@ def _reshaped(out: Shape, x: Tensor, *_: Any) -> Tensor:
     return hlo.reshape(x, *out.sizes)
 
 
-TABLE |= dict.fromkeys(
-    [
-        aten.alias.default,
-        aten.clone.default,
-        aten.contiguous.default,
-        aten.detach.default,
-        aten.lift_fresh_copy.default,
-    ],
-    _as_it_is,
-)
-_squeezes = [aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims]
-TABLE |= dict.fromkeys(
-    [aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, *_squeezes], _reshaped
-)
+lowers(aten.alias.default, aten.clone.default)(_as_it_is)
+lowers(aten.view.default, aten.unsqueeze.default, aten.squeeze.dims)(_reshaped)
 
 
 @lowers(aten.view.dtype)
@@ -141,11 +130,6 @@ def split_with_sizes(out: Sequence[Shape], x: Tensor, sizes: Sequence[int], dim:
     return [hlo.slice(x, dim, start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-@lowers(aten.unbind.int)
-def unbind(out: Sequence[Shape], x: Tensor, dim: int = 0) -> list[Tensor]:
-    return [select(shape, x, dim, index) for index, shape in enumerate(out)]
-
-
 @lowers(aten.repeat.default)
 def repeat(out: Shape, x: Tensor, repeats: Sequence[int]) -> Tensor:
     sizes = (1,) * (len(repeats) - len(x.sizes)) + x.sizes
@@ -169,41 +153,14 @@ def roll(out: Shape, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ())
     return hlo.reshape(flat, *out.sizes)
 
 
-# Edges. `padding` has a pair for each axis, the last axis first.
-
-
-def _pairs(x: Tensor, padding: Sequence[int]) -> list[tuple[int, int, int]]:
-    last = len(x.sizes) - 1
-    return [(last - number // 2, padding[number], padding[number + 1]) for number in range(0, len(padding), 2)]
-
-
 @lowers(aten.constant_pad_nd.default)
 def constant_pad(out: Shape, x: Tensor, padding: Sequence[int], value: float = 0) -> Tensor:
-    for axis, low, high in _pairs(x, padding):
+    """`padding` has a pair for each axis, the last axis first."""
+    for number in range(0, len(padding), 2):
+        axis, (low, high) = len(x.sizes) - 1 - number // 2, padding[number : number + 2]
         size = x.sizes[axis]
         x = hlo.slice(x, axis, max(-low, 0), size - max(-high, 0))
         x = hlo.pad(x, axis, max(low, 0), max(high, 0), _held(value, out))
-    return x
-
-
-@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(out: Shape, x: Tensor, padding: Sequence[int]) -> Tensor:
-    for axis, low, high in _pairs(x, padding):
-        size = x.sizes[axis]
-        before = hlo.reverse(hlo.slice(x, axis, 1, 1 + low), axis)
-        after = hlo.reverse(hlo.slice(x, axis, size - 1 - high, size - 1), axis)
-        x = hlo.concatenate([before, x, after], axis)
-    return x
-
-
-@lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
-def replication_pad(out: Shape, x: Tensor, padding: Sequence[int]) -> Tensor:
-    for axis, low, high in _pairs(x, padding):
-        size = x.sizes[axis]
-        edges = [hlo.slice(x, axis, 0, 1), hlo.slice(x, axis, size - 1, size)]
-        sizes = [[width if i == axis else s for i, s in enumerate(x.sizes)] for width in (low, high)]
-        before, after = (hlo.broadcast_to(*edge) for edge in zip(edges, sizes, strict=True))
-        x = hlo.concatenate([before, x, after], axis)
     return x
 
 
@@ -233,12 +190,3 @@ def slice_scatter(
     places = hlo.iota("s32", [len(range(first, last, step)), 1]) * step + first
     rows = hlo.transpose(source, dim % len(x.sizes), *(i for i in range(len(x.sizes)) if i != dim % len(x.sizes)))
     return hlo.scatter_rows(x, places, converted(rows, x.dtype), (dim % len(x.sizes),))
-
-
-@lowers(aten.select_scatter.default)
-def select_scatter(out: Shape, x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    sizes = [1 if axis == dim % len(x.sizes) else size for axis, size in enumerate(x.sizes)]
-    starts = [
-        index % x.sizes[dim] if size == 1 and axis == dim % len(x.sizes) else 0 for axis, size in enumerate(sizes)
-    ]
-    return hlo.dynamic_update_slice(x, hlo.reshape(converted(source, x.dtype), *sizes), starts)

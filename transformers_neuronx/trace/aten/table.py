@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from transformers_neuronx import hlo
+from transformers_neuronx.errors import GraphError
 from transformers_neuronx.pyhlo import DType, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import FLOATS, from_torch, to_torch
 
@@ -58,9 +59,19 @@ def common_type(*operands: Any) -> DType:
     return element_type_of(torch.result_type(*meta))
 
 
+def wide(dtype: DType) -> DType:
+    """The element type that PyTorch computes with inside an operation: at least f32."""
+    return dtype_named("f32") if is_float(dtype) and dtype.element.bits < 32 else dtype
+
+
 def widened(x: Tensor) -> Tensor:
-    """`x` in the element type that PyTorch computes with inside an operation: at least f32."""
-    return hlo.convert(x, "f32") if is_float(x.dtype) and x.dtype.element.bits < 32 else x
+    """`x` in that type."""
+    return hlo.convert(x, wide(x.dtype))
+
+
+def of_training(operation: str) -> GraphError:
+    """What is said of an operation that draws numbers."""
+    return GraphError(f"{operation} drops some numbers at random while a model is trained: call its eval() first")
 
 
 def axes_of(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
