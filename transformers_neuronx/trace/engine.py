@@ -34,8 +34,8 @@ class Engine:
             self._put(placed.moved(tensor, runtime.panels))
             for tensor, (_, placed) in zip(weights, traced.weights, strict=True)
         ]
-        self._on_device: list[DeviceTensor] = []
-        self._versions: list[int] = []
+        self._on_device: dict[int, DeviceTensor] = {}
+        self._versions: dict[int, int] = {}  # of the host's tensors that were brought there
         self._lock = threading.Lock()
         self._bring_states(range(len(states)))
 
@@ -50,14 +50,12 @@ class Engine:
         return self.runtime.put([array], given=self.runtime.usable(array))
 
     def _bring_states(self, numbers: Sequence[int]) -> None:
-        """States as the host has them."""
-        if not self._on_device:
-            self._on_device = [self.runtime.put([torch_to_numpy(state)]) for state in self.states]
-            self._versions = [state._version for state in self.states]
-            return
+        """States that the host has written to since."""
         for number in numbers:
-            self._versions[number] = self.states[number]._version
-            self._on_device[number] = self.runtime.put([torch_to_numpy(self.states[number])])
+            state = self.states[number]
+            if self._versions.get(number) != state._version:
+                self._versions[number] = state._version
+                self._on_device[number] = self.runtime.put([torch_to_numpy(state)])
 
     def run(self, bucket: int, inputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The outputs of a program, on the host; its new states stay on the device."""
@@ -68,8 +66,7 @@ class Engine:
         given = [self.runtime.put([torch_to_numpy(tensor)]) for tensor in inputs if tensor is not None]
         weights = [self.weights[number] for number in program.weights]
         with self._lock:
-            written = [n for n in program.states if self.states[n]._version != self._versions[n]]
-            self._bring_states(written)
+            self._bring_states(program.states)
             states = [self._on_device[number] for number in program.states]
             try:
                 results = self.executables[bucket](*given, *weights, *states)
@@ -78,8 +75,8 @@ class Engine:
                     self._on_device[number] = state
                 return [_on_host(result) for result in results[:count]]
             except BaseException:
-                self._on_device = []  # they were given away: the host's are what there is
-                self._bring_states(())
+                for number in program.states:  # they were given away: the host's are what there is
+                    self._versions.pop(number, None)
                 raise
 
     def _check(self, program: Program, inputs: Sequence[torch.Tensor | None]) -> None:
@@ -97,9 +94,9 @@ class Engine:
     def read_states(self) -> None:
         """Bring the states to the host's tensors."""
         with self._lock, torch.no_grad():
-            for number, (state, tensor) in enumerate(zip(self.states, self._on_device, strict=True)):
-                if state._version == self._versions[number]:
-                    state.copy_(_on_host(tensor))
+            for number, state in enumerate(self.states):
+                if state._version == self._versions.get(number):
+                    state.copy_(_on_host(self._on_device[number]))
                     self._versions[number] = state._version
 
 

@@ -60,18 +60,18 @@ class Exported:
 
     `inputs` has, for each argument by its name, the placeholder of the graph, or None for one that is no tensor;
     `weights` and `states` have the tensors that other placeholders stand for, and `names` what the function calls
-    these. `outputs` are the nodes that come out, and `structure` says how; `updates` has, for each state, the node
-    with its new value.
+    all of them. `outputs` are the nodes that come out, and `structure` says how; `updates` has, for each state, the
+    node with its new value.
     """
 
     graph: torch.fx.Graph
-    names: Mapping[str, str]
-    inputs: Mapping[str, str | None]
-    weights: Mapping[str, torch.Tensor]
-    states: Mapping[str, torch.Tensor]
+    names: Mapping[Node, str]
+    inputs: Mapping[str, Node | None]
+    weights: Mapping[Node, torch.Tensor]
+    states: Mapping[Node, torch.Tensor]
     outputs: Sequence[Node]
     structure: Structure
-    updates: Mapping[str, Node]
+    updates: Mapping[Node, Node]
 
 
 class _Flat(torch.nn.Module):
@@ -127,12 +127,17 @@ def export(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own code
         program = torch.export.export(_Flat(func, structures), tuple(example_inputs), strict=False)
-        table: Any = torch.export.default_decompositions()
-        table.update(torch._decomp.get_decompositions(TAKEN_APART))
-        for operation in KEPT:
-            table.pop(operation, None)
-        program = program.run_decompositions(table)
+        program = program.run_decompositions(decompositions())
     return _classified(program, names, example_inputs, structures[-1], aliases or {})
+
+
+def decompositions() -> Any:
+    """How PyTorch takes operations apart: its own table, but for what is kept."""
+    table: Any = torch.export.default_decompositions()
+    table.update(torch._decomp.get_decompositions(TAKEN_APART))
+    for operation in KEPT:
+        table.pop(operation, None)
+    return table
 
 
 def argument_names(func: Callable[..., Any], count: int) -> list[str]:
@@ -152,36 +157,39 @@ def _classified(
     program: Any, names: Sequence[str], inputs: Sequence[Any], structure: Structure, aliases: Mapping[torch.Tensor, int]
 ) -> Exported:
     """Tell inputs, weights and states apart."""
-    given: list[str | None] = []
-    known: dict[str, torch.Tensor] = {}
-    targets: dict[str, str] = {}
+    nodes = {node.name: node for node in program.graph.nodes}
+    given: list[Node | None] = []
+    known: dict[Node, torch.Tensor] = {}
+    targets: dict[str, Node] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
-            given.append(spec.arg.name if isinstance(spec.arg, TensorArgument) else None)
+            given.append(nodes[spec.arg.name] if isinstance(spec.arg, TensorArgument) else None)
         elif isinstance(spec.arg, TensorArgument):
-            known[spec.arg.name] = _tensor_of(program, spec.target)
-            targets[spec.target] = spec.arg.name
+            targets[spec.target] = node = nodes[spec.arg.name]
+            known[node] = _tensor_of(program, spec.target)
         else:
             raise GraphError(f"trace knows tensors only, but the function uses {spec.target}, a {spec.kind.name}")
-    nodes = {node.name: node for node in program.graph.nodes}
     outputs, written = _results(program, nodes, targets)
-    candidates = known | {place: value for place, value in zip(given, inputs, strict=True) if place}
-    replaced = {_alias(candidates, tensor, n, len(outputs)): n for tensor, n in aliases.items()}
-    updates = {place: outputs[number] for place, number in replaced.items()} | written
+    arguments = dict(zip(names, given, strict=True))
+    tensors = known | {node: value for node, value in zip(given, inputs, strict=True) if node}
+    updates = {_aliased(tensors, tensor, n, len(outputs)): outputs[n] for tensor, n in aliases.items()} | written
     returned = [number for number in range(len(outputs)) if number not in aliases.values()]
+    called = {target.removeprefix("func."): node for target, node in targets.items()} | arguments
     return Exported(
         graph=program.graph,
-        names={place: target.removeprefix("func.") for target, place in targets.items()},
-        inputs={name: place for name, place in zip(names, given, strict=True) if place not in updates},
-        weights={place: tensor for place, tensor in known.items() if place not in updates and nodes[place].users},
-        states={place: candidates[place] for place in updates},
+        names={node: name for name, node in called.items() if node},
+        inputs={name: node for name, node in arguments.items() if node not in updates},
+        weights={node: tensor for node, tensor in known.items() if node not in updates and node.users},
+        states={node: tensors[node] for node in updates},
         outputs=[outputs[number] for number in returned],
         structure=_renumbered(structure, {number: place for place, number in enumerate(returned)}),
         updates=updates,
     )
 
 
-def _results(program: Any, nodes: Mapping[str, Node], targets: Mapping[str, str]) -> tuple[list[Node], dict[str, Node]]:
+def _results(
+    program: Any, nodes: Mapping[str, Node], targets: Mapping[str, Node]
+) -> tuple[list[Node], dict[Node, Node]]:
     """What the function returns, and, by their placeholders, what it writes to its buffers."""
     outputs, written = [], {}
     for spec in program.graph_signature.output_specs:
@@ -201,11 +209,16 @@ def _tensor_of(program: Any, target: str) -> torch.Tensor:
     return tensor.detach()
 
 
-def _alias(candidates: Mapping[str, torch.Tensor], tensor: torch.Tensor, number: int, count: int) -> str:
+def same(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What is alike in tensors that are one."""
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _aliased(tensors: Mapping[Node, torch.Tensor], tensor: torch.Tensor, number: int, count: int) -> Node:
     """The placeholder that stands for a tensor which output `number` is to replace."""
     if not 0 <= number < count:
         raise GraphError(f"input_output_aliases wants the number of one of the {count} outputs, got {number}")
-    found = [place for place, known in candidates.items() if known is tensor or _same(known, tensor)]
+    found = [node for node, known in tensors.items() if same(known) == same(tensor)]
     if not found:
         raise GraphError(
             f"input_output_aliases wants tensors that the function uses, but it does not use the one "
@@ -214,20 +227,17 @@ def _alias(candidates: Mapping[str, torch.Tensor], tensor: torch.Tensor, number:
     return found[0]
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.dtype == b.dtype and a.numel() > 0
-
-
 def _renumbered(structure: Structure, places: Mapping[int, int]) -> Structure:
     """The structure without outputs that have no place: they stay on the device."""
     if isinstance(structure, int):
         return places.get(structure)
     if structure is None or structure[0] == "constant":
         return structure
+
+    def stays(part: Structure) -> bool:
+        return not isinstance(part, int) or part in places
+
     kind, parts = structure
-    gone = [
-        each for each in (parts.values() if kind == "dict" else parts) if isinstance(each, int) and each not in places
-    ]
     if kind == "dict":
-        return [kind, {name: _renumbered(each, places) for name, each in parts.items() if each not in gone}]
-    return [kind, [_renumbered(each, places) for each in parts if each not in gone]]
+        return [kind, {name: _renumbered(part, places) for name, part in parts.items() if stays(part)}]
+    return [kind, [_renumbered(part, places) for part in parts if stays(part)]]

@@ -18,12 +18,11 @@ import torch
 from torch.fx import Node
 
 from transformers_neuronx import hlo, panels
-from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import GraphError
-from transformers_neuronx.pyhlo import DType, HloModuleProto, HloScribe, Shape, Tensor, dtype_named
+from transformers_neuronx.pyhlo import DType, HloScribe, Shape, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.trace.aten import MULTIPLIED, TABLE, element_type_of, parameter
-from transformers_neuronx.trace.export import Exported
+from transformers_neuronx.trace.export import Exported, same
 
 aten = torch.ops.aten
 
@@ -94,22 +93,12 @@ MATRICES: dict[Use, bool] = {
 }
 
 
-def placements(exported: Exported, casting: Casting) -> dict[str, Placement]:
+def placements(exported: Exported, casting: Casting) -> dict[Node, Placement]:
     """How each weight is there, by its placeholder. Those that are one tensor are there once."""
-    nodes = _placeholders(exported)
     uses: dict[tuple[Any, ...], set[Use]] = {}
-    for place, tensor in exported.weights.items():
-        uses.setdefault(same(tensor), set()).update(_uses(nodes[place]))
-    return {place: _placement(tensor, uses[same(tensor)], casting) for place, tensor in exported.weights.items()}
-
-
-def same(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What is alike in tensors that are one."""
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def _placeholders(exported: Exported) -> dict[str, Node]:
-    return {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    for node, tensor in exported.weights.items():
+        uses.setdefault(same(tensor), set()).update(_uses(node))
+    return {node: _placement(tensor, uses[same(tensor)], casting) for node, tensor in exported.weights.items()}
 
 
 def _uses(node: Node) -> set[Use]:
@@ -142,74 +131,54 @@ class Region(NamedTuple):
         return x
 
 
-def lower(
-    exported: Exported,
-    places: Mapping[str, Placement],
-    regions: Mapping[str, Region],
-    casting: Casting,
-    in_panels: bool,
-    name: str,
-) -> HloModuleProto:
-    """The module of an exported graph whose weights are there as `places` says, and its states as `regions` does."""
+@dataclass
+class Lowering:
+    """A PyHLO function: one pass over the nodes of an exported graph, with a tensor, or a list of them, for each.
 
-    def function(scribe: HloScribe) -> Sequence[Tensor]:
-        return _Walk(exported, places, regions, casting, in_panels, scribe).run()
+    Its weights are there as `places` says, and its states as `regions` does.
+    """
 
-    function.__name__ = name
-    return compile_py_func(function)
+    exported: Exported
+    places: Mapping[Node, Placement]
+    regions: Mapping[Node, Region]
+    casting: Casting
+    in_panels: bool
 
-
-class _Walk:
-    """One pass over the nodes of a graph: a tensor, or a list of them, for each."""
-
-    def __init__(
-        self,
-        exported: Exported,
-        places: Mapping[str, Placement],
-        regions: Mapping[str, Region],
-        casting: Casting,
-        in_panels: bool,
-        scribe: HloScribe,
-    ) -> None:
-        self.exported, self.places, self.regions = exported, places, regions
-        self.casting, self.in_panels, self.scribe = casting, in_panels, scribe
+    def __call__(self, scribe: HloScribe) -> list[Tensor]:
+        self.scribe = scribe
         self.values: dict[Node, Any] = {}
-        self.stored: dict[str, Tensor] = {}  # the states as parameters
-
-    def run(self) -> list[Tensor]:
-        self._declare(_placeholders(self.exported), hlo.Parameters())
+        self.stored: dict[Node, Tensor] = {}  # the states as parameters
+        self._declare(hlo.Parameters())
         for node in self.exported.graph.nodes:
             if node.op == "call_function" and node.target not in SKIPPED:
                 self.values[node] = self._lowered(node)
         return self._results()
 
-    def _declare(self, nodes: Mapping[str, Node], parameters: hlo.Parameters) -> None:
-        exported = self.exported
-        for argument, place in exported.inputs.items():
-            if place:
-                shape = _shape(nodes[place].meta["val"])
-                self.values[nodes[place]] = self._kept(parameters.add(shape, argument))
-        for place, placed in self.places.items():
-            name = exported.names[place]
-            tensor = parameters.add(dtype_named(placed.dtype)[placed.held(self.in_panels)], name)
+    def _declare(self, parameters: hlo.Parameters) -> None:
+        exported, names = self.exported, self.exported.names
+        for name, node in exported.inputs.items():
+            if node:
+                self.values[node] = self._kept(parameters.add(shape_of(node.meta["val"]), name))
+        for node, placed in self.places.items():
+            tensor = parameters.add(dtype_named(placed.dtype)[placed.held(self.in_panels)], names[node])
             word = placed.word if self.in_panels else None
-            self.values[nodes[place]] = parameter(tensor, name, placed.sizes, word) if placed.matrix else tensor
-        for place, state in exported.states.items():
-            shape = element_type_of(state.dtype)[self.regions[place].whole]
-            self.stored[place] = parameters.add(shape, exported.names.get(place, place))
-            self.values[nodes[place]] = self._kept(self.regions[place].of(self.stored[place], state.shape))
+            self.values[node] = parameter(tensor, names[node], placed.sizes, word) if placed.matrix else tensor
+        for node, state in exported.states.items():
+            shape = element_type_of(state.dtype)[self.regions[node].whole]
+            self.stored[node] = parameters.add(shape, names[node])
+            self.values[node] = self._kept(self.regions[node].of(self.stored[node], state.shape))
 
     def _results(self) -> list[Tensor]:
-        outputs = [hlo.convert(self.values[node], _shape(node.meta["val"]).dtype) for node in self.exported.outputs]
-        for place, node in self.exported.updates.items():
-            old = self.stored[place]
-            new, sizes = hlo.convert(self.values[node], old.dtype), tuple(self.exported.states[place].shape)
+        outputs = [hlo.convert(self.values[node], shape_of(node.meta["val"]).dtype) for node in self.exported.outputs]
+        for state, node in self.exported.updates.items():
+            old = self.stored[state]
+            new, sizes = hlo.convert(self.values[node], old.dtype), tuple(self.exported.states[state].shape)
             if new.sizes != sizes:
                 raise GraphError(
                     f"input_output_aliases wants an output of the state's sizes {list(sizes)}, got {new!r}"
                 )
             if sizes != old.sizes:
-                new = hlo.dynamic_update_slice(old, new, self.regions[place].starts)
+                new = hlo.dynamic_update_slice(old, new, self.regions[state].starts)
             new = new.shape.Copy(new) if new in outputs else new  # what is there twice
             new.set_alias_to(old, must=True)
             outputs.append(new)
@@ -250,7 +219,7 @@ class _Walk:
         return [self._expected(each) for each in value] if isinstance(value, list | tuple) else None
 
 
-def _shape(value: torch.Tensor) -> Shape:
+def shape_of(value: torch.Tensor) -> Shape:
     return element_type_of(value.dtype)[tuple(value.shape)]
 
 

@@ -44,8 +44,8 @@ class Program:
     """One module: with weights as matrices and with those in panels, of which a runtime takes one.
 
     `inputs` are in the order of the function's arguments, None for one that is no tensor; `weights` and `states` are
-    the numbers of those in the order of the module's parameters. `executable` is of the module that the runtime with
-    `identity` took, if it could be had as bytes.
+    the numbers of those in the order of the module's parameters. `executable` is of the module that was compiled, if it
+    could be had as bytes.
     """
 
     inputs: Sequence[Input | None]
@@ -61,7 +61,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Traced:
-    """A function as programs, one for each bucket of input sizes; its arguments, weights and states by their names.
+    """A function as programs, one for each bucket of input sizes; its arguments and weights by their names.
 
     `structure` says how outputs belong together, and `fingerprint` what the executables depend on besides modules.
     """
@@ -69,7 +69,6 @@ class Traced:
     arguments: Sequence[str]
     structure: Structure
     weights: Sequence[tuple[str, Placement]]
-    states: Sequence[str]
     programs: Sequence[Program]
     fingerprint: dict[str, str]
 

@@ -15,15 +15,15 @@ import torch
 
 from transformers_neuronx import files
 from transformers_neuronx.cache import build
-from transformers_neuronx.compiler import identity
+from transformers_neuronx.compiler import compile_py_func, identity
 from transformers_neuronx.errors import ConfigError, EngineError, GraphError
-from transformers_neuronx.pyhlo.dtypes import from_torch
+from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.base import Runtime
 from transformers_neuronx.trace import engine
 from transformers_neuronx.trace.buckets import BucketModelConfig, regions_of, whole
-from transformers_neuronx.trace.export import Exported, export
-from transformers_neuronx.trace.lowering import Casting, Placement, Region, lower, placements, same
+from transformers_neuronx.trace.export import Exported, export, same
+from transformers_neuronx.trace.lowering import Casting, Lowering, Placement, Region, placements, shape_of
 from transformers_neuronx.trace.neuron import torch_neuronx
 from transformers_neuronx.trace.program import Input, Program, Traced
 from transformers_neuronx.trace.script import ScriptModule, quiet, scripted
@@ -66,12 +66,9 @@ def trace(
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     exported = export(func, inputs, input_output_aliases)
     collected = _Collected(_casting(compiler_args), compiler_workdir)
-    collected.add(
-        exported, {place: whole(state) for place, state in exported.states.items()}, range(len(exported.states))
-    )
-    states = [state.detach().clone() for state in exported.states.values()]
-    names = [exported.names.get(place, place) for place in exported.states]
-    return scripted(collected.traced(list(exported.inputs), names), collected.weights, states)
+    states = list(exported.states.values())
+    collected.add(exported, [whole(state) for state in states], range(len(states)))
+    return collected.scripted(exported, states)
 
 
 def bucket_model_trace(
@@ -100,12 +97,10 @@ def bucket_model_trace(
     states = [*shared] if shared is not None else [state for each in exports for state in each.states.values()]
     regions, first = regions_of(bucket_config, [list(each.states.values()) for each in exports]), 0
     for exported, parts in zip(exports, regions, strict=True):
-        collected.add(exported, dict(zip(exported.states, parts, strict=True)), range(first, first + len(parts)))
+        collected.add(exported, parts, range(first, first + len(parts)))
         first += 0 if shared is not None else len(parts)
-    names = [f"state_{number}" for number in range(len(states))]
-    traced = collected.traced(list(exports[-1].inputs), names)
     kernel, constants = bucket_config.bucket_kernel(), bucket_config.bucket_kernel_constant_args
-    return scripted(traced, collected.weights, [state.detach().clone() for state in states], kernel, constants)
+    return collected.scripted(exports[-1], states, kernel, constants)
 
 
 def _casting(compiler_args: CompilerArgs) -> Casting:
@@ -136,15 +131,18 @@ class _Collected:
         self._programs: list[Program] = []
         self._structure: Any = None
 
-    def add(self, exported: Exported, regions: Mapping[str, Region], states: Sequence[int]) -> None:
-        """Lower and compile a function."""
+    def add(self, exported: Exported, regions: Sequence[Region], states: Sequence[int]) -> None:
+        """Lower and compile a function. Its states are these regions of the ones with these numbers."""
         if self._programs and exported.structure != self._structure:
             raise GraphError(f"buckets want to return the same, got {exported.structure} after {self._structure}")
         self._structure = exported.structure
         places = placements(exported, self.casting)
-        numbers = [self._number(exported.names[p], exported.weights[p], placed) for p, placed in places.items()]
-        name = f"traced_{len(self._programs)}"
-        plain, panelled = (lower(exported, places, regions, self.casting, panels, name) for panels in (False, True))
+        numbers = [self._number(exported.names[n], exported.weights[n], placed) for n, placed in places.items()]
+        parts = dict(zip(exported.states, regions, strict=True))
+        plain, panelled = (
+            compile_py_func(Lowering(exported, places, parts, self.casting, in_panels)) for in_panels in (False, True)
+        )
+        plain.name = panelled.name = f"traced_{len(self._programs)}"
         module = panelled if self.runtime.panels else plain
         executable = build(self.runtime, module, identity(module))
         try:
@@ -152,10 +150,10 @@ class _Collected:
         except EngineError as error:
             _LOG.warning(f"the traced module will be compiled again where it is loaded: {error}")
             data = b""
-        nodes = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
-        inputs = [_input(nodes[place]) if place else None for place in exported.inputs.values()]
+        shapes = [shape_of(node.meta["val"]) if node else None for node in exported.inputs.values()]
+        inputs = [Input(shape.dtype.name, shape.sizes) if shape else None for shape in shapes]
         self._programs.append(Program(inputs, numbers, list(states), plain, panelled, data))
-        self._show(module, name)
+        self._show(module)
 
     def _number(self, name: str, tensor: torch.Tensor, placed: Placement) -> int:
         """Of a weight, which is there already if it is the same tensor, or an equal one that is called the same."""
@@ -172,21 +170,19 @@ class _Collected:
                 self._sources.append((name, placed, tensor))
         return self._numbers[key]
 
-    def _show(self, module: Any, name: str) -> None:
+    def _show(self, module: HloModuleProto) -> None:
         if self.workdir is not None:
             directory = Path(self.workdir).expanduser()
             directory.mkdir(parents=True, exist_ok=True)
-            files.replace(directory / f"{name}.hlo.pb", module.SerializeToString(deterministic=True))
-            files.replace(directory / f"{name}.hlo.txt", self.runtime.module_text(module).encode())
+            files.replace(directory / f"{module.name}.hlo.pb", module.SerializeToString(deterministic=True))
+            files.replace(directory / f"{module.name}.hlo.txt", self.runtime.module_text(module).encode())
 
-    def traced(self, arguments: Sequence[str], states: Sequence[str]) -> Traced:
+    def scripted(self, exported: Exported, states: Sequence[torch.Tensor], *kernel: Any) -> ScriptModule:
+        """All programs as one module, called as this function is."""
         weights = [(name, placed) for name, placed, _ in self._sources]
         fingerprint = dict(self.runtime.fingerprint)
-        return Traced(arguments, self._structure, weights, states, self._programs, fingerprint)
-
-
-def _input(value: torch.Tensor) -> Input:
-    return Input(from_torch(value.dtype).name, tuple(value.shape))
+        traced = Traced(list(exported.inputs), self._structure, weights, self._programs, fingerprint)
+        return scripted(traced, self.weights, [state.detach().clone() for state in states], *kernel)
 
 
 def move_trace_to_device(trace: ScriptModule, device_id: int = 0) -> None:
