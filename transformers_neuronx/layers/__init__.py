@@ -7,8 +7,19 @@ from transformers_neuronx.layers.attention import (
     attention as attention,
     window_of as window_of,
 )
+from transformers_neuronx.layers.distance import (
+    causal_distances as causal_distances,
+    distance_bias as distance_bias,
+    distances_both_ways as distances_both_ways,
+)
 from transformers_neuronx.layers.embedding import embedding as embedding, lookup as lookup
 from transformers_neuronx.layers.linear import linear as linear, logits as logits
+from transformers_neuronx.layers.memory import (
+    Memory as Memory,
+    attend_to as attend_to,
+    attention_over as attention_over,
+    remembered as remembered,
+)
 from transformers_neuronx.layers.mlp import experts as experts, gated_mlp as gated_mlp, mlp as mlp
 from transformers_neuronx.layers.norm import layer_norm as layer_norm, rms_norm as rms_norm
 from transformers_neuronx.layers.rotary import (

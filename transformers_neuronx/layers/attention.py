@@ -40,7 +40,8 @@ def attention(
     """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache with the active tokens in it.
 
     `w` has linear layers `q`, `k`, `v` and `out`; norms `q_norm` and `k_norm` over a head's features, if `norm_eps`
-    is given; and `alibi` f32[heads], if scores fall with distance. `rotate` is applied to queries and keys,
+    is given; `alibi` f32[heads], if scores fall with distance; and `distances` f32[heads, ·], if there is a bias for
+    each distance, of which the last is for all further ones. `rotate` is applied to queries and keys,
     [b, n, heads, d]. Scores are multiplied by `scale`, by default 1 / sqrt(d), kept within `softcap`, and reach back
     `window` positions, the token's own included.
     """
@@ -50,15 +51,16 @@ def attention(
         q, k = rms_norm(q, w.q_norm, norm_eps), rms_norm(k, w.k_norm, norm_eps)
     if rotate is not None:
         q, k = rotate(q), rotate(k)
-    alibi = [w.alibi.tensor] if hasattr(w, "alibi") else []
+    alibi, distances = ([getattr(w, name).tensor] if hasattr(w, name) else [] for name in ("alibi", "distances"))
     slots = [] if step.slots is None else [step.slots]
     context, *after = _attend(
-        *(q, k, v, step.start, step.length, *cache, *slots, *alibi),
+        *(q, k, v, step.start, step.length, *cache, *slots, *alibi, *distances),
         width=step.width,
         scale=head_dim**-0.5 if scale is None else scale,
         arrays=len(cache),
         own_slots=bool(slots),
         alibi=bool(alibi),
+        distances=bool(distances),
         window=window,
         softcap=softcap,
     )
@@ -77,14 +79,15 @@ def _attend_body(
     arrays: int = 2,
     own_slots: bool = False,
     alibi: bool = False,
+    distances: bool = False,
     window: int | None = None,
     softcap: float | None = None,
 ) -> tuple[Tensor, ...]:
     """softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
     q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length s32[b] as in `Step`; the `arrays` of the cache; then,
-    if they are there, slots s32[b] and slopes f32[heads]. No position beyond `width` is looked at. Each head of keys
-    serves heads / kv_heads of queries. -> context [b, n, heads, d], and the cache
+    if they are there, slots s32[b], slopes f32[heads] and biases of distances f32[heads, ·]. No position beyond `width`
+    is looked at. Each head of keys serves heads / kv_heads of queries. -> context [b, n, heads, d], and the cache
     """
     b, n, heads, d = q.sizes
     kv_heads, cache = k.sizes[2], more[:arrays]
@@ -99,7 +102,8 @@ def _attend_body(
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, -1, d)
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, n, width)
-    weights = _weights(scores, start, more[-1] if alibi else None, window, softcap)
+    slopes, biases = more[arrays + own_slots :][:alibi], more[len(more) - distances :]
+    weights = _weights(scores, start, slopes, biases, window, softcap)
     weights = hlo.reshape(weights, *q.sizes[:2], width)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))
@@ -118,15 +122,25 @@ def _as_cached(new: Sequence[Tensor], cache: Sequence[Tensor]) -> list[Tensor]:
     return [part for both in zip(*parts, strict=True) for part in both]
 
 
-def _weights(scores: Tensor, start: Tensor, slopes: Tensor | None, window: int | None, softcap: float | None) -> Tensor:
+def _weights(
+    scores: Tensor,
+    start: Tensor,
+    slopes: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
     """Scores as probabilities over the positions that each token sees. f32[b, heads, n, width]"""
     b, heads, n, width = scores.sizes
     own = hlo.reshape(start, b, 1, 1, 1) + hlo.iota("s32", [b, 1, n, 1], 2)
     distance = own - hlo.iota("s32", [b, 1, n, width], 3)
     if softcap is not None:
         scores = hlo.tanh(scores * (1 / softcap)) * softcap
-    if slopes is not None:
-        scores = scores - hlo.reshape(slopes, heads, 1, 1) * hlo.convert(distance, "f32")
+    for slope in slopes:
+        scores = scores - hlo.reshape(slope, heads, 1, 1) * hlo.convert(distance, "f32")
+    for bias in biases:
+        place = hlo.clamp(0, hlo.reshape(distance, b, n, width), bias.sizes[1] - 1)
+        scores = scores + hlo.transpose(hlo.take(hlo.transpose(bias, 1, 0), place), 0, 3, 1, 2)
     seen = distance >= 0
     if window is not None:
         seen = hlo.logical_and(seen, distance < window)

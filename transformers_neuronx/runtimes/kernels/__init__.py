@@ -76,6 +76,8 @@ def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapePro
 
 def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:
     [active, cached] = _types(q, more[4])
+    if attributes["distances"]:
+        return False
     known = active in FLOATS and attributes["arrays"] == (4 if cached == "s8" else 2) and cached in (active, "s8")
     return known and q.dimensions[-1] <= LONGEST_HEAD
 

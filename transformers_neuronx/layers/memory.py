@@ -1,0 +1,73 @@
+"""Attention to sequences that are there as a whole: an encoder's own, and the one that a decoder looks at."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from transformers_neuronx import hlo
+from transformers_neuronx.layers.linear import linear, linears
+from transformers_neuronx.pyhlo import Tensor
+
+
+class Memory(NamedTuple):
+    """What a layer may look at: keys and values [b, m, kv_heads, d] of each row, the first lengths s32[b] of them."""
+
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
+
+
+def remembered(x: Tensor, w: Any, lengths: Tensor, head_dim: int) -> Memory:
+    """A sequence x [b, m, h] as keys and values, by the linear layers `k` and `v` of `w`."""
+    b, m, _ = x.sizes
+    keys, values = (hlo.reshape(y, b, m, -1, head_dim) for y in linears(x, w.k, w.v))
+    return Memory(keys, values, lengths)
+
+
+def attention_over(
+    x: Tensor, w: Any, memory: Memory, head_dim: int, *, scale: float | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """Project, attend to all of the memory, project back. x [b, n, h] -> [b, n, h]
+
+    `w` has linear layers `q` and `out`; the rest as in `attend_to`.
+    """
+    b, n, _ = x.sizes
+    q = hlo.reshape(linear(x, w.q), b, n, -1, head_dim)
+    return linear(hlo.reshape(attend_to(q, memory, scale=scale, bias=bias), b, n, -1), w.out)
+
+
+def attend_to(q: Tensor, memory: Memory, *, scale: float | None = None, bias: Tensor | None = None) -> Tensor:
+    """softmax(q Kᵀ scale + biasᵀ) V. q [b, n, heads, d] -> [b, n, heads, d]
+
+    `scale` is by default 1 / sqrt(d); bias f32[b or 1, heads or 1, m, n or 1]. Each head of keys serves
+    heads / kv_heads of queries. Who sees nothing, for want of length or by a bias of -inf, gets zeros.
+    """
+    scale = q.sizes[-1] ** -0.5 if scale is None else scale
+    context: Tensor = _attend_to(q, *memory, *([] if bias is None else [bias]), scale=scale)
+    return context
+
+
+def _attend_to_body(
+    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *bias: Tensor, scale: float = 1.0
+) -> Tensor:
+    b, n, heads, d = q.sizes
+    m, kv_heads = keys.sizes[1:3]
+    q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b, kv_heads, -1, d)
+    keys, values = (hlo.transpose(x, 0, 2, 1, 3) for x in (keys, values))  # [b, kv_heads, m, d]
+    scores = hlo.dot(q, keys, contract=([3], [3]), batch=([0, 1], [0, 1]), dtype="f32") * scale
+    scores = hlo.reshape(scores, b, heads, n, m)
+    if bias:
+        scores = scores + hlo.transpose(bias[0], 0, 1, 3, 2)
+    seen = hlo.iota("s32", [b, 1, 1, m], 3) < hlo.reshape(lengths, b, 1, 1, 1)
+    scores = hlo.select(seen, scores, -math.inf)
+    largest = hlo.max(scores, -1, keep=True)
+    e = hlo.exp(scores - hlo.select(hlo.equal(largest, -math.inf), 0.0, largest))
+    total = hlo.sum(e, -1, keep=True)
+    weights = hlo.convert(e / hlo.select(hlo.equal(total, 0.0), 1.0, total), q.dtype)
+    weights = hlo.reshape(weights, b, kv_heads, -1, m)
+    context = hlo.dot(weights, values, contract=([3], [2]), batch=([0, 1], [0, 1]))
+    return hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3)
+
+
+_attend_to = hlo.composite("attend_to", _attend_to_body)
