@@ -23,9 +23,11 @@ _HOMES = {
     "MistralForSampling": "mistral.model",
     "MixtralForSampling": "mixtral.model",
     "NeuronAutoModelForCausalLM": "auto",
+    "NeuronAutoModelForSeq2SeqLM": "auto",
     "NeuronConfig": "config",
     "OPTForSampling": "opt.model",
     "QuantizationConfig": "config",
+    "T5ForSampling": "t5.model",
 }
 
 

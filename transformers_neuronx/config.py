@@ -24,11 +24,12 @@ class Buckets:
     """The sizes that programs are compiled for.
 
     `positions`: how far back a program can look, ascending; the last is the longest sequence. `context`: how many
-    prompt tokens one program takes, ascending; empty means one by one.
+    prompt tokens one program takes, ascending; empty means one by one. `sources`: those of an encoder.
     """
 
     positions: tuple[int, ...]
     context: tuple[int, ...]
+    sources: tuple[int, ...] = ()
 
     @staticmethod
     def of(n_positions: int | Sequence[int], context_length_estimate: int | Sequence[int] | str | None) -> Buckets:

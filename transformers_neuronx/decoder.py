@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,13 +47,15 @@ LOADERS = 2  # weights on their way to the devices at once
 class Decoder:
     """A family's graph and one checkpoint's weights on a runtime."""
 
+    programs_of: ClassVar[type[Programs]] = Programs
+
     def __init__(self, family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions) -> None:
         self.family = family
         self.config = config
         self.runtime = runtime
         self.options = options
         self.slots = options.batch_size
-        self.programs = Programs(family, config, options, runtime.device_count, runtime.panels)
+        self.programs = self.programs_of(family, config, options, runtime.device_count, runtime.panels)
         cached = self.programs.cache_arrays[0]
         self.programs.in_place = runtime.attends_in_place(cached.dtype, cached.sizes[2])
         self.weights: dict[Key, DeviceTensor] = {}
@@ -68,8 +70,7 @@ class Decoder:
 
     def read(self, checkpoint: Checkpoint) -> Iterator[Sharded]:
         """The checkpoint's weights for the devices, after it has been checked whole."""
-        weights, programs = self.family.weights, self.programs
-        table = [*programs.shared_table, *programs.layer_table]
+        weights, table = self.family.weights, self.programs.table
         resolved = resolve(table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config))
         return shards(resolved, checkpoint, self.options.amp, self.runtime.device_count)
 

@@ -15,14 +15,16 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils.generic import TransformersKwargs
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
+from transformers.utils.generic import ModelOutput, TransformersKwargs
 
+from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.sampling import ForSampling
 
 # What Transformers' models may take, and ignoring it would give something other than was asked for.
-REFUSED = (TransformersKwargs.__optional_keys__ | {"inputs_embeds", "labels"}) - {"position_ids"}
+EMBEDDED = {"inputs_embeds", "decoder_inputs_embeds", "labels"}
+REFUSED = (TransformersKwargs.__optional_keys__ | EMBEDDED) - {"position_ids"}
 
 
 class _OneTorchThread:
@@ -143,16 +145,21 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     """A Transformers model whose work a compiled one does: `generate()` with all of its options.
 
     `config` is the Hugging Face configuration of the checkpoint that `model` was made from. The batch that
-    `generate()` works on, prompts times beams or returned sequences, is at most the one compiled.
+    `generate()` works on, prompts times beams or returned sequences, is at most the one compiled. Of a model with an
+    encoder it is an `EncoderDecoderAdapter`.
     """
 
     main_input_name = "input_ids"
+    _mask_name = "attention_mask"  # of the sequences that go on
     # Whatever attention or experts the configuration names: none of Transformers' runs here.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
         return True
+
+    def __new__(cls, config: PreTrainedConfig, model: ForSampling) -> HuggingFaceGenerationModelAdapter:
+        return super().__new__(EncoderDecoderAdapter if isinstance(model, EncoderDecoderForSampling) else cls)
 
     def __init__(self, config: PreTrainedConfig, model: ForSampling) -> None:
         if model.neuron_config.log_softmax_scores:
@@ -189,7 +196,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, *_: Any
     ) -> None:
         """Where Transformers makes the cache, knowing how large: the last step before it generates."""
-        self._check_limits(generation_config, model_kwargs.get("attention_mask"), batch_size)
+        self._check_limits(generation_config, model_kwargs.get(self._mask_name), batch_size)
         generation_config.prefill_chunk_size = None  # long prompts go in windows anyway
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = DeviceCache(self.model)
@@ -217,7 +224,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         logits_to_keep: int | torch.Tensor = 0,
         return_dict: bool | None = None,
         **others: Any,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> ModelOutput | tuple[Any, ...]:
         """Logits after the last `logits_to_keep` tokens of each row, or after those columns, or all where it is 0.
 
         input_ids [batch, n] follow the columns that `past_key_values` knows of; attention_mask [batch, all columns].
@@ -236,6 +243,78 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
             logits = logits[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
         output = CausalLMOutputWithPast(logits=logits, past_key_values=None if use_cache is False else cache)
         return output.to_tuple() if return_dict is False else output
+
+
+class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[no-untyped-call]
+    """The same for a model with an encoder: a source goes to the encoder, which keeps what it makes of it.
+
+    What Transformers has as the encoder's hidden states are therefore numbers here, by which the engine knows its
+    sources: f64[batch, 1, 1].
+    """
+
+    model: EncoderDecoderForSampling
+    _mask_name = "decoder_attention_mask"
+
+    def __init__(self, config: PreTrainedConfig, model: ForSampling) -> None:
+        super().__init__(config, model)
+        self.encoder = _Encoder(self.model)
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: ModelOutput | tuple[Any, ...] | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        return_dict: bool | None = None,
+        **options: Any,
+    ) -> ModelOutput | tuple[Any, ...]:
+        """Logits as for a model without an encoder, of decoder_input_ids [batch, n].
+
+        They are about the sources input_ids [batch, m], or those for which the encoder gave `encoder_outputs`.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask)
+        self._look_at(encoder_outputs[0][:, 0, 0].long().numpy())
+        output: Any = super().forward(
+            decoder_input_ids, decoder_attention_mask, logits_to_keep=logits_to_keep, **options
+        )
+        facts = dict(past_key_values=output.past_key_values, encoder_last_hidden_state=encoder_outputs[0])
+        output = Seq2SeqLMOutput(logits=output.logits, **facts)
+        return tuple(output.to_tuple()) if return_dict is False else output
+
+    def _look_at(self, numbers: np.ndarray[Any, Any]) -> None:
+        """Have each row look at the source of that number."""
+        decoder = self.model.decoder
+        found = decoder.sources == numbers[:, None]
+        if not found.any(1).all():
+            raise InputError("encoder_outputs are no longer on the devices: the model has been called for others since")
+        slots = np.arange(decoder.slots)
+        slots[: len(numbers)] = np.where(
+            decoder.sources[: len(numbers)] == numbers, slots[: len(numbers)], found.argmax(1)
+        )
+        decoder.redirect(slots)
+
+
+class _Encoder(torch.nn.Module):
+    """What `generate()` calls for the sources."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, model: EncoderDecoderForSampling) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **others: Any
+    ) -> BaseModelOutput:
+        _refuse(others)
+        if input_ids is None:
+            raise InputError("input_ids is missing: the source that the encoder reads")
+        self.model.encode(input_ids, attention_mask=attention_mask)
+        numbers = torch.from_numpy(self.model.decoder.sources[: len(input_ids)].copy())
+        return BaseModelOutput(last_hidden_state=numbers[:, None, None].double())
 
 
 def _refuse(options: dict[str, Any]) -> None:

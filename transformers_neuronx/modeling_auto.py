@@ -1,3 +1,6 @@
 """Where the original had `NeuronAutoModelForCausalLM`."""
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM as NeuronAutoModelForCausalLM
+from transformers_neuronx.auto import (
+    NeuronAutoModelForCausalLM as NeuronAutoModelForCausalLM,
+    NeuronAutoModelForSeq2SeqLM as NeuronAutoModelForSeq2SeqLM,
+)

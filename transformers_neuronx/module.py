@@ -63,15 +63,15 @@ def resolve(path_or_name: PathOrName) -> Path:
 
 
 def load_config(path_or_name: PathOrName) -> dict[str, Any]:
-    """The parsed `config.json`, with the end-of-sequence tokens of `generation_config.json` where it names some.
+    """The parsed `config.json`, with the first and last tokens of `generation_config.json` where it names some.
 
     Of a hub model nothing else is downloaded. CheckpointError when missing or broken.
     """
     directory = _local_directory(path_or_name) or _download(os.fspath(path_or_name), CONFIG_FILES)
     config = read_json(directory / "config.json")
     generation = read_json(directory / CONFIG_FILES[1]) if (directory / CONFIG_FILES[1]).exists() else {}
-    ends = generation.get("eos_token_id")
-    return config if ends is None else config | dict(eos_token_id=ends)
+    tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
+    return config | {name: value for name, value in tokens.items() if value is not None}
 
 
 def _local_directory(path_or_name: PathOrName) -> Path | None:

@@ -53,8 +53,12 @@ class Family:
     graph: ModuleType
 
 
+class What:
+    """A program that may be asked for."""
+
+
 @dataclass(frozen=True)
-class Shape:
+class Shape(What):
     """What a step is compiled for: rows, active tokens of each, positions they may look back to.
 
     With `every`, it has logits of all active tokens, otherwise of each row's last.
@@ -67,7 +71,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(What):
     """A loop over tokens: positions they may look back to, how many it makes at most."""
 
     width: int
@@ -75,7 +79,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Verify:
+class Verify(What):
     """A step with a choice after each token: active tokens, positions they may look back to."""
 
     active: int
@@ -83,18 +87,15 @@ class Verify:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(What):
     """The choice of tokens alone, from logits for so many rows."""
 
     rows: int
 
 
 @dataclass(frozen=True)
-class Reorder:
+class Reorder(What):
     """The exchange of slots."""
-
-
-What = Shape | Loop | Verify | Choice | Reorder
 
 
 class Piece(NamedTuple):
@@ -126,9 +127,9 @@ class Programs:
         self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
         self.panels = panels
         table = quantized(family.weights.table(config), options.quant)
-        table = in_panels(table, self.dtype) if panels else table
-        self.shared_table = [row for row in table if not row.layered]
-        self.layer_table = [row for row in table if row.layered]
+        self.table = in_panels(table, self.dtype) if panels else table
+        self.shared_table = [row for row in self.table if not row.layered]
+        self.layer_table = [row for row in self.table if row.layered]
 
     @property
     def cache_arrays(self) -> list[CacheArray]:
@@ -168,6 +169,8 @@ class Programs:
                 return self.choice(what.rows)
             case Reorder():
                 return self.reorder()
+            case _:
+                raise TypeError(f"no model of this kind has a program {what}")
 
     def step(self, shape: Shape, piece: Piece) -> HloModuleProto:
         """The program of `piece` for `shape`.

@@ -142,7 +142,7 @@ def _is_meant(row: Weight, config: QuantizationConfig) -> bool:
         return config.quantize_embedding
     if row.name == "head.weight":
         return config.quantize_head
-    return row.multiplies and (config.quantize_attn or not row.name.startswith("attn."))
+    return row.multiplies and (config.quantize_attn or not {"attn", "cross"}.intersection(row.name.split(".")))
 
 
 def _in_groups(split: Split | None, group: int | None) -> Split | None:

@@ -46,6 +46,7 @@ from transformers_neuronx.sampling_functions import (
     validate_top_k_top_p_min_tokens_to_keep as validate_top_k_top_p_min_tokens_to_keep,
 )
 from transformers_neuronx.serialization import Artifact, holds_artifact, open_artifact, save_artifact
+from transformers_neuronx.weights import expand
 
 STREAMED = 8  # tokens at once for a streamer
 
@@ -65,6 +66,7 @@ class ForSampling:
     """
 
     family: ClassVar[Family]
+    engine: ClassVar[type[Decoder]] = Decoder
     _checkpoint: Checkpoint | None = None
     _artifact: Artifact | None = None
     _decoder: Decoder | None = None
@@ -181,12 +183,11 @@ class ForSampling:
         if source is None:
             raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained, of what has some")
         runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree)
-        decoder = Decoder(self.family, self.config, runtime, self.options)
+        decoder = self.engine(self.family, self.config, runtime, self.options)
         decoder.saved = artifact.programs(decoder) if artifact else None
         planned = decoder.planned() + [Reorder()] * (self.reorders or self._broadcasts)
         incoming = source.weights(decoder) if isinstance(source, Artifact) else decoder.read(source)
-        shared, layered = len(decoder.programs.shared_table), len(decoder.programs.layer_table)
-        count = len(planned) + shared + layered * self.config.n_layer
+        count = len(planned) + len(list(expand(decoder.programs.table, self.config.n_layer)))
         with tqdm(total=count, desc=f"{self.tag}: loading and compiling", disable=None, leave=False) as bar:
             decoder.compile(planned, lambda _: bar.update(), lambda: decoder.take(incoming, lambda _: bar.update()))
         self._decoder = decoder
@@ -197,14 +198,10 @@ class ForSampling:
 
     def reorder_cache(self, rows: Integers) -> None:
         """Row `i` goes on with the sequence of row `rows[i]`, as beams do. rows [up to batch_size]"""
-        source = np.arange(self.options.batch_size)
-        chosen = integers("reorder_cache", rows, 1)
-        if len(chosen) > self.options.batch_size or chosen.min() < 0 or chosen.max() >= self.options.batch_size:
-            raise InputError(
-                f"reorder_cache wants rows below batch_size={self.options.batch_size}, got {chosen.tolist()}"
-            )
-        source[: len(chosen)] = chosen
-        self.decoder.reorder(source)
+        count, chosen = self.options.batch_size, integers("reorder_cache", rows, 1)
+        if len(chosen) > count or chosen.min() < 0 or chosen.max() >= count:
+            raise InputError(f"reorder_cache wants rows below batch_size={count}, got {chosen.tolist()}")
+        self.decoder.reorder(np.concatenate([chosen, np.arange(len(chosen), count)]))
 
     def forward(
         self,

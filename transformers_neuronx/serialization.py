@@ -223,7 +223,8 @@ class Artifact:
         names = ("batch_size", "prompt_batch_size", "tp_degree", "unroll", "context_unroll")
         with files.explain(f"{self.directory / MANIFEST}: not the options of a model"):
             sizes, numbers = saved["buckets"], {name: saved[name] for name in names}
-            positions, context = (list(map(operator.index, sizes[name])) for name in ("positions", "context"))
+            names_of_sizes = ("positions", "context", "sources")
+            positions, context, sources = (list(map(operator.index, sizes[name])) for name in names_of_sizes)
             if not all(value is None or type(value) is int for value in numbers.values()):
                 raise ValueError(f"wanted whole numbers, got {numbers}")
             switches = NeuronConfig(
@@ -231,7 +232,7 @@ class Artifact:
                 quant=saved["quant"] and QuantizationConfig(**saved["quant"]),
                 kv_cache_quant=saved["kv_cache_quant"] and KVCacheQuantizationConfig(**saved["kv_cache_quant"]),
             )
-            sizes = dict(n_positions=positions, context_length_estimate=context, amp=str(saved["amp"]))
+            sizes = dict(n_positions=positions, context_length_estimate=sources or context, amp=str(saved["amp"]))
         return dict(**sizes, **numbers, neuron_config=switches)
 
     def check(self, family: Family, config: Any, options: CompileOptions) -> None:
@@ -282,8 +283,7 @@ class Artifact:
 
         They lie as those devices had them that they were saved from, and are laid out anew where these want otherwise.
         """
-        programs = decoder.programs
-        table = dict(expand([*programs.shared_table, *programs.layer_table], decoder.config.n_layer))
+        table = dict(expand(decoder.programs.table, decoder.config.n_layer))
         missing = {_text(key) for key in table}
         listed = {name for tensors in self.manifest["weights"].values() for names in tensors.values() for name in names}
         if missing != listed:
@@ -292,7 +292,7 @@ class Artifact:
         rows = {_text(key): row for key, row in table.items()}
         for names, pieces in self.tensors():
             row = rows[names[0]]
-            laid_out = functools.partial(_laid_out, row, programs.degree, pieces)
+            laid_out = functools.partial(_laid_out, row, decoder.programs.degree, pieces)
             yield Sharded([*map(_key, names)], row.dtype or decoder.options.amp, laid_out)
 
     def tensors(self) -> Iterator[tuple[list[str], Callable[[], list[torch.Tensor]]]]:

@@ -166,7 +166,7 @@ class Weight:
     `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is not
     read but worked out; its `source` only says whether every layer has it. With a `word`, devices have their shares in
     panels of words of so many elements; with `rounded`, what it is multiplied by is rounded to 8 bits, so many inputs
-    with a scale of their own.
+    with a scale of their own. `layers` is how many layers have it, where not all of the decoder's have one each.
     """
 
     name: str
@@ -180,10 +180,11 @@ class Weight:
     matrix: tuple[int, ...] | None = None
     word: int | None = None
     rounded: int | None = None
+    layers: int | None = None
 
     @property
     def layered(self) -> bool:
-        return "{}" in self.source
+        return "{}" in self.source or self.layers is not None
 
     @property
     def multiplies(self) -> bool:
@@ -314,7 +315,7 @@ def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree:
 def expand(table: Sequence[Weight], layers: int) -> Iterator[tuple[Key, Weight]]:
     """Every weight of the model."""
     for row in table:
-        for layer in range(layers) if row.layered else [None]:
+        for layer in range(row.layers or layers) if row.layered else [None]:
             yield (layer, row.name), row if layer is None else row.at(layer)
 
 

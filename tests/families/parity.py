@@ -6,6 +6,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from transformers_neuronx.auto import families, family_of
+from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
+
+DECODERS = [name for name in families() if not issubclass(family_of(name), EncoderDecoderForSampling)]
 TOLERANCE = 1e-5  # of the largest logit, in f32
 
 
@@ -33,10 +37,10 @@ def padded(rows, side, pad=0):
     return torch.tensor(ids), torch.tensor(mask)
 
 
-def randomized(config):
+def randomized(config, kind=AutoModelForCausalLM):
     """A model with weights that make the maths matter: default ones give attention nothing to choose from."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = kind.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import assert_close, continued, padded, prompts, randomized
+from parity import DECODERS, assert_close, continued, padded, prompts, randomized
 from transformers import GPT2Config
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 
 
@@ -20,7 +20,7 @@ def tiny(family):
     return importlib.import_module(f"test_{family}").config()
 
 
-@pytest.fixture(scope="module", params=families())
+@pytest.fixture(scope="module", params=DECODERS)
 def pair(request, tmp_path_factory):
     """A family's model for two prompts that serve two sequences each, and Transformers'."""
     reference = randomized(tiny(request.param))

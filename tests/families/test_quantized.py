@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from parity import assert_close, continued, prompts, randomized
+from parity import DECODERS, assert_close, continued, prompts, randomized
 from test_every_family import tiny
 from transformers import AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import (
     Buckets,
     CompileOptions,
@@ -90,7 +90,7 @@ def logits_of(directory, ids, degree=1, **switches):
 @pytest.mark.parametrize(
     "degree", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", DECODERS)
 def test_int8_as_in_numpy(saved, family, degree):
     reference, directory = saved(family)
     [ids] = prompts(131, [20])

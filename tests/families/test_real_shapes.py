@@ -4,10 +4,10 @@ import tempfile
 
 import pytest
 import torch
-from parity import assert_close, continued, padded, prompts
+from parity import DECODERS, assert_close, continued, padded, prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import NeuronConfig
 
 SHAPES = {
@@ -43,7 +43,7 @@ MODEL_TYPES = {"gptneox": "gpt_neox"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", DECODERS)
 def test_at_a_true_size(family):
     torch.manual_seed(0)
     config = AutoConfig.for_model(MODEL_TYPES.get(family, family), **SHAPES[family])

@@ -9,7 +9,7 @@ import torch
 from transformers_neuronx.auto import families, family_of
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.modeling_auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.modeling_auto import NeuronAutoModelForCausalLM, NeuronAutoModelForSeq2SeqLM
 from transformers_neuronx.sampling import ForSampling
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -25,8 +25,20 @@ def test_the_bundled_checkpoint_is_a_gpt2():
 @pytest.mark.parametrize("name", families())
 def test_every_folder_with_a_model_is_a_family(name):
     cls = family_of(name)
-    assert issubclass(cls, ForSampling)
-    assert cls.family.weights.PREFIX
+    assert issubclass(cls, ForSampling) and cls.__module__ == f"transformers_neuronx.{name}.model"
+
+
+@pytest.mark.parametrize(
+    ("auto", "model_type", "message"),
+    [
+        (NeuronAutoModelForCausalLM, "t5", "T5ForSampling has an encoder: NeuronAutoModelForSeq2SeqLM makes it"),
+        (NeuronAutoModelForSeq2SeqLM, "gpt2", "GPT2ForSampling has no encoder: NeuronAutoModelForCausalLM makes it"),
+    ],
+)
+def test_families_with_an_encoder_have_a_class_of_their_own(tmp_path, auto, model_type, message):
+    (tmp_path / "config.json").write_text(json.dumps(dict(model_type=model_type)))
+    with pytest.raises(ConfigError, match=message):
+        auto.from_pretrained(tmp_path)
 
 
 def test_an_unknown_family_is_named(tmp_path):

@@ -52,13 +52,12 @@ def attention(
     if rotate is not None:
         q, k = rotate(q), rotate(k)
     alibi, distances = ([getattr(w, name).tensor] if hasattr(w, name) else [] for name in ("alibi", "distances"))
-    slots = [] if step.slots is None else [step.slots]
     context, *after = _attend(
-        *(q, k, v, step.start, step.length, *cache, *slots, *alibi, *distances),
+        *(q, k, v, step.start, step.length, *cache, *([] if step.slots is None else [step.slots]), *alibi, *distances),
         width=step.width,
         scale=head_dim**-0.5 if scale is None else scale,
         arrays=len(cache),
-        own_slots=bool(slots),
+        own_slots=step.slots is not None,
         alibi=bool(alibi),
         distances=bool(distances),
         window=window,
@@ -103,8 +102,7 @@ def _attend_body(
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, n, width)
     slopes, biases = more[arrays + own_slots :][:alibi], more[len(more) - distances :]
-    weights = _weights(scores, start, slopes, biases, window, softcap)
-    weights = hlo.reshape(weights, *q.sizes[:2], width)
+    weights = hlo.reshape(_weights(scores, start, slopes, biases, window, softcap), *q.sizes[:2], width)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))
     return hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3), *updated

@@ -1,0 +1,354 @@
+"""Models whose decoder looks at a source that an encoder has read.
+
+The encoder's program writes what every layer of the decoder will look at, keys and values of the whole source, once:
+the memory, which stays on the devices, slot by slot as the caches do. Steps only read it; to them it is like weights.
+All else is the decoder's, as for models without an encoder.
+
+A family's graph has besides `embed`, `layer`, which finds its `w.memory`, and `head`: `embed_source`, which returns as
+well what all layers of the encoder share, `encoder_layer`, `encoded`, and `memory` for one layer of the decoder. In its
+weight table names that begin with one of ENCODER_ONLY are of the encoder's programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from transformers_neuronx import hlo
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.config import Buckets, CompileOptions
+from transformers_neuronx.decoder import Array, Decoder
+from transformers_neuronx.errors import ConfigError, InputError
+from transformers_neuronx.inputs import Integers, read_rows
+from transformers_neuronx.layers import Cache, Memory, Step
+from transformers_neuronx.profiling import Profile, profile
+from transformers_neuronx.programs import DecoderConfig, Family, Piece, Programs, Shape, What, in_place
+from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
+from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.weights import Weight, declare
+
+# Of the encoder as a whole, of each of its layers, and, of each layer of the decoder, what makes its memory.
+WHOLE_ENCODER, ENCODER_LAYER, TO_MEMORY = "source.", "encoder.", ("cross.k.", "cross.v.")
+ENCODER_ONLY = (WHOLE_ENCODER, ENCODER_LAYER, *TO_MEMORY)
+LONGEST = 512  # tokens of a source, and of what is made of it, unless more are asked for
+
+
+class EncoderDecoderConfig(DecoderConfig, Protocol):
+    """What the engine itself reads of such a family's configuration."""
+
+    @property
+    def encoder_layers(self) -> int: ...
+    @property
+    def decoder_start_token_id(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Encode(What):
+    """The reading of so many sources of at most so many tokens."""
+
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Redirect(What):
+    """The exchange of what slots look at."""
+
+
+class EncoderDecoderPrograms(Programs):
+    """Writes the modules of such a model."""
+
+    config: EncoderDecoderConfig
+
+    def __init__(self, *model: Any, **options: Any) -> None:
+        super().__init__(*model, **options)
+        layers = self.config.encoder_layers
+        self.table = [replace(row, layers=layers) if row.name.startswith(ENCODER_LAYER) else row for row in self.table]
+        encoder = [row for row in self.table if row.name.startswith(ENCODER_ONLY)]
+        self.source_table = [row for row in self.shared_table if row in encoder or row.name.startswith("embed")]
+        self.encoder_table = [row for row in encoder if row.name.startswith(ENCODER_LAYER)]
+        self.memory_table = [row for row in encoder if row.name.startswith(TO_MEMORY)]
+        self.shared_table, self.layer_table = (
+            [row for row in rows if not row.name.startswith(ENCODER_ONLY)]
+            for rows in (self.shared_table, self.layer_table)
+        )
+
+    @property
+    def memory_sizes(self) -> tuple[int, ...]:
+        """Of one layer's keys, or values, on one device."""
+        heads = self.config.attention_heads
+        return self.slots, self.options.buckets.sources[-1], heads.kv_share(self.degree), heads.head_dim
+
+    def module(self, what: What, piece: Piece) -> HloModuleProto:
+        match what:
+            case Encode():
+                return self.encode(what)
+            case Redirect():
+                return self.redirect()
+        return super().module(what, piece)
+
+    def encode(self, what: Encode) -> HloModuleProto:
+        """The program that reads sources.
+
+        Parameters: s32[rows, 2 + tokens] with slot, length and ids of each source, where a length of 0 is of none; the
+        memory; the weights. Results: the memory, in place.
+        """
+
+        def program(scribe: HloScribe) -> list[Tensor]:
+            parameters = hlo.Parameters()
+            packed = parameters.add(dtype_named("s32")[what.rows, 2 + what.tokens], "sources")
+            slots, lengths = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), what.rows) for i in range(2))
+            before = self.declare_memory(parameters, len(self.layers))
+            w = declare(self.source_table, parameters, self.dtype, self.degree)
+            tables = (self.encoder_table, self.config.encoder_layers), (self.memory_table, len(self.layers))
+            encoder, to_memory = (self._declare_layers(parameters, *table) for table in tables)
+            with scribe.scope("embed"):
+                x, shared = self.graph.embed_source(self.config, w, hlo.slice(packed, 1, 2, 2 + what.tokens))
+            for number, weights in enumerate(encoder):
+                with scribe.scope(f"encoder.{number}"):
+                    x = self.graph.encoder_layer(self.config, weights, x, lengths, shared)
+            x = self.graph.encoded(self.config, w, x)
+            after = [written(before[0], lengths, slots, lengths)]
+            for number, weights in enumerate(to_memory):
+                with scribe.scope(f"layer.{number}"):
+                    keys, values, _ = self.graph.memory(self.config, weights, x, lengths)
+                    for old, new in zip(before[1 + 2 * number :], (keys, values), strict=False):
+                        after.append(written(old, only_real(new, lengths), slots, lengths))
+            return in_place(after, before)
+
+        return compile_py_func(program)
+
+    def _declare_layers(self, parameters: hlo.Parameters, table: Sequence[Weight], count: int) -> list[Any]:
+        """Of the encoder, which call their weights as those of the decoder do."""
+        named = [replace(row, name=row.name.removeprefix(ENCODER_LAYER)) for row in table]
+        scope = f"{table[0].name.partition('.')[0]}."
+        return [declare(named, parameters, self.dtype, self.degree, f"{scope}{layer}.") for layer in range(count)]
+
+    def redirect(self) -> HloModuleProto:
+        """The program that has every slot look at what the slot named for it looks at.
+
+        Parameters: s32[slots], the memory. Results: the memory, in place.
+        """
+
+        def program(scribe: HloScribe) -> list[Tensor]:
+            parameters = hlo.Parameters()
+            source = parameters.add(dtype_named("s32")[self.slots], "source")
+            memory = self.declare_memory(parameters, len(self.layers))
+            return in_place([hlo.take(each, source) for each in memory], memory)
+
+        return compile_py_func(program)
+
+    def declare_memory(self, parameters: hlo.Parameters, layers: int) -> list[Tensor]:
+        """The lengths s32[slots], then keys and values of each layer, [slots, positions, kv_heads, d]."""
+        lengths = parameters.add(dtype_named("s32")[self.slots], "memory.lengths")
+        sizes = dtype_named(self.dtype)[self.memory_sizes]
+        names = [f"memory.{layer}.{name}" for layer in range(layers) for name in ("keys", "values")]
+        return [lengths, *(parameters.add(sizes, name) for name in names)]
+
+    def declare_weights(self, parameters: hlo.Parameters, piece: Piece) -> tuple[Any, list[Any]]:
+        """And the memory, after all of them, where there are layers to look at it."""
+        shared, layers = super().declare_weights(parameters, piece)
+        if layers:
+            lengths, *arrays = self.declare_memory(parameters, len(layers))
+            for weights, keys, values in zip(layers, arrays[::2], arrays[1::2], strict=True):
+                weights.memory = Memory(keys, values, lengths)
+        return shared, layers
+
+    def run(
+        self,
+        scribe: HloScribe,
+        piece: Piece,
+        shared: Any,
+        layers: list[Any],
+        x: Tensor | None,
+        caches: list[Cache],
+        step: Step,
+        every: bool,
+    ) -> tuple[Tensor, list[Cache]]:
+        if step.slots is not None:
+            for weights in layers:
+                weights.memory = Memory(*(hlo.take(each, step.slots) for each in weights.memory))
+        return super().run(scribe, piece, shared, layers, x, caches, step, every)
+
+
+def only_real(x: Tensor, lengths: Tensor) -> Tensor:
+    """X [b, n, ...] with zeros from lengths s32[b] on: what is not looked at is still weighed, with zero."""
+    b, n, *rest = x.sizes
+    position = hlo.iota("s32", [b, n, *(1 for _ in rest)], 1)
+    return hlo.select(position < hlo.reshape(lengths, b, 1, *(1 for _ in rest)), x, 0.0)
+
+
+def written(memory: Tensor, new: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
+    """Memory [slots, ...] with new [b, ...], and zeros after it, in the slots s32[b] of rows whose length is not 0."""
+    for axis in range(1, len(memory.sizes)):
+        new = hlo.pad(new, axis, 0, memory.sizes[axis] - new.sizes[axis])
+    zero = hlo.constant(0, "s32")
+    for row in range(new.sizes[0]):
+        slot, length = (hlo.reshape(hlo.slice(each, 0, row, row + 1)) for each in (slots, lengths))
+        where = [slot, *(zero for _ in memory.sizes[1:])]
+        old = hlo.dynamic_slice(memory, where, [1, *memory.sizes[1:]])
+        memory = hlo.dynamic_update_slice(memory, hlo.select(length > 0, hlo.slice(new, 0, row, row + 1), old), where)
+    return memory
+
+
+class EncoderDecoder(Decoder):
+    """The engine of such a model: the decoder's, and the memory on the devices.
+
+    `sources` has, for each slot, a number that tells its source from others, or -1 where it has none.
+    """
+
+    programs_of = EncoderDecoderPrograms
+    programs: EncoderDecoderPrograms
+
+    def __init__(self, family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions) -> None:
+        super().__init__(family, config, runtime, options)
+        self.memory: list[DeviceTensor] = []
+        self.sources = np.full(self.slots, -1)
+        self._read = 0  # sources so far
+
+    def planned(self) -> list[What]:
+        """The encoder for each size of a source; what the decoder is given is one token, so no prompts."""
+        encoders = [Encode(self.options.prompt_batch_size, size) for size in self.options.buckets.sources]
+        return [*encoders, *(what for what in super().planned() if not isinstance(what, Shape) or what.active == 1)]
+
+    def reset(self) -> None:
+        super().reset()
+        programs = self.programs
+        lengths, array = (
+            np.zeros(self.slots, np.int32),
+            np.zeros(programs.memory_sizes, element_type(programs.dtype).numpy),
+        )
+        self.memory = [self.runtime.put([each]) for each in (lengths, *[array] * 2 * self.config.n_layer)]
+        self.sources[:] = -1
+
+    def encode(self, tokens: Sequence[Array], slots: Array) -> None:
+        """Read sources, s32[·] each; from now on these slots look at them."""
+        rows = self.options.prompt_batch_size
+        for first in range(0, len(tokens), rows):
+            group = tokens[first : first + rows]
+            longest = max(map(len, group))
+            size = next(size for size in self.options.buckets.sources if size >= longest)
+            packed = np.zeros((rows, 2 + size), np.int32)
+            for row, (ids, slot) in enumerate(zip(group, slots[first:], strict=False)):
+                packed[row, : 2 + len(ids)] = [slot, len(ids), *ids]
+            [(_, program)] = self._parts(Encode(rows, size))
+            with self.guarded():
+                self.memory = program(self.runtime.put([packed]), *self.memory, *self._encoder_operands())
+        self.sources[slots] = self._read + np.arange(len(slots))
+        self._read += len(slots)
+
+    def _encoder_operands(self) -> list[DeviceTensor]:
+        programs, config = self.programs, self.programs.config
+        layers = range(config.encoder_layers), range(config.n_layer)
+        shared = [self.weights[None, row.name] for row in programs.source_table]
+        encoder = [self.weights[layer, row.name] for layer in layers[0] for row in programs.encoder_table]
+        return (
+            shared + encoder + [self.weights[layer, row.name] for layer in layers[1] for row in programs.memory_table]
+        )
+
+    def operands(self, layers: Iterable[int], shared: bool = True) -> list[DeviceTensor]:
+        layers = list(layers)
+        memory = [array for layer in layers for array in self.memory[1 + 2 * layer : 3 + 2 * layer]]
+        return [*super().operands(layers, shared), *self.memory[:1] * bool(layers), *memory]
+
+    def run(
+        self, ids: Array, start: Array, length: Array, end: Array, slots: Array | None = None, every: bool = False
+    ) -> Array:
+        active = (np.arange(len(ids)) if slots is None else slots)[length > 0]
+        if (self.sources[active] < 0).any():
+            raise InputError(f"slots {active[self.sources[active] < 0].tolist()} have no source: encode() comes first")
+        return super().run(ids, start, length, end, slots, every)
+
+    def reorder(self, source: Array) -> None:
+        """And looks at what that slot looks at; where it is negative, at what it did before."""
+        super().reorder(source)
+        self.redirect(np.where(source < 0, np.arange(self.slots), source))
+
+    def redirect(self, source: Array) -> None:
+        """Slot `i` looks from now on at what slot `source[i]` looks at. s32[slots]"""
+        if (self.sources[source] != self.sources).any():
+            [(_, program)] = self._parts(Redirect())
+            with self.guarded():
+                self.memory = program(self.runtime.put([source.astype(np.int32)]), *self.memory)
+            self.sources = self.sources[source]
+
+
+class EncoderDecoderForSampling(ForSampling):
+    """A model with an encoder, compiled for fixed shapes.
+
+    As `ForSampling`, but `context_length_estimate` is the longest source, or the sizes that the encoder is compiled
+    for, and both that and `n_positions`, the longest sequence made of it, are 512 by default. `forward` and `score`
+    take the decoder's tokens, and `encode` before that the source.
+    """
+
+    engine = EncoderDecoder
+    config: EncoderDecoderConfig
+
+    def _buckets(self, n_positions: int | Sequence[int] | None, context: int | Sequence[int] | str | None) -> Buckets:
+        longest = LONGEST if n_positions is None and not self.neuron_config.continuous_batching else n_positions
+        if isinstance(context, str) or context == 0:
+            raise ConfigError(f"context_length_estimate wants the longest source, or several sizes, got {context!r}")
+        sources = Buckets.of(LONGEST if context is None else context, 0).positions
+        return replace(super()._buckets(longest, None), sources=sources)
+
+    @property
+    def decoder(self) -> EncoderDecoder:
+        """The engine below. Raises ConfigError before `to_neuron`."""
+        decoder = super().decoder
+        assert isinstance(decoder, EncoderDecoder)
+        return decoder
+
+    def encode(
+        self,
+        input_ids: Integers,
+        start_ids: Integers | None = None,
+        attention_mask: Integers | None = None,
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        """Read sources, input_ids [batch, n]: the slots 0, 1, …, or those named, look at them from now on.
+
+        start_ids [batch] are how many columns are padding on the left; or attention_mask [batch, n] has zeros for
+        padding on either side.
+        """
+        longest, count = self.options.buckets.sources[-1], self.options.batch_size
+        padding = dict(start_ids=start_ids, attention_mask=attention_mask)
+        rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=longest, **padding)
+        if rows.real.shape[1] > 1 and (np.abs(np.diff(rows.real.astype(np.int8))).sum(1) > 1 + ~rows.real[:, 0]).any():
+            raise InputError("attention_mask wants a source's tokens side by side, got padding between them")
+        named = np.arange(len(rows.tokens)) if slots is None else np.asarray(slots)
+        if named.shape != (len(rows.tokens),) or len(set(named.tolist())) != len(named):
+            raise InputError(f"slots wants one of its own for each of {len(rows.tokens)} sources, got {named.tolist()}")
+        if named.min() < 0 or named.max() >= count:
+            raise InputError(f"batch_size={count} is what this model takes, got sources for slots {named.tolist()}")
+        self.decoder.encode(rows.tokens, named)
+
+    def sample(
+        self,
+        input_ids: Integers,
+        sequence_length: int,
+        start_ids: Integers | None = None,
+        *rules: Any,
+        attention_mask: Integers | None = None,
+        decoder_input_ids: Integers | None = None,
+        **options: Any,
+    ) -> Any:
+        """What the model makes of sources, s64[batch, up to sequence_length]: decoder_input_ids [batch, n], by default
+        its start token, and what follows.
+
+        Sources as in `encode`, all else as in `ForSampling.sample`.
+        """
+        self.encode(input_ids, start_ids, attention_mask)
+        first = np.full((len(input_ids), 1), self.config.decoder_start_token_id)
+        return super().sample(
+            first if decoder_input_ids is None else decoder_input_ids, sequence_length, None, *rules, **options
+        )
+
+    def profile(self, prompt_tokens: int = 128, new_tokens: int = 64) -> Profile:
+        """Where the time of `sample` goes, for as many sources of so many tokens as there may be."""
+        sources = (np.arange(prompt_tokens) % self.config.vocab_size)[None].repeat(self.options.prompt_batch_size, 0)
+        return profile(self.decoder, lambda: self.sample(sources, 1 + new_tokens, eos_token_override=-1))

@@ -1,0 +1,10 @@
+"""T5 for sampling."""
+
+from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.programs import Family
+from transformers_neuronx.t5 import graph, weights
+from transformers_neuronx.t5.config import T5Config
+
+
+class T5ForSampling(EncoderDecoderForSampling):
+    family = Family(T5Config.from_hf, weights, graph)
