@@ -38,7 +38,7 @@ def attention_over(
 
 
 def attend_to(q: Tensor, memory: Memory, *, scale: float | None = None, bias: Tensor | None = None) -> Tensor:
-    """softmax(q Kᵀ scale + biasᵀ) V. q [b, n, heads, d] -> [b, n, heads, d]
+    """softmax(q Kᵀ scale + biasᵀ) V. q [b, n, heads, d] -> [b, n, heads, d], or the size that values have
 
     `scale` is by default 1 / sqrt(d); bias f32[b or 1, heads or 1, m, n or 1]. Each head of keys serves
     heads / kv_heads of queries. Who sees nothing, for want of length or by a bias of -inf, gets zeros.
@@ -55,10 +55,11 @@ def _attend_to_body(
     m, kv_heads = keys.sizes[1:3]
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b, kv_heads, -1, d)
     keys, values = (hlo.transpose(x, 0, 2, 1, 3) for x in (keys, values))  # [b, kv_heads, m, d]
-    scores = hlo.dot(q, keys, contract=([3], [3]), batch=([0, 1], [0, 1]), dtype="f32") * scale
+    summed = q.dtype if q.dtype.element.bits > 32 else "f32"
+    scores = hlo.dot(q, keys, contract=([3], [3]), batch=([0, 1], [0, 1]), dtype=summed) * scale
     scores = hlo.reshape(scores, b, heads, n, m)
     if bias:
-        scores = scores + hlo.transpose(bias[0], 0, 1, 3, 2)
+        scores = scores + hlo.convert(hlo.transpose(bias[0], 0, 1, 3, 2), scores.dtype)
     seen = hlo.iota("s32", [b, 1, 1, m], 3) < hlo.reshape(lengths, b, 1, 1, 1)
     scores = hlo.select(seen, scores, -math.inf)
     largest = hlo.max(scores, -1, keep=True)
@@ -67,7 +68,7 @@ def _attend_to_body(
     weights = hlo.convert(e / hlo.select(hlo.equal(total, 0.0), 1.0, total), q.dtype)
     weights = hlo.reshape(weights, b, kv_heads, -1, m)
     context = hlo.dot(weights, values, contract=([3], [2]), batch=([0, 1], [0, 1]))
-    return hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3)
+    return hlo.transpose(hlo.reshape(context, b, heads, n, -1), 0, 2, 1, 3)
 
 
 _attend_to = hlo.composite("attend_to", _attend_to_body)

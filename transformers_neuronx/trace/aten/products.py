@@ -88,35 +88,32 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q kᵀ scale + mask) v. q [..., n, d], k and v [..., m, d]; a mask of predicates says what is seen."""
+    """softmax(q kᵀ scale + mask) v. q [..., n, d], k and v [..., m, d]; a mask of predicates says what is seen.
+
+    Each head of k and v serves as many of q as go with it, whether or not that is asked for by `enable_gqa`.
+    """
     if dropout_p:
         raise of_training("attention with dropout_p")
-    *lead, n, d = q.sizes
-    m, batch = k.sizes[-2], math.prod(lead)
-    if enable_gqa and k.sizes[-3] != q.sizes[-3]:
-        k, v = (_repeated(x, q.sizes[-3] // x.sizes[-3]) for x in (k, v))
-    q, k, v = (hlo.reshape(hlo.broadcast_to(x, (*lead, *x.sizes[-2:])), batch, *x.sizes[-2:]) for x in (q, k, v))
-    scores = hlo.dot(q, k, ([2], [2]), ([0], [0]), wide(q.dtype)) * (d**-0.5 if scale is None else scale)
-    scores = hlo.reshape(scores, *lead, n, m)
+    lead, n, m = out.sizes[:-2], q.sizes[-2], k.sizes[-2]
     if is_causal:
-        scores = hlo.select(hlo.iota("s32", [n, m], 0) >= hlo.iota("s32", [n, m], 1), scores, -math.inf)
-    if mask is not None and mask.dtype.name == "pred":
-        scores = hlo.select(mask, scores, -math.inf)
-    elif mask is not None:
-        scores = scores + hlo.convert(mask, scores.dtype)
-    largest = hlo.max(scores, -1, keep=True)
-    e = hlo.exp(scores - hlo.select(hlo.equal(largest, -math.inf), 0.0, largest))
-    total = hlo.sum(e, -1, keep=True)
-    weights = e / hlo.select(hlo.equal(total, 0.0), 1.0, total)  # who sees nothing gets zeros
-    weights = hlo.reshape(hlo.convert(weights, q.dtype), batch, n, m)
-    return hlo.reshape(_dot(out, weights, v, ([2], [1]), ([0], [0])), *out.sizes)
+        mask = hlo.iota("s32", [n, m], 0) >= hlo.iota("s32", [n, m], 1)
+    if mask is not None:
+        zeros = hlo.full(0.0, "f32", mask.sizes)
+        mask = hlo.select(mask, zeros, -math.inf) if mask.dtype.name == "pred" else hlo.convert(mask, "f32")
+        mask = _with_heads(hlo.broadcast_to(mask, (*mask.sizes[:-1], m)), lead)
+    q, k, v = (_with_heads(x, lead) for x in (q, k, v))
+    q, k, v = (hlo.transpose(hlo.broadcast_to(x, (q.sizes[0], *x.sizes[1:])), 0, 2, 1, 3) for x in (q, k, v))
+    memory, bias = layers.Memory(k, v, hlo.full(m, "s32", q.sizes[:1])), None
+    if mask is not None:
+        bias = hlo.transpose(mask, 0, 1, 3, 2)
+    return hlo.reshape(hlo.transpose(layers.attend_to(q, memory, scale=scale, bias=bias), 0, 2, 1, 3), *out.sizes)
 
 
-def _repeated(x: Tensor, times: int) -> Tensor:
-    """Each head several times, one after the other. [..., heads, m, d] -> [..., heads * times, m, d]"""
-    *lead, heads, m, d = x.sizes
-    repeated = hlo.broadcast_to(hlo.reshape(x, *lead, heads, 1, m, d), [*lead, heads, times, m, d])
-    return hlo.reshape(repeated, *lead, heads * times, m, d)
+def _with_heads(x: Tensor, lead: Sequence[int]) -> Tensor:
+    """X [..., n, d], whose first axes broadcast to `lead`, as [b, heads, n, d]; without two such axes heads are one."""
+    if len(lead) != 2 and len(x.sizes) > 2:
+        x = hlo.reshape(hlo.broadcast_to(x, (*lead, *x.sizes[-2:])), -1, 1, *x.sizes[-2:])
+    return hlo.reshape(x, *[1] * (4 - len(x.sizes)), *x.sizes)
 
 
 @lowers(aten.convolution.default)
