@@ -1,0 +1,176 @@
+"""Models as users make them: from a checkpoint, with options, brought to the devices, saved.
+
+It knows no family: a subclass names one. What a model is called with is for `sampling`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Self
+
+from tqdm import tqdm
+
+from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig, completed, token_ids
+from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.generation import Rules
+from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
+from transformers_neuronx.programs import Family, Reorder
+from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.serialization import Artifact, holds_artifact, open_artifact, save_artifact
+from transformers_neuronx.weights import expand
+
+
+class Model:
+    """A decoder of one family, compiled for fixed shapes.
+
+    `config` is a Hugging Face configuration, or its attributes as a dictionary. `n_positions` is the longest
+    sequence, or the sizes that token programs are compiled for; by default what the model was trained for, or 2048.
+    `batch_size` sequences are generated at once, from prompts of which `prompt_batch_size` are encoded at once; when
+    it is the smaller, each prompt serves several sequences. `amp` is the type of activations, weights and cache:
+    f32, bf16 or f16. `tp_degree` devices share each layer. `context_length_estimate` is the number of prompt tokens
+    that one program encodes, or several; 0 is one by one; `init_n_active_tokens` is an older name of it. `unroll` and
+    `context_unroll` are the layers per program. With `reorder_cache`, beams have their program compiled beforehand,
+    not when first needed. `tag` names the model in what is shown of it. `neuron_config` has what is not of one model;
+    its `continuous_batching` says `batch_size`, and has prompts encoded one at a time.
+    """
+
+    family: ClassVar[Family]
+    engine: ClassVar[type[Decoder]] = Decoder
+    _checkpoint: Checkpoint | None = None
+    _artifact: Artifact | None = None
+    _decoder: Decoder | None = None
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        n_positions: int | Sequence[int] | None = None,
+        batch_size: int | None = None,
+        prompt_batch_size: int | None = None,
+        amp: str = "f32",
+        tp_degree: int = 1,
+        unroll: int | None = None,
+        context_length_estimate: int | Sequence[int] | str | None = None,
+        context_unroll: int | None = None,
+        init_n_active_tokens: int | None = None,
+        neuron_config: NeuronConfig | None = None,
+        reorder_cache: bool = False,
+        tag: str | None = None,
+    ) -> None:
+        self._attributes = completed(config if isinstance(config, Mapping) else config.to_dict())
+        self.config = self.family.read_config(self._attributes)
+        self.eos_token_ids = token_ids(self.config.eos_token_id)
+        self.neuron_config = neuron_config or NeuronConfig()
+        self.tag = tag or type(self).__name__
+        self.reorders = reorder_cache
+        context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
+        self.options = CompileOptions(
+            buckets=self._buckets(n_positions, context),
+            **self._batch_sizes(batch_size, prompt_batch_size),
+            amp=amp,
+            tp_degree=tp_degree,
+            unroll=unroll,
+            context_unroll=context_unroll,
+            chunk=self.neuron_config.tokens_per_dispatch,
+            workers=self.neuron_config.compilation_worker_count,
+            quant=self.neuron_config.quant,
+            kv_cache_quant=self.neuron_config.kv_cache_quant,
+        )
+        self._rules().packed(self.options.batch_size)
+
+    def _batch_sizes(self, batch_size: int | None, prompt_batch_size: int | None) -> dict[str, int]:
+        if batching := self.neuron_config.continuous_batching:
+            batch_size = batching.batch_size(batch_size)
+        rows = 1 if batch_size is None else batch_size
+        prompts = (1 if batching else rows) if prompt_batch_size is None else prompt_batch_size
+        return dict(batch_size=rows, prompt_batch_size=prompts)
+
+    def _buckets(self, n_positions: int | Sequence[int] | None, context: int | Sequence[int] | str | None) -> Buckets:
+        trained, batching = self.config.n_positions, self.neuron_config.continuous_batching
+        promised = batching.max_model_len if batching else None
+        buckets = Buckets.of(promised or trained or 2048 if n_positions is None else n_positions, context)
+        if trained is not None and buckets.longest > trained:
+            raise ConfigError(f"n_positions={buckets.longest} is more than the {trained} the model was made with")
+        if promised is not None and buckets.longest < promised:
+            raise ConfigError(f"n_positions={buckets.longest} wants to be max_model_len={promised} or more")
+        return buckets
+
+    @classmethod
+    def from_pretrained(cls, path_or_name: str | os.PathLike[str], **options: Any) -> Self:
+        """A model for the checkpoint in a directory, or of that name on the Hugging Face hub.
+
+        The directory is one of Transformers' (safetensors or `pytorch_model.bin`, sharded or not), one that
+        `save_pretrained_split` made, or one that `save` made with weights, of which an option that is not given is
+        taken. `options` are those of the constructor. Weights are read by `to_neuron`.
+        """
+        if not holds_artifact(path_or_name):
+            model = cls(load_config(path_or_name), **options)
+            model._checkpoint = open_checkpoint(path_or_name)
+            return model
+        artifact = open_artifact(path_or_name)
+        model = cls(artifact.attributes(cls.family), **artifact.options() | options)
+        artifact.check(cls.family, model.config, model.options)
+        model._artifact = artifact
+        return model
+
+    def save(self, directory: str | os.PathLike[str], sharded_weights: bool = False) -> None:
+        """Save the programs compiled so far, and with `sharded_weights` the weights as the devices have them.
+
+        An earlier artifact there is replaced at the end or not at all. What is saved is machine code: `load` it from
+        where you would run a program.
+        """
+        save_artifact(directory, self.decoder, self._attributes, sharded_weights)
+
+    def load(self, directory: str | os.PathLike[str]) -> None:
+        """Let `to_neuron` take programs, and weights if they are there, from what `save` has made of such a model.
+
+        Programs that are not there, or are for another processor or version of the engine, are compiled. ConfigError
+        lists what is different in the model that was saved, CheckpointError names the file that is damaged.
+        """
+        if self._decoder is not None:
+            raise ConfigError(f"{self.tag} is on a device already: load() comes before to_neuron()")
+        artifact = open_artifact(directory)
+        artifact.check(self.family, self.config, self.options)
+        self._artifact = artifact
+
+    _save_compiled_artifacts, _load_compiled_artifacts = save, load
+
+    @property
+    def decoder(self) -> Decoder:
+        """The engine below. Raises ConfigError before `to_neuron`."""
+        if self._decoder is None:
+            raise ConfigError(f"{self.tag} is not on a device yet: call to_neuron() first")
+        return self._decoder
+
+    def to_neuron(self) -> None:
+        """Load the weights and compile the programs, showing progress on a terminal.
+
+        Weights that can be used as they lie in a file stay there: it may be deleted then, but not be written to.
+        """
+        artifact = self._artifact
+        source = artifact if artifact and artifact.has_weights else self._checkpoint
+        if source is None:
+            raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained, of what has some")
+        runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree)
+        decoder = self.engine(self.family, self.config, runtime, self.options)
+        decoder.saved = artifact.programs(decoder) if artifact else None
+        planned = decoder.planned() + [Reorder()] * (self.reorders or self._broadcasts)
+        incoming = source.weights(decoder) if isinstance(source, Artifact) else decoder.read(source)
+        count = len(planned) + len(list(expand(decoder.programs.table, self.config.n_layer)))
+        with tqdm(total=count, desc=f"{self.tag}: loading and compiling", disable=None, leave=False) as bar:
+            decoder.compile(planned, lambda _: bar.update(), lambda: decoder.take(incoming, lambda _: bar.update()))
+        self._decoder = decoder
+
+    def _rules(self, *values: Any) -> Rules:
+        """The fields of `Rules` in order; in place of None is what on_device_generation says."""
+        default = self.neuron_config.on_device_generation
+        named = {f.name: value for f, value in zip(fields(Rules), values, strict=False) if value is not None}
+        return Rules(**(default.rules() if default else {}) | named)
+
+    @property
+    def _broadcasts(self) -> bool:
+        """Whether a prompt may serve several sequences: never where callers name the slots."""
+        return self.options.repeats > 1 and self.neuron_config.padding_side == "left"
