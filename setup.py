@@ -67,6 +67,7 @@ setup(
         "huggingface-hub>=0.30",
         "ml-dtypes>=0.5",
         "numpy>=1.26",
+        "prometheus-client>=0.20",
         "protobuf>=6.31.1,<8",
         "safetensors>=0.5",
         "torch>=2.6",

@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from time import perf_counter
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +45,14 @@ Built = list[tuple[Piece, Executable]]
 LOADERS = 2  # weights on their way to the devices at once
 
 
+class Held(NamedTuple):
+    """Bytes on all devices: weights, caches, and what the largest program needs besides."""
+
+    weights: int
+    caches: int
+    temporaries: int
+
+
 class Decoder:
     """A family's graph and one checkpoint's weights on a runtime."""
 
@@ -65,6 +74,7 @@ class Decoder:
         self.asked: dict[str, str] = {}  # the identity of the module for a program, which the artifact will know by it
         self._built: dict[What, Built] = {}
         self.tainted = np.zeros(self.slots, bool)  # slots whose caches may hold NaN
+        self.load_seconds = self.compile_seconds = 0.0
 
     # Loading and compiling.
 
@@ -90,12 +100,13 @@ class Decoder:
         def put(weight: Sharded) -> DeviceTensor:
             return self.runtime.put([on_host(piece, weight.element) for piece in weight.pieces()], given=True)
 
-        weights = list(weights)
+        weights, began = list(weights), perf_counter()
         with ThreadPoolExecutor(LOADERS) as pool:
             for weight, tensor in zip(weights, pool.map(put, weights), strict=True):
                 for key in weight.keys:
                     self.weights[key] = tensor
                     progress(key[1])
+        self.load_seconds += perf_counter() - began
         self.reset()
 
     def planned(self) -> list[What]:
@@ -135,9 +146,11 @@ class Decoder:
                     module.name = title(what, piece)
                 built[piece] = self.build(module, asked)
             self._built[what] = [(piece, built[piece]) for piece in parts]
+            finished.append(perf_counter())
             progress(str(what))
 
         missing = [what for what in dict.fromkeys(wanted) if what not in self._built]
+        finished = [began := perf_counter()]
         with ThreadPoolExecutor(self.options.workers or os.cpu_count()) as pool:
             building = [pool.submit(build_all, what) for what in missing]
             try:
@@ -147,6 +160,7 @@ class Decoder:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+        self.compile_seconds += max(finished) - began
 
     def build(self, module: HloModuleProto, asked: str = "") -> Executable:
         """An executable of `module` for the devices, from wherever there is one, or compiled.
@@ -264,6 +278,14 @@ class Decoder:
         table = self.programs.shared_table if shared else []
         outside = [self.weights[None, row.name] for row in table]
         return [*outside, *(self.weights[layer, row.name] for layer in layers for row in self.programs.layer_table)]
+
+    @property
+    def held(self) -> Held:
+        """What is on the devices, and what programs that were built take besides."""
+        weights = {id(tensor): tensor.nbytes for tensor in self.weights.values()}
+        temporaries = [executable.memory().temporaries for _, executable in self.executables.values()]
+        caches = sum(cache.nbytes for cache in self.caches)
+        return Held(sum(weights.values()), caches, max(temporaries, default=0) * self.runtime.device_count)
 
     @contextmanager
     def watched(self, watch: Callable[[str, Executable], Executable]) -> Iterator[None]:

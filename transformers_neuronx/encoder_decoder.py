@@ -20,7 +20,7 @@ import numpy as np
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import Buckets, CompileOptions
-from transformers_neuronx.decoder import Array, Decoder
+from transformers_neuronx.decoder import Array, Decoder, Held
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.inputs import Integers, read_rows
 from transformers_neuronx.layers import Cache, Memory, Step
@@ -242,6 +242,11 @@ class EncoderDecoder(Decoder):
         self.sources[slots] = self._read + np.arange(len(slots))
         self._read += len(slots)
 
+    @property
+    def held(self) -> Held:
+        held = super().held
+        return held._replace(caches=held.caches + sum(array.nbytes for array in self.memory))
+
     def _encoder_operands(self) -> list[DeviceTensor]:
         programs, config = self.programs, self.programs.config
         layers = range(config.encoder_layers), range(config.n_layer)
@@ -325,7 +330,8 @@ class EncoderDecoderForSampling(ForSampling):
             raise InputError(f"slots wants one of its own for each of {len(rows.tokens)} sources, got {named.tolist()}")
         if named.min() < 0 or named.max() >= count:
             raise InputError(f"batch_size={count} is what this model takes, got sources for slots {named.tolist()}")
-        self.decoder.encode(rows.tokens, named)
+        with self.meter.call(sum(map(len, rows.tokens))):
+            self.decoder.encode(rows.tokens, named)
 
     def sample(
         self,
@@ -342,11 +348,11 @@ class EncoderDecoderForSampling(ForSampling):
 
         Sources as in `encode`, all else as in `ForSampling.sample`.
         """
-        self.encode(input_ids, start_ids, attention_mask)
-        first = np.full((len(input_ids), 1), self.config.decoder_start_token_id)
-        return super().sample(
-            first if decoder_input_ids is None else decoder_input_ids, sequence_length, None, *rules, **options
-        )
+        with self.meter.call():
+            self.encode(input_ids, start_ids, attention_mask)
+            first = np.full((len(input_ids), 1), self.config.decoder_start_token_id)
+            begun = first if decoder_input_ids is None else decoder_input_ids
+            return super().sample(begun, sequence_length, None, *rules, **options)
 
     def profile(self, prompt_tokens: int = 128, new_tokens: int = 64) -> Profile:
         """Where the time of `sample` goes, for as many sources of so many tokens as there may be."""

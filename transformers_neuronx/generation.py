@@ -235,6 +235,7 @@ class Transcript:
     no_repeat_ngram_size: int | None = None
     keeps_scores: bool = False
     scores: list[torch.Tensor] = field(default_factory=list)
+    made: int = 0  # tokens, of all rows
 
     @property
     def ids(self) -> torch.Tensor:
@@ -261,6 +262,7 @@ class Transcript:
             for column in torch.from_numpy(block).T:
                 tokens = torch.where(done | (column < 0), self.filler, column)
                 self.columns.append(tokens[:, None])
+                self.made += int((~done & (column >= 0)).sum())
                 yield tokens
                 done |= torch.from_numpy(np.isin(column, [NOTHING, *generation.eos]))
                 if self.criteria is not None:

@@ -166,6 +166,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
             raise ConfigError("log_softmax_scores has forward() return a pair, and generate() wants logits alone")
         super().__init__(config)
         self.model = model
+        self._columns: int | None = None  # that what is generated began with
         if config.name_or_path:
             with suppress(OSError):  # there is none
                 self.generation_config = GenerationConfig.from_pretrained(config.name_or_path, local_files_only=True)
@@ -185,8 +186,13 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As Transformers' `generate`, whose own part runs on one thread."""
-        with _ONE_TORCH_THREAD:
-            return super().generate(*args, **kwargs)  # type: ignore[misc]
+        self._columns = None
+        with _ONE_TORCH_THREAD, self.model.meter.call() as call:
+            result = super().generate(*args, **kwargs)  # type: ignore[misc]
+            ids = (result if isinstance(result, torch.Tensor) else result.sequences)[:, self._columns :]
+            ends = torch.isin(ids, torch.tensor(self.model.eos_token_ids))
+            call.new_tokens = int((ends.cumsum(1) - ends.long() == 0).sum())  # up to a row's end, and that
+        return result
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         _refuse(model_kwargs)
@@ -232,6 +238,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         _refuse(others)
         if input_ids is None:
             raise InputError("input_ids is missing: it is what a compiled model takes")
+        self._columns = input_ids.shape[1] if self._columns is None else self._columns
         cache = DeviceCache(self.model) if past_key_values is None else past_key_values
         if not isinstance(cache, DeviceCache) or cache.model is not self.model:
             raise InputError(f"past_key_values wants those that this model returned, got {type(cache).__name__}")

@@ -16,6 +16,7 @@ from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig, c
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.generation import Rules
+from transformers_neuronx.metrics import Meter, Metrics
 from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
 from transformers_neuronx.programs import Family, Reorder
 from transformers_neuronx.runtimes import get_runtime
@@ -65,6 +66,7 @@ class Model:
         self.eos_token_ids = token_ids(self.config.eos_token_id)
         self.neuron_config = neuron_config or NeuronConfig()
         self.tag = tag or type(self).__name__
+        self.meter = Meter()
         self.reorders = reorder_cache
         context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
         self.options = CompileOptions(
@@ -144,6 +146,13 @@ class Model:
         if self._decoder is None:
             raise ConfigError(f"{self.tag} is not on a device yet: call to_neuron() first")
         return self._decoder
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the last call took, and all so far, and what is held on the devices."""
+        decoder = self.decoder
+        measured = self.meter.last, self.meter.totals
+        return Metrics(self.tag, *measured, decoder.compile_seconds, decoder.load_seconds, decoder.held)
 
     def to_neuron(self) -> None:
         """Load the weights and compile the programs, showing progress on a terminal.

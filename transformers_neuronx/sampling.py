@@ -81,7 +81,9 @@ class ForSampling(Model):
         rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
         switches, repeats = self.neuron_config, self._repeats(rows)
         every = switches.output_all_logits if output_all_logits is None else output_all_logits
-        logits = self._encode(rows, repeats, every)
+        with self.meter.call(sum(map(len, rows.tokens))) as call:
+            logits = self._encode(rows, repeats, every)
+            call.mark()
         if switches.on_device_generation and output_all_logits is None:
             return self._chosen(rows, repeats, logits[:, 0])
         scores = torch.from_numpy(spread(logits, rows, repeats) if every else logits[:, 0])
@@ -98,7 +100,8 @@ class ForSampling(Model):
         """
         rows = self._read(input_ids, start_ids=start_ids, attention_mask=attention_mask)
         scores = torch.zeros(rows.real.shape)
-        logits = torch.from_numpy(feed(self.decoder, rows, every=True))
+        with self.meter.call(sum(map(len, rows.tokens))):
+            logits = torch.from_numpy(feed(self.decoder, rows, every=True))
         for row, (tokens, real) in enumerate(zip(rows.tokens, torch.from_numpy(rows.real), strict=True)):
             after = torch.from_numpy(tokens[1:])[:, None]
             before = logits[row, : len(after)].log_softmax(-1)
@@ -189,7 +192,8 @@ class ForSampling(Model):
         if speculator is not None and (repeats > 1 or seen.process is not None):
             wanted = "a sequence for each prompt, and neither no_repeat_ngram_size nor output_scores"
             raise InputError(f"speculation wants {wanted}")
-        with streaming(streamer, seen.ids[: len(rows.tokens)]) as put:
+        prompts = self.meter.call(sum(map(len, rows.tokens)))
+        with streaming(streamer, seen.ids[: len(rows.tokens)]) as put, prompts as call:
             logits = self._encode(rows, repeats)[:, 0]
             generation = Generation(self.decoder, rows.tokens * repeats, np.tile(rows.end, repeats), rules, eos)
             if speculator is None:
@@ -197,8 +201,9 @@ class ForSampling(Model):
                 blocks = generate(generation, logits, count, steps, seen.process)
             else:
                 blocks = speculator.blocks(generation, rows, logits, count)
-            for tokens in seen.read(blocks, generation):
+            for tokens in seen.read(call.timed(blocks), generation):
                 put(tokens)
+            call.new_tokens = seen.made
 
     def _check_room(self, rows: Rows, sequence_length: int, count: int) -> None:
         end = int(rows.end.max())

@@ -30,6 +30,11 @@ class DeviceTensor(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def nbytes(self) -> int:
+        """On all devices together."""
+        ...
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """The first device's shard, on the host. Waits for it; raises what went wrong in computing it."""
         ...

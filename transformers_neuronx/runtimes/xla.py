@@ -131,6 +131,10 @@ class XlaTensor:
     def shape(self) -> tuple[int, ...]:
         return self.aval.shape
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
     @functools.cached_property
     def argument(self) -> Any:
         """The arrays as one argument of an executable."""
@@ -194,12 +198,8 @@ class XlaExecutable:
 
     def memory(self) -> MemoryStats:
         stats = self.loaded.get_compiled_memory_stats()
-        return MemoryStats(
-            arguments=stats.argument_size_in_bytes,
-            outputs=stats.output_size_in_bytes,
-            aliased=stats.alias_size_in_bytes,
-            temporaries=stats.temp_size_in_bytes,
-        )
+        kinds = "argument", "output", "alias", "temp"
+        return MemoryStats(*(getattr(stats, f"{kind}_size_in_bytes") for kind in kinds))
 
     def text(self) -> str:
         return "\n".join(module.to_string() for module in self.loaded.hlo_modules())

@@ -1,0 +1,201 @@
+"""What calls take and what a model holds: for people, as JSON, and for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx.decoder import Held
+
+BUCKETS = [0.001 * 2**power for power in range(17)]  # seconds, of histograms: 1 ms to 65 s
+
+
+@dataclass
+class Call:
+    """One call. A step makes a token for every row, and of steps that come back together each has an equal share."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    seconds: float = 0.0
+    time_to_first_token: float | None = None  # seconds, to the first token or to the logits
+    token_latencies: list[float] = field(default_factory=list)  # seconds of each step after that
+    began: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self._marked = self.began
+
+    def mark(self, steps: int = 1) -> None:
+        """So many steps have come back."""
+        now = time.perf_counter()
+        if self.time_to_first_token is None:
+            self.time_to_first_token = now - self.began
+        else:
+            self.token_latencies += [(now - self._marked) / steps] * steps
+        self._marked = now
+
+    def timed(self, blocks: Iterator[np.ndarray[Any, Any]]) -> Iterator[np.ndarray[Any, Any]]:
+        """Blocks of tokens [batch, steps], marked as they come. What is done with them between is not of the next."""
+        for block in blocks:
+            self.mark(block.shape[1])
+            yield block
+            self._marked = time.perf_counter()
+
+
+@dataclass
+class Histogram:
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """How many were at most as long, as Prometheus has it."""
+        totals = np.cumsum(self.counts).tolist()
+        return [(str(bound), count) for bound, count in zip([*BUCKETS, "+Inf"], totals, strict=True)]
+
+
+@dataclass
+class Totals:
+    """Of all calls so far."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    first: Histogram = field(default_factory=Histogram)
+    each: Histogram = field(default_factory=Histogram)
+
+
+class Meter:
+    """Measures the calls of a model. One inside another is a part of it: of `generate()` every step is a call."""
+
+    def __init__(self) -> None:
+        self.last = Call()
+        self.totals = Totals()
+        self._open: Call | None = None
+
+    @contextmanager
+    def call(self, prompt_tokens: int = 0) -> Iterator[Call]:
+        """A call that succeeds is measured. Its prompt is what comes in first."""
+        if self._open is not None:
+            self._open.prompt_tokens = self._open.prompt_tokens or prompt_tokens
+            yield self._open
+            return
+        self._open = call = Call(prompt_tokens)
+        try:
+            yield call
+        finally:
+            self._open = None
+        call.seconds = time.perf_counter() - call.began
+        self.last = call
+        self.totals.calls += 1
+        self.totals.prompt_tokens += call.prompt_tokens
+        self.totals.new_tokens += call.new_tokens
+        if call.time_to_first_token is not None:
+            self.totals.first.add(call.time_to_first_token)
+        for seconds in call.token_latencies:
+            self.totals.each.add(seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Metrics:
+    """The last call of a model, all so far, and what it holds on its devices. As text a table; seconds and bytes.
+
+    Compiling and loading go on side by side, so their times overlap.
+    """
+
+    model: str
+    call: Call
+    totals: Totals
+    compile_seconds: float
+    load_seconds: float
+    held: Held
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all rows, per second of the call."""
+        return self.call.new_tokens / self.call.seconds if self.call.seconds else 0.0
+
+    def latency(self, percent: float) -> float | None:
+        """The time of a step after the first, which `percent` of them do not exceed: 50 is the median."""
+        latencies = self.call.token_latencies
+        return float(np.percentile(latencies, percent)) if latencies else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        call = self.call
+        return dict(
+            model=self.model,
+            prompt_tokens=call.prompt_tokens,
+            new_tokens=call.new_tokens,
+            seconds=call.seconds,
+            time_to_first_token=call.time_to_first_token,
+            token_latency_p50=self.latency(50),
+            token_latency_p99=self.latency(99),
+            tokens_per_second=self.tokens_per_second,
+            compile_seconds=self.compile_seconds,
+            load_seconds=self.load_seconds,
+            **{f"{name}_bytes": value for name, value in self.held._asdict().items()},
+        )
+
+    def __str__(self) -> str:
+        def shown(name: str, value: Any) -> str:
+            if isinstance(value, float) and name != "tokens_per_second":
+                return f"{value * 1e3:,.2f} ms"
+            if name.endswith("_bytes"):
+                return f"{value / 2**20:,.1f} MiB"
+            return "-" if value is None else f"{value:,.1f}" if isinstance(value, float) else str(value)
+
+        facts = self.as_dict()
+        width = max(map(len, facts))
+        return "\n".join(f"{name.replace('_', ' '):{width}}  {shown(name, value):>16}" for name, value in facts.items())
+
+    def prometheus(self) -> str:
+        """In Prometheus' text form, of all calls so far, with the model's tag as a label."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry()
+        registry.register(self)
+        text: bytes = generate_latest(registry)
+        return text.decode()
+
+    def collect(self) -> Iterator[Any]:
+        """What a registry of Prometheus' client asks for."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        def named(name: str, text: str) -> dict[str, Any]:
+            return dict(name=f"transformers_neuronx_{name}", documentation=text, labels=["model"])
+
+        totals, label = self.totals, [self.model]
+        for name, text, value in (
+            ("calls", "Calls of the model.", totals.calls),
+            ("prompt_tokens", "Tokens of prompts.", totals.prompt_tokens),
+            ("new_tokens", "Tokens that were made.", totals.new_tokens),
+        ):
+            counter = CounterMetricFamily(**named(name, text))
+            counter.add_metric(label, value)
+            yield counter
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "From a call to its first token.", totals.first),
+            ("token_latency_seconds", "A step after the first, which makes a token for every row.", totals.each),
+        ):
+            family = HistogramMetricFamily(**named(name, text))
+            family.add_metric(label, histogram.cumulative(), histogram.total)
+            yield family
+        for name, text, held in (
+            ("compile_seconds", "Compiling programs, or loading compiled ones.", self.compile_seconds),
+            ("load_seconds", "Bringing weights to the devices.", self.load_seconds),
+            ("weights_bytes", "Weights on all devices.", self.held.weights),
+            ("caches_bytes", "Keys and values on all devices.", self.held.caches),
+            ("temporaries_bytes", "What the largest program needs besides, on all devices.", self.held.temporaries),
+        ):
+            gauge = GaugeMetricFamily(**named(name, text))
+            gauge.add_metric(label, held)
+            yield gauge
