@@ -165,7 +165,8 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
   auto q = Numbers(type, count * heads), k = Numbers(type, count * kv_heads), v = Numbers(type, count * kv_heads);
   const auto keys = Numbers(cached, slots * kv_heads * positions * size);
   const auto scales = Numbers(Type::kF32, slots * kv_heads * positions);
-  auto slopes = Numbers(Type::kF32, heads);
+  const int64_t distances = Below(2) * (1 + Below(100));
+  auto slopes = Numbers(Type::kF32, heads), biases = Numbers(Type::kF32, heads * distances);
   const int32_t length[] = {static_cast<int32_t>(tokens), static_cast<int32_t>(Below(tokens + 1))};
   const float softcap = Below(2) ? 2.0f : 0;
   int32_t start[2], slot[] = {2, 0};
@@ -174,9 +175,10 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
   for (const Kernels* level : levels) {
     auto own_keys = keys, own_values = keys, key_scales = scales, value_scales = scales;
     std::vector<char> context(q.size());
-    level->attention({rows, tokens, heads, kv_heads, size, slots, positions, window, 0.3f, softcap, type, cached,
-                      q.data(), k.data(), v.data(), start, length, slot, As<float>(slopes), own_keys.data(),
-                      own_values.data(), As<float>(key_scales), As<float>(value_scales), context.data()},
+    level->attention({rows, tokens, heads, kv_heads, size, slots, positions, window, distances, 0.3f, softcap, type,
+                      cached, q.data(), k.data(), v.data(), start, length, slot, As<float>(slopes),
+                      distances ? As<float>(biases) : nullptr, own_keys.data(), own_values.data(),
+                      As<float>(key_scales), As<float>(value_scales), context.data()},
                      PoolOfThreads());
     if (type != Type::kF32) continue;
     Agree("attention", std::vector<float>(As<float>(context), As<float>(context) + count * heads), wanted);

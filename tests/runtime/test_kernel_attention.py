@@ -40,7 +40,7 @@ def stored(x):
     return np.rint(x * (1 / np.where(scale == 0, 1, scale))), scale
 
 
-def reference(active, stands, cache, own, slopes, scale, window=None, softcap=None):
+def reference(active, stands, cache, own, slopes, biases, scale, window=None, softcap=None):
     """The context, for real tokens, and the cache after it."""
     q, k, v = (x.astype(np.float32) for x in active)
     heads = q.shape[2]
@@ -60,6 +60,8 @@ def reference(active, stands, cache, own, slopes, scale, window=None, softcap=No
         distance = start + np.arange(length)[:, None] - np.arange(keys.shape[1])
         scores = np.tanh(scores / softcap) * softcap if softcap else scores
         scores = scores - (np.zeros(heads) if slopes is None else slopes)[:, None, None] * distance
+        if biases is not None:
+            scores = scores + biases[:, distance.clip(0, biases.shape[1] - 1)]
         scores = np.where((distance >= 0) & (distance < (window or math.inf)), scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e300))
         context[row, :length] = np.einsum("hnp,hpd->nhd", weights / weights.sum(-1, keepdims=True), values)
@@ -81,15 +83,15 @@ def compiled(write, held, **attributes):
     return program
 
 
-def check(write, active, stands, cache, own, dtype, slopes=None, **attributes):
+def check(write, active, stands, cache, own, dtype, slopes=None, biases=None, **attributes):
     kind = element_type(dtype).numpy
     active = [x.astype(kind) for x in active]
     cache = [x.astype(np.int8 if len(cache) == 4 else kind) for x in cache[:2]] + cache[2:]
-    arrays = [*active, *stands, *cache, *own, *([] if slopes is None else [slopes])]
-    given = dict(arrays=len(cache), own_slots=bool(own), alibi=slopes is not None)
+    arrays = [*active, *stands, *cache, *own, *(x for x in (slopes, biases) if x is not None)]
+    given = dict(arrays=len(cache), own_slots=bool(own), alibi=slopes is not None, distances=biases is not None)
     program = compiled(write, arrays, **given, **attributes)
     options = dict(scale=active[0].shape[-1] ** -0.5) | attributes
-    want, *written = reference(active, stands, cache, own, slopes, **options)
+    want, *written = reference(active, stands, cache, own, slopes, biases, **options)
     real = np.arange(want.shape[1]) < stands[1][:, None]
     for context, *after in at_every_level(program, *arrays):
         np.testing.assert_allclose(
@@ -141,6 +143,24 @@ def test_what_is_seen_and_how(write, random, tokens, how):
 @pytest.mark.parametrize("slots", [None, 5])
 def test_alibi(write, random, tokens, slots):
     check(write, *operands(random, 2, tokens, 4, 2, 20, 200, slots=slots), "f32", random.random(4, np.float32))
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 20])
+@pytest.mark.parametrize("count", [1, 2, 17, 90, 300])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (9, 1)])
+def test_biases_of_distances(write, random, tokens, count, heads):
+    biases = random.normal(size=(heads[0], count)).astype(np.float32)
+    check(write, *operands(random, 2, tokens, *heads, 20, 150), "f32", None, biases)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 20])
+@pytest.mark.parametrize("s8", [False, True])
+@pytest.mark.parametrize("slopes", [False, True])
+def test_biases_of_distances_beside_all_else(write, random, tokens, s8, slopes):
+    given = operands(random, 3, tokens, 4, 2, 20, 100, slots=7, s8=s8)
+    slope = random.random(4, np.float32) if slopes else None
+    biases = random.normal(size=(4, 33)).astype(np.float32)
+    check(write, *given, "bf16", slope, biases, window=40, softcap=3.0)
 
 
 @pytest.mark.parametrize("tokens", [1, 20])

@@ -41,7 +41,8 @@ MOST_PARTS = 3  # weights of one call
 # Attributes that a kernel reads, with their types there. None is 0, and so is what the composite does not have.
 ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
     linear=dict(parts="i64", scaled="i64", biased="i64", rounded="i64", activation="string", residual="i64"),
-    attention=dict(scale="f32", softcap="f32", window="i64", arrays="i64", own_slots="i64", alibi="i64"),
+    attention=dict(scale="f32", softcap="f32", window="i64")
+    | dict.fromkeys(("arrays", "own_slots", "alibi", "distances"), "i64"),
     likeliest={},
     layer_norm=dict(eps="f32"),
     rms_norm=dict(eps="f32"),
@@ -76,8 +77,6 @@ def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapePro
 
 def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:
     [active, cached] = _types(q, more[4])
-    if attributes["distances"]:
-        return False
     known = active in FLOATS and attributes["arrays"] == (4 if cached == "s8" else 2) and cached in (active, "s8")
     return known and q.dimensions[-1] <= LONGEST_HEAD
 

@@ -16,12 +16,16 @@ struct Cached : HeadOf<Number, AttentionArguments> {
   Number *keys, *values;
   float *key_scales, *value_scales;
 
-  // Of queries, slopes.
+  // Of queries, slopes, and where the biases of each begin.
   struct Lanes {
     Floats slope = {};
+    Ints biases = {};
 
     Lanes(const Cached& head, int64_t query, int64_t count) {
-      for (int64_t i = 0; i < Least(count, kLanes); ++i) slope[i] = head.Slope(query + i);
+      for (int64_t i = 0; i < Least(count, kLanes); ++i) {
+        slope[i] = head.Slope(query + i);
+        biases[i] = static_cast<int32_t>(head.HeadOfQuery(query + i) * head.a.distances);
+      }
     }
   };
 
@@ -49,13 +53,26 @@ struct Cached : HeadOf<Number, AttentionArguments> {
   float Slope(int64_t query) const { return a.slopes ? a.slopes[HeadOfQuery(query)] : 0; }
 
   Floats Score(Floats products, int64_t query, int64_t, int64_t, Ints distance) const {
-    return Capped(products) - Slope(query) * __builtin_convertvector(distance, Floats);
+    const Floats score = Capped(products);
+    return a.slopes || a.biases ? score + Apart(query, distance) : score;
   }
 
   Floats Score(Floats products, const Lanes& lanes, Ints own, int32_t position) const {
     Floats score = Capped(products);
     if (a.slopes) score -= lanes.slope * __builtin_convertvector(own - position, Floats);
+    if (a.biases) score += Gather(a.biases, lanes.biases + Within(own - position));
     return score;
+  }
+
+  // What a query's scores gain at a distance. A function of its own, since the loop over keys is faster without it.
+  __attribute__((noinline)) Floats Apart(int64_t query, Ints distance) const {
+    const Floats fall = Slope(query) * __builtin_convertvector(distance, Floats);
+    return a.biases ? Gather(a.biases + HeadOfQuery(query) * a.distances, Within(distance)) - fall : -fall;
+  }
+
+  Ints Within(Ints distance) const {  // of those that have a bias; what is not seen may have any
+    const Ints last = Ints{} + static_cast<int32_t>(a.distances - 1);
+    return distance < 0 ? Ints{} : distance > last ? last : distance;
   }
 
   Floats Capped(Floats scores) const {  // cap * tanh(scores / cap)

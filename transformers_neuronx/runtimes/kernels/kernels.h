@@ -49,14 +49,15 @@ struct LinearArguments {
 
 // q[rows, tokens, heads, size] looks at keys and values [slots * kv_heads, positions, size], after k and v[rows, tokens,
 // kv_heads, size] were written there: of row i `length[i]` tokens from position `start[i]` on, in slot `slot[i]`, or i.
-// -> context, like q. In `cached`, if it is kS8, each position has a scale; `type` is that of all else.
+// -> context, like q. In `cached`, if it is kS8, each position has a scale; `type` is that of all else. Scores fall by a
+// slope for each position in between, and a bias is added that goes by how many there are, the last for more as well.
 struct AttentionArguments {
-  int64_t rows, tokens, heads, kv_heads, size, slots, positions, window;
+  int64_t rows, tokens, heads, kv_heads, size, slots, positions, window, distances;
   float scale, softcap;  // a window or a softcap of 0 is none
   Type type, cached;
   const void *q, *k, *v;
   const int32_t *start, *length, *slot;
-  const float* slopes;  // of heads, or null
+  const float *slopes, *biases;  // of heads, and [heads, distances], or null
   void *keys, *values;
   float *key_scales, *value_scales;
   void* context;

@@ -155,18 +155,21 @@ ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::
   const auto result = [&](size_t i) { return *results.get<ffi::AnyBuffer>(i); };
   const auto number = [&](const char* name) { return *attributes.get<int64_t>(name); };
   const auto q = operand(0).dimensions(), k = operand(1).dimensions(), cache = operand(5).dimensions();
-  const int64_t arrays = number("arrays"), own_slots = number("own_slots");
+  const int64_t arrays = number("arrays");
   const auto type = TypeOf(operand(0).element_type()), cached = TypeOf(operand(5).element_type());
   if (type.has_error()) return type.error();
   if (cached.has_error()) return cached.error();
   const auto s32 = [&](size_t i) { return static_cast<const int32_t*>(operand(i).untyped_data()); };
   const auto after = [&](int64_t i) { return i < arrays ? result(1 + i)->untyped_data() : nullptr; };
+  int64_t next = 5 + arrays;
+  const auto given = [&](const char* name) { return number(name) ? operand(next++).untyped_data() : nullptr; };
+  const void *slots = given("own_slots"), *slopes = given("alibi"), *biases = given("distances");
   const AttentionArguments arguments = {
       q[0], q[1], q[2], k[2], q[3], cache[0] / k[2], cache[1], number("window"),
+      biases ? operand(next - 1).dimensions()[1] : 0,
       *attributes.get<float>("scale"), *attributes.get<float>("softcap"), *type, *cached,
       operand(0).untyped_data(), operand(1).untyped_data(), operand(2).untyped_data(), s32(3), s32(4),
-      own_slots ? s32(5 + arrays) : nullptr,
-      number("alibi") ? static_cast<const float*>(operand(5 + arrays + own_slots).untyped_data()) : nullptr,
+      static_cast<const int32_t*>(slots), static_cast<const float*>(slopes), static_cast<const float*>(biases),
       after(0), after(1), static_cast<float*>(after(2)), static_cast<float*>(after(3)), result(0)->untyped_data()};
   level->attention(arguments, PoolOf(threads));
   return ffi::Error::Success();

@@ -263,6 +263,19 @@ inline Ints Count() {
   return count;
 }
 
+// In each lane what stands `at` so many floats after the first.
+inline Floats Gather(const float* from, Ints at) {
+#if defined(__AVX512F__)
+  return Cast<Floats>(_mm512_i32gather_ps(Cast<__m512i>(at), from, sizeof *from));
+#elif defined(__AVX2__)
+  return Cast<Floats>(_mm256_i32gather_ps(from, Cast<__m256i>(at), sizeof *from));
+#else
+  Floats floats;
+  for (int lane = 0; lane < kLanes; ++lane) floats[lane] = from[at[lane]];
+  return floats;
+#endif
+}
+
 // The total of each vector in a lane of its own.
 inline Floats Totals(Floats (&sums)[kLanes]) {
 #if defined(__AVX512F__)
