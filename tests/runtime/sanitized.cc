@@ -185,6 +185,28 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
   }
 }
 
+void AttendTo(const std::vector<const Kernels*>& levels, Type type, int64_t tokens, int64_t size) {
+  const int64_t rows = 2, kv_heads = 1 + Below(2), heads = kv_heads * (1 + Below(3)), positions = 1 + Below(90);
+  const int64_t of_head = Below(2) ? positions * tokens : positions, of_token = of_head > positions;
+  const int64_t bias_rows = 1 + Below(2), bias_heads = Below(2) ? heads : 1;
+  const bool biased = Below(3);
+  auto q = Numbers(type, rows * tokens * heads * size), keys = Numbers(type, rows * positions * kv_heads * size);
+  auto values = Numbers(type, rows * positions * kv_heads * size);
+  auto bias = Numbers(Type::kF32, bias_rows * bias_heads * of_head);
+  const int32_t length[] = {static_cast<int32_t>(positions), static_cast<int32_t>(Below(positions + 9) - 4)};
+  std::vector<float> wanted;
+  for (const Kernels* level : levels) {
+    std::vector<char> context(q.size());
+    level->attend_to({rows, tokens, heads, kv_heads, size, positions, bias_rows > 1 ? bias_heads * of_head : 0,
+                      bias_heads > 1 ? of_head : 0, of_head / positions, of_token, 0.3f, type, q.data(), keys.data(),
+                      values.data(), length, biased ? As<float>(bias) : nullptr, context.data()},
+                     PoolOfThreads());
+    if (type != Type::kF32) continue;
+    const float* first = As<float>(context);
+    Agree("attention to a memory", std::vector<float>(first, first + rows * tokens * heads * size), wanted);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -213,6 +235,7 @@ int main() {
       for (const Type type : wide) {
         Attend(levels, type, type, tokens, size);
         Attend(levels, type, Type::kS8, tokens, size);
+        for (int i = 0; i < 4; ++i) AttendTo(levels, type, tokens, size);
       }
   for (const int64_t rows : {1, 9, 33})
     for (const int64_t size : {1, 15, 16, 70, 1000}) {

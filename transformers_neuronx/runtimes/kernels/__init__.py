@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 LARGEST_GROUP = 4096  # of inputs, whose sums fit into 32 bits
 LONGEST_HEAD = 256
+MOST_BIASES = 2**31 - 1  # whose places fit into 32 bits
 CACHE = 5  # the first operand of attention that is one
 FLOATS = ("f32", "bf16", "f16")
 MOST_PARTS = 3  # weights of one call
@@ -43,6 +45,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
     linear=dict(parts="i64", scaled="i64", biased="i64", rounded="i64", activation="string", residual="i64"),
     attention=dict(scale="f32", softcap="f32", window="i64")
     | dict.fromkeys(("arrays", "own_slots", "alibi", "distances"), "i64"),
+    attend_to=dict(scale="f32"),
     likeliest={},
     layer_norm=dict(eps="f32"),
     rms_norm=dict(eps="f32"),
@@ -81,6 +84,13 @@ def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) 
     return known and q.dimensions[-1] <= LONGEST_HEAD
 
 
+def _attend_to(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:
+    [active, *rest] = _types(q, *more)
+    known = active in FLOATS and rest[:2] == [active] * 2 and rest[3:] in ([], ["f32"])
+    near = all(math.prod(bias.dimensions) <= MOST_BIASES for bias in more[3:])
+    return known and near and q.dimensions[-1] <= LONGEST_HEAD
+
+
 def _likeliest(attributes: Mapping[str, Any], logits: ShapeProto, *more: ShapeProto) -> bool:
     return _types(logits) == ["f32"]
 
@@ -90,7 +100,12 @@ def _norm(attributes: Mapping[str, Any], x: ShapeProto, *weights: ShapeProto) ->
 
 
 ACCEPTS: Mapping[str, Callable[..., bool]] = dict(
-    linear=_linear, attention=_attention, likeliest=_likeliest, layer_norm=_norm, rms_norm=_norm
+    linear=_linear,
+    attention=_attention,
+    attend_to=_attend_to,
+    likeliest=_likeliest,
+    layer_norm=_norm,
+    rms_norm=_norm,
 )
 
 

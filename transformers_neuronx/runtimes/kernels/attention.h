@@ -143,10 +143,10 @@ struct Few {
     for (int64_t i = 0; i * kLanes < count; ++i) most = Larger(most, scores.of[i]);
     const float before = largest[query];
     for (int lane = 0; lane < kLanes; ++lane) largest[query] = most[lane] <= largest[query] ? largest[query] : most[lane];
-    if (largest[query] == kNone) largest[query] = 0;  // has seen nothing yet
-    const Floats factor = Exp(Floats{} + (before - largest[query]));
+    const float zero = largest[query] == kNone ? 0 : largest[query];  // of one that has seen nothing yet
+    const Floats factor = Exp(Floats{} + (before - zero));
     for (int64_t i = 0; i * kLanes < count; ++i) {
-      scores.of[i] = Exp(scores.of[i] - largest[query]);
+      scores.of[i] = Exp(scores.of[i] - zero);
       total += scores.of[i];
       if constexpr (Head::kScaled) scores.of[i] *= Some(head.value_scales + position + i * kLanes, count - i * kLanes);
     }

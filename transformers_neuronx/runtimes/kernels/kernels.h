@@ -63,6 +63,19 @@ struct AttentionArguments {
   void* context;
 };
 
+// q[rows, tokens, heads, size] looks at keys and values[rows, positions, kv_heads, size], of row i at the first
+// `length[i]`. -> context, like q. Scores have a bias added, where there is one; from one row, head, position and token to
+// the next it is so many numbers further on, or none where they share it.
+struct MemoryArguments {
+  int64_t rows, tokens, heads, kv_heads, size, positions, bias_row, bias_head, bias_position, bias_token;
+  float scale;
+  Type type;
+  const void *q, *keys, *values;
+  const int32_t* length;
+  const float* bias;  // or null
+  void* context;
+};
+
 // Of logits[rows, vocabulary], penalized where a token was seen, the largest's place; below 0 what is no distribution.
 struct LikeliestArguments {
   int64_t rows, vocabulary;
@@ -88,6 +101,7 @@ struct Kernels {
   int64_t (*linear_scratch)(const LinearArguments&);  // bytes
   void (*linear)(const LinearArguments&, const Pool&);
   void (*attention)(const AttentionArguments&, const Pool&);
+  void (*attend_to)(const MemoryArguments&, const Pool&);
   void (*likeliest)(const LikeliestArguments&, const Pool&);
   void (*normalize)(const NormArguments&, const Pool&);
 };

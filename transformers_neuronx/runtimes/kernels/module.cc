@@ -26,7 +26,8 @@ struct Spent {
   const char* name;
   std::atomic<int64_t> calls{0}, nanoseconds{0};
 };
-Spent linear_spent{"linear"}, attention_spent{"attention"}, likeliest_spent{"likeliest"}, norm_spent{"norm"};
+Spent linear_spent{"linear"}, attention_spent{"attention"}, memory_spent{"attend_to"}, likeliest_spent{"likeliest"},
+    norm_spent{"norm"};
 
 class Counted {
  public:
@@ -178,6 +179,42 @@ ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionHandler, Attention,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
+// What the composite has as operands: at last the bias, if there is one.
+ffi::Error AttendTo(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer keys, ffi::AnyBuffer values,
+                    ffi::Buffer<ffi::S32> lengths, ffi::RemainingArgs more, ffi::Result<ffi::AnyBuffer> context,
+                    float scale) {
+  const Counted counted(memory_spent);
+  const auto size = q.dimensions(), memory = keys.dimensions();
+  const auto type = TypeOf(q.element_type());
+  if (type.has_error()) return type.error();
+  MemoryArguments arguments = {size[0], size[1], size[2], memory[2], size[3], memory[1], 0, 0, 0, 0, scale, *type,
+                               q.untyped_data(), keys.untyped_data(), values.untyped_data(), lengths.typed_data(),
+                               nullptr, context->untyped_data()};
+  if (more.size() > 0) {
+    const auto bias = *more.get<ffi::Buffer<ffi::F32>>(0);
+    const auto axes = bias.dimensions();  // rows, heads, positions, tokens
+    const int64_t of_head = axes[2] * axes[3];
+    arguments.bias = bias.typed_data();
+    arguments.bias_row = axes[0] > 1 ? axes[1] * of_head : 0;
+    arguments.bias_head = axes[1] > 1 ? of_head : 0;
+    arguments.bias_position = axes[3];
+    arguments.bias_token = axes[3] > 1 ? 1 : 0;
+  }
+  level->attend_to(arguments, PoolOf(threads));
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttendToHandler, AttendTo,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<float>("scale"));
+
 ffi::Error Likeliest(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> logits, ffi::Buffer<ffi::PRED> seen,
                      ffi::Buffer<ffi::F32> penalty, ffi::ResultBuffer<ffi::S32> token) {
   const Counted counted(likeliest_spent);
@@ -236,8 +273,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(RmsNormHandler, RmsNorm,
 
 PyObject* Handlers(PyObject*, PyObject*) {
   const std::pair<const char*, XLA_FFI_Handler*> all[] = {
-      {"linear", LinearHandler}, {"attention", AttentionHandler}, {"likeliest", LikeliestHandler},
-      {"layer_norm", LayerNormHandler}, {"rms_norm", RmsNormHandler}};
+      {"linear", LinearHandler}, {"attention", AttentionHandler}, {"attend_to", AttendToHandler},
+      {"likeliest", LikeliestHandler}, {"layer_norm", LayerNormHandler}, {"rms_norm", RmsNormHandler}};
   PyObject* handlers = PyDict_New();
   for (const auto& [name, handler] : all) {
     PyObject* capsule = PyCapsule_New(reinterpret_cast<void*>(handler), nullptr, nullptr);
@@ -249,7 +286,7 @@ PyObject* Handlers(PyObject*, PyObject*) {
 
 PyObject* SpentSoFar(PyObject*, PyObject*) {
   PyObject* all = PyDict_New();
-  for (const Spent* each : {&linear_spent, &attention_spent, &likeliest_spent, &norm_spent}) {
+  for (const Spent* each : {&linear_spent, &attention_spent, &memory_spent, &likeliest_spent, &norm_spent}) {
     const double seconds = static_cast<double>(each->nanoseconds.load()) * 1e-9;
     PyObject* pair = Py_BuildValue("(Ld)", static_cast<long long>(each->calls.load()), seconds);
     if (!all || !pair || PyDict_SetItemString(all, each->name, pair)) return nullptr;

@@ -1,0 +1,80 @@
+// Attention to a memory, as `layers/memory.py` has it: every token sees the same positions, all that its row has.
+#include "attention.h"
+
+namespace neuronx::NEURONX_LEVEL {
+namespace {
+
+// `count` floats, so many apart: none is one for all.
+inline Floats Spread(const float* from, int64_t apart, int64_t count) {
+  if (apart == 0) return Floats{} + *from;
+  if (apart == 1) return Some(from, count);
+  return Gather(from, Count() < static_cast<int32_t>(count) ? Count() * static_cast<int32_t>(apart) : Ints{});
+}
+
+// In a memory, the heads of a position follow one another.
+template <typename Number>
+struct Remembered : HeadOf<Number, MemoryArguments> {
+  using Base = HeadOf<Number, MemoryArguments>;
+  using Base::a, Base::group, Base::HeadOfQuery;
+  static constexpr bool kScaled = false, kWrites = false;
+
+  int64_t length;  // positions that are seen
+  const Number *keys, *values;
+  const float* bias;  // of the row and the head, or null
+
+  // Of queries, where the biases of each begin, and how many there are.
+  struct Lanes {
+    Ints biases = {};
+    int64_t count;
+
+    Lanes(const Remembered& head, int64_t query, int64_t some) : count(some > 0 ? Least(some, kLanes) : 0) {
+      for (int64_t i = 0; i < count; ++i) biases[i] = static_cast<int32_t>(head.Bias(query + i));
+    }
+  };
+
+  Remembered(const MemoryArguments& a, int64_t row, int64_t head)
+      : Base(a, row, head), length(Least(a.length[row], a.positions)) {
+    const int64_t at = (row * a.positions * a.kv_heads + head) * a.size;
+    keys = static_cast<const Number*>(a.keys) + at;
+    values = static_cast<const Number*>(a.values) + at;
+    bias = a.bias ? a.bias + row * a.bias_row + head * group * a.bias_head : nullptr;
+  }
+
+  int64_t Stride() const { return a.kv_heads * a.size; }
+  const Number* Key(int64_t position) const { return keys + position * Stride(); }
+  const Number* Value(int64_t position) const { return values + position * Stride(); }
+  const Number* NextKeys() const { return keys + a.size; }
+
+  int64_t Own(int64_t) const { return length > 0 ? length - 1 : -1; }
+  int64_t Oldest(int64_t) const { return 0; }
+  int64_t Bias(int64_t query) const { return query % group * a.bias_head + query / group * a.bias_token; }
+
+  Floats Score(Floats products, int64_t query, int64_t position, int64_t count, Ints) const {
+    return bias ? products + Biases(query, position, count) : products;
+  }
+
+  Floats Score(Floats products, const Lanes& lanes, Ints, int32_t position) const {
+    if (!bias) return products;
+    const float* from = bias + position * a.bias_position;
+    if (group == 1) return products + Spread(from + lanes.biases[0], a.bias_token, lanes.count);
+    return products + Gather(from, lanes.biases);
+  }
+
+  // A function of its own, as what the cache's heads add is.
+  __attribute__((noinline)) Floats Biases(int64_t query, int64_t position, int64_t count) const {
+    return Spread(bias + Bias(query) + position * a.bias_position, a.bias_position, count);
+  }
+};
+
+}  // namespace
+
+void AttendTo(const MemoryArguments& arguments, const Pool& pool) {
+  switch (arguments.type) {
+    case Type::kF32: return Attention<Remembered<float>>(arguments).Run(pool);
+    case Type::kBF16: return Attention<Remembered<BFloat16>>(arguments).Run(pool);
+    case Type::kF16: return Attention<Remembered<Float16>>(arguments).Run(pool);
+    default: return;
+  }
+}
+
+}  // namespace neuronx::NEURONX_LEVEL
