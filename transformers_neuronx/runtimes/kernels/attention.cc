@@ -57,6 +57,9 @@ struct Cached : HeadOf<Number, AttentionArguments> {
     return a.slopes || a.biases ? score + Apart(query, distance) : score;
   }
 
+  using Base::Ask;
+  void Ask(const Lanes (&)[2], int64_t) const {}
+
   Floats Score(Floats products, const Lanes& lanes, Ints own, int32_t position) const {
     Floats score = Capped(products);
     if (a.slopes) score -= lanes.slope * __builtin_convertvector(own - position, Floats);

@@ -12,6 +12,7 @@
 //   Score(products, query, position, count, distance)  of a query, so many positions along the lanes from one on
 //   Score(products, lanes, own, position)              of a position, queries along the lanes
 //   Lanes(head, query, count)          what the latter wants to know of so many queries
+//   Ask(lanes, position)               what that will want soon
 //   kScaled, key_scales, value_scales  whether numbers of a position are multiplied by a scale, which is there then
 //   kWrites, Write()                   whether keys and values are put there first
 #pragma once
@@ -58,8 +59,8 @@ struct HeadOf {
     return rest > 0 ? Some(numbers + part * kLanes, rest) : Floats{};
   }
 
-  // The numbers of a position will be wanted soon.
-  void Ask(const Number* numbers) const {
+  // The numbers of a position will be wanted soon. Compilers leave out calls of a function that does no more than that.
+  __attribute__((always_inline)) void Ask(const Number* numbers) const {
     const char* line = reinterpret_cast<const char*>(numbers);
     for (int64_t i = 0; i < a.size * static_cast<int64_t>(sizeof *numbers); i += 64) __builtin_prefetch(line + i, 0, 2);
   }
@@ -257,6 +258,7 @@ struct Many {
 
   // Of up to kKeys positions, and where they are not seen none.
   void Score(int64_t position, int64_t at, int64_t some) {
+    for (int64_t i = 0; i < some; ++i) head.Ask(lanes, position + at + i);
     int32_t room[kKeys][kSize];
     const int32_t* keys[kKeys];
     for (int64_t i = 0; i < kKeys; ++i)

@@ -4,6 +4,8 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
+constexpr int64_t kAhead = 8;  // positions, after which a key that was asked for is there
+
 // `count` floats, so many apart: none is one for all.
 inline Floats Spread(const float* from, int64_t apart, int64_t count) {
   if (apart == 0) return Floats{} + *from;
@@ -51,6 +53,15 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
 
   Floats Score(Floats products, int64_t query, int64_t position, int64_t count, Ints) const {
     return bias ? products + Biases(query, position, count) : products;
+  }
+
+  // What belongs to one position is so far from what belongs to the next that processors do not guess where that is.
+  using Base::Ask;
+  __attribute__((always_inline)) void Ask(const Lanes (&lanes)[2], int64_t position) const {
+    Ask(Value(position));
+    Ask(Key(position + kAhead));
+    if (bias)
+      for (const Lanes& each : lanes) __builtin_prefetch(bias + each.biases[0] + position * a.bias_position);
   }
 
   Floats Score(Floats products, const Lanes& lanes, Ints, int32_t position) const {
