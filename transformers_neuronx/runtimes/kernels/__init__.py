@@ -88,7 +88,7 @@ def _attend_to(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) 
     [active, *rest] = _types(q, *more)
     known = active in FLOATS and rest[:2] == [active] * 2 and rest[3:] in ([], ["f32"])
     near = all(math.prod(bias.dimensions) <= MOST_BIASES for bias in more[3:])
-    return known and near and q.dimensions[-1] <= LONGEST_HEAD
+    return known and near and q.dimensions[-1] == more[1].dimensions[-1] <= LONGEST_HEAD
 
 
 def _likeliest(attributes: Mapping[str, Any], logits: ShapeProto, *more: ShapeProto) -> bool:
