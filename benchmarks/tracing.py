@@ -83,12 +83,19 @@ def t5(dtype):
         family = T5ForSampling.from_pretrained(directory, amp=amp, n_positions=[256], context_length_estimate=[128])
         family.to_neuron()
         yield (
-            "T5 large, 128 tokens",
-            Call(model.encoder, lambda m, i, a: m(i, a).last_hidden_state),
+            "T5 large, what it is to know of 128 tokens",
+            Call(model, read),
             (ids(1, 128), ones(1, 128)),
             lambda i, a: (family.encode(i, attention_mask=a), family.decoder.memory[0].numpy()),
         )
         yield "… a token after 128", *a_token(model, dtype), lambda token, *_: family.forward(token, cache_ids=[128])
+
+
+def read(model, *source):
+    """Keys and values of a source for all layers of the decoder. [2 layers, 1, tokens, h]"""
+    hidden = model.encoder(*source).last_hidden_state
+    layers = [block.layer[1].EncDecAttention for block in model.decoder.block]
+    return torch.stack([project(hidden) for layer in layers for project in (layer.k, layer.v)])
 
 
 def a_token(model, dtype):
