@@ -73,7 +73,9 @@ setup(
         "torch>=2.6",
         "tqdm>=4.66",
         "transformers>=5,<6",
+        "typer>=0.15",
     ],
+    entry_points={"console_scripts": ["transformers-neuronx = transformers_neuronx.cli:main"]},
     extras_require={
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],
         "test": [

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.module import load_config
+from transformers_neuronx.module import PathOrName, load_config
 from transformers_neuronx.sampling import ForSampling
 
 
@@ -36,9 +36,9 @@ class NeuronAutoModelForCausalLM:
     """Makes the model of whatever family a checkpoint is of."""
 
     @staticmethod
-    def from_pretrained(path_or_name: str | os.PathLike[str], **options: Any) -> ForSampling:
+    def from_pretrained(path_or_name: PathOrName, **options: Any) -> ForSampling:
         """As `from_pretrained` of the family's own class, with its options."""
-        cls = _class_for(path_or_name)
+        cls = class_for(path_or_name)
         if issubclass(cls, EncoderDecoderForSampling):
             raise ConfigError(f"{cls.__name__} has an encoder: NeuronAutoModelForSeq2SeqLM makes it")
         return cls.from_pretrained(path_or_name, **options)
@@ -48,16 +48,17 @@ class NeuronAutoModelForSeq2SeqLM:
     """The same for families that have an encoder."""
 
     @staticmethod
-    def from_pretrained(path_or_name: str | os.PathLike[str], **options: Any) -> EncoderDecoderForSampling:
+    def from_pretrained(path_or_name: PathOrName, **options: Any) -> EncoderDecoderForSampling:
         """As `from_pretrained` of the family's own class, with its options."""
-        cls = _class_for(path_or_name)
+        cls = class_for(path_or_name)
         if not issubclass(cls, EncoderDecoderForSampling):
             raise ConfigError(f"{cls.__name__} has no encoder: NeuronAutoModelForCausalLM makes it")
         return cls.from_pretrained(path_or_name, **options)
 
 
-def _class_for(path_or_name: str | os.PathLike[str]) -> type[ForSampling]:
-    model_type = load_config(path_or_name).get("model_type")
+def class_for(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> type[ForSampling]:
+    """The sampling class for a checkpoint or an artifact."""
+    model_type = load_config(path_or_name, cache_dir).get("model_type")
     if not isinstance(model_type, str):
         raise ConfigError(f"the configuration of {os.fspath(path_or_name)} has no model_type to go by")
     return family_of(model_type)

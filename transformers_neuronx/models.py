@@ -17,7 +17,7 @@ from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.generation import Rules
 from transformers_neuronx.metrics import Meter, Metrics
-from transformers_neuronx.module import Checkpoint, load_config, open_checkpoint
+from transformers_neuronx.module import Checkpoint, PathOrName, load_config, open_weights
 from transformers_neuronx.programs import Family, Reorder
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.serialization import Artifact, holds_artifact, open_artifact, save_artifact
@@ -101,21 +101,32 @@ class Model:
         return buckets
 
     @classmethod
-    def from_pretrained(cls, path_or_name: str | os.PathLike[str], **options: Any) -> Self:
+    def from_pretrained(
+        cls,
+        path_or_name: PathOrName,
+        *,
+        weights: PathOrName | None = None,
+        cache_dir: PathOrName | None = None,
+        **options: Any,
+    ) -> Self:
         """A model for the checkpoint in a directory, or of that name on the Hugging Face hub.
 
         The directory is one of Transformers' (safetensors or `pytorch_model.bin`, sharded or not), one that
         `save_pretrained_split` made, or one that `save` made with weights, of which an option that is not given is
-        taken. `options` are those of the constructor. Weights are read by `to_neuron`.
+        taken. `options` are those of the constructor. Weights are read by `to_neuron`, from there or from `weights`,
+        another checkpoint or a single file of one. `cache_dir` is where the hub's models are kept.
         """
         if not holds_artifact(path_or_name):
-            model = cls(load_config(path_or_name), **options)
-            model._checkpoint = open_checkpoint(path_or_name)
+            model = cls(load_config(path_or_name, cache_dir), **options)
+            model._checkpoint = open_weights(path_or_name if weights is None else weights, cache_dir)
             return model
         artifact = open_artifact(path_or_name)
         model = cls(artifact.attributes(cls.family), **artifact.options() | options)
         artifact.check(cls.family, model.config, model.options)
         model._artifact = artifact
+        if weights is not None and artifact.has_weights:
+            raise ConfigError(f"the artifact {os.fspath(path_or_name)} has weights of its own, got others: {weights}")
+        model._checkpoint = None if weights is None else open_weights(weights, cache_dir)
         return model
 
     def save(self, directory: str | os.PathLike[str], sharded_weights: bool = False) -> None:

@@ -43,31 +43,39 @@ Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> 
 SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
 CONFIG_FILES = ["config.json", "generation_config.json"]
+TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
 
 
-def resolve(path_or_name: PathOrName) -> Path:
+def resolve(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Path:
     """The directory that holds a checkpoint: a local one as it is, else a hub model downloaded or found in the cache.
 
-    Safetensors are fetched when the hub model has them, pickles only otherwise. `HF_HUB_OFFLINE` and the hub's cache
-    are honoured. CheckpointError when there is neither such a directory nor such a hub model within reach.
+    Safetensors are fetched when the hub model has them, pickles only otherwise. `HF_HUB_OFFLINE` and the hub's cache,
+    or another `cache_dir`, are honoured. CheckpointError when there is neither such a directory nor such a hub model
+    within reach.
     """
     directory = _local_directory(path_or_name)
     if directory is not None:
         return directory
     name = os.fspath(path_or_name)
     safetensors = [*CONFIG_FILES, "*.safetensors", "model.safetensors.index.json"]
-    directory = _download(name, safetensors, ignore=["*/*", "consolidated*"])
+    directory = _download(name, safetensors, cache_dir, ignore=["*/*", "consolidated*"])
     if "safetensors" in format_in(directory):
         return directory
-    return _download(name, [*CONFIG_FILES, "pytorch_model*"])
+    return _download(name, [*CONFIG_FILES, "pytorch_model*"], cache_dir)
 
 
-def load_config(path_or_name: PathOrName) -> dict[str, Any]:
+def resolve_tokenizer(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Path:
+    """The directory that holds the tokenizer of a checkpoint, as `resolve` finds it."""
+    found = _local_directory(path_or_name)
+    return found or _download(os.fspath(path_or_name), [*CONFIG_FILES, *TOKENIZER_FILES], cache_dir, ignore=["*/*"])
+
+
+def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
     """The parsed `config.json`, with the first and last tokens of `generation_config.json` where it names some.
 
     Of a hub model nothing else is downloaded. CheckpointError when missing or broken.
     """
-    directory = _local_directory(path_or_name) or _download(os.fspath(path_or_name), CONFIG_FILES)
+    directory = _local_directory(path_or_name) or _download(os.fspath(path_or_name), CONFIG_FILES, cache_dir)
     config = read_json(directory / "config.json")
     generation = read_json(directory / CONFIG_FILES[1]) if (directory / CONFIG_FILES[1]).exists() else {}
     tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
@@ -87,10 +95,11 @@ def _local_directory(path_or_name: PathOrName) -> Path | None:
     return None
 
 
-def _download(name: str, allow: list[str], ignore: list[str] | None = None) -> Path:
+def _download(name: str, allow: list[str], cache_dir: PathOrName | None, ignore: list[str] | None = None) -> Path:
     wrong = f"{name!r} is neither a directory here nor a hub model that is cached or can be reached"
     with explain(wrong, "check the spelling, log in if the model is gated, or go online once to cache it"):
-        return Path(snapshot_download(name, allow_patterns=allow, ignore_patterns=ignore))
+        cache = None if cache_dir is None else os.path.expanduser(os.fspath(cache_dir))
+        return Path(snapshot_download(name, allow_patterns=allow, ignore_patterns=ignore, cache_dir=cache))
 
 
 class Checkpoint:
@@ -142,13 +151,21 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(path_or_name: PathOrName) -> Checkpoint:
+def open_weights(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Checkpoint:
+    """As `open_checkpoint`, or a single file of weights: safetensors, or a state dict that `torch.save` wrote."""
+    path = Path(os.path.expanduser(path_or_name))
+    if not path.is_file():
+        return open_checkpoint(path_or_name, cache_dir)
+    return Checkpoint(path, open_safetensors(path) if path.suffix == ".safetensors" else _open_bin(path))
+
+
+def open_checkpoint(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Checkpoint:
     """Open a directory's or a hub model's checkpoint in the first format of `_FORMATS` that is there.
 
     CheckpointError names the file, and the tensor where one is concerned, when a file is missing, cut short,
     contradicts its index, points outside the directory, or is a pickle of more than tensors.
     """
-    directory = resolve(path_or_name)
+    directory = resolve(path_or_name, cache_dir)
     found = format_in(directory)
     if not found:
         raise CheckpointError(f"{directory}: no checkpoint here; wanted one of {', '.join(_FORMATS)}")

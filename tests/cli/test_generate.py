@@ -1,0 +1,128 @@
+"""`generate`, `compile` and what they say, as a new user tries them."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from conftest import TINY_KJV
+from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+PROMPT = "And God said unto Moses,"
+
+
+@pytest.fixture(scope="module")
+def completion():
+    tokenizer, model = AutoTokenizer.from_pretrained(TINY_KJV), AutoModelForCausalLM.from_pretrained(TINY_KJV)
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    new = model.float().generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
+    return tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_a_text_goes_on(command, completion):
+    printed, said = command("generate", TINY_KJV, PROMPT, "-n", 16, "--top-k", 1, "--amp", "f32")
+    assert printed == f"{PROMPT}{completion}\n"
+    assert said.startswith("[16 tokens, ") and said.endswith(" ms]\n")
+    printed, _ = command("generate", TINY_KJV, "-n", 16, "--top-k", 1, "--amp", "f32", input=PROMPT)
+    assert printed == f"{PROMPT}{completion}\n"
+
+
+def test_a_seed_draws_the_same_again(command):
+    first, second, other = (command("generate", TINY_KJV, PROMPT, "-n", 16, "--seed", seed)[0] for seed in (1, 1, 2))
+    assert first == second != other
+
+
+def test_for_programs(command, completion):
+    printed, said = command("generate", TINY_KJV, PROMPT, "-n", 16, "--top-k", 1, "--amp", "f32", "--json")
+    facts = json.loads(printed)
+    assert facts["prompt"] == PROMPT and facts["completion"] == completion and said == ""
+    assert facts["metrics"]["new_tokens"] == 16 and facts["metrics"]["time_to_first_token"] > 0
+
+
+def test_an_artifact_in_fewer_bits(command, tmp_path):
+    printed, _ = command("compile", TINY_KJV, "artifact", "--n-positions", 64, "--quant", "s8", "--context", 32)
+    assert "  shape_rows1_active32_width64\n" in printed and "saved to artifact" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    text, _ = command("generate", "artifact", PROMPT, "-n", 8, "--top-k", 1)
+    assert text.startswith(PROMPT) and len(text) > len(PROMPT) + 8
+    printed, _ = command("compile", TINY_KJV, "bare", "--no-weights", "--n-positions", 64, "--json")
+    facts = json.loads(printed)
+    assert "loop_width64_steps32" in facts["programs"] and facts["weights_bytes"] > 0
+    _, error = command("generate", "bare", PROMPT, status=1)
+    assert "has no weights" in error
+
+
+def test_a_conversation(command, tmp_path):
+    shutil.copytree(TINY_KJV, tmp_path / "chat")
+    tokenizer = AutoTokenizer.from_pretrained(TINY_KJV)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "chat")
+    options = ("generate", "chat", "--chat", "--system", "Be brief.", "-n", 8, "--top-k", 1, "--amp", "f32")
+    printed, _ = command(*options, "--json", input="Who art thou?\n\nAnd then?\n")
+    first, second = map(json.loads, printed.splitlines())
+    assert (first["prompt"], second["prompt"]) == ("Who art thou?", "And then?")
+    messages = [dict(role="system", content="Be brief."), dict(role="user", content="Who art thou?")]
+    messages += [dict(role="assistant", content=first["completion"]), dict(role="user", content="And then?")]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    model = AutoModelForCausalLM.from_pretrained(TINY_KJV).float()
+    new = model.generate(ids["input_ids"], max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert second["completion"] == tokenizer.decode(new, skip_special_tokens=True)
+    printed, said = command(*options, "Who art thou?")
+    assert printed == first["completion"] + "\n" and said.count("tokens") == 1
+
+
+def test_a_text_that_is_read(command, tmp_path):
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=1023, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0,
+        eos_token_id=1022,
+    )  # fmt: skip
+    model = T5ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "t5")
+    tokenizer = AutoTokenizer.from_pretrained(TINY_KJV)
+    tokenizer.save_pretrained(tmp_path / "t5")
+    printed, _ = command("generate", "t5", PROMPT, "-n", 6, "--top-k", 1)
+    made = model.generate(tokenizer(PROMPT, return_tensors="pt").input_ids, max_new_tokens=6, do_sample=False)
+    assert printed == tokenizer.decode(made[0, 1:], skip_special_tokens=True) + "\n"
+
+
+REFUSED = {
+    "a name that is nowhere": (("no/such", "x"), 1, "is neither a directory here nor a hub model that is cached"),
+    "a directory that is not there": (("./nothing", "x"), 1, "error: ./nothing: no such directory; check the path"),
+    "a directory without a model": ((".", "x"), 1, "config.json: wanted a regular file, found nothing"),
+    "no chat template": ((TINY_KJV, "x", "--chat"), 1, "the tokenizer has no chat template; without --chat"),
+    "an unknown type": ((TINY_KJV, "x", "--amp", "f12"), 1, "error: amp wants one of f32, bf16, f16, got 'f12'"),
+    "bits of activations alone": ((TINY_KJV, "x", "--round-activations"), 1, "--round-activations wants --quant"),
+    "a number that is none": ((TINY_KJV, "x", "--tp", "two"), 2, "Invalid value for '--tp'"),
+    "an unknown option": ((TINY_KJV, "x", "--top-q", "2"), 2, "No such option: --top-q"),
+    "an empty prompt": ((TINY_KJV, ""), 1, "the prompt wants to have 1 to"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_one_line(command, case):
+    arguments, status, message = REFUSED[case]
+    printed, said = command("generate", *arguments, status=status)
+    assert printed == "" and message in said and "Traceback" not in said
+    assert status == 2 or said.count("\n") == 1
+
+
+def test_without_a_network_a_name_is_said_to_be_nowhere(process):
+    """Online as far as the options say, but no server can be reached."""
+    _, said = process("generate", "no/such", "x", status=1, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")
+    assert said.count("\n") == 1 and "neither a directory here nor a hub model that is cached or can be reached" in said
+
+
+def test_help_teaches_in_eighty_columns(command):
+    printed, _ = command("--help")
+    assert all(f"│ {name} " in printed for name in ("generate", "compile", "run"))
+    for name in ("generate", "compile", "run"):
+        printed, _ = command(name, "--help")
+        assert "How it is compiled" in printed and "--amp" in printed
+        assert max(map(len, printed.splitlines())) <= 80
+    printed, _ = command("--version")
+    assert printed.startswith("transformers-neuronx ")
+    _, said = command("generat", status=2)
+    assert "Did you mean 'generate'" in said

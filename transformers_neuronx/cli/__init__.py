@@ -1,0 +1,52 @@
+"""The command line: `transformers-neuronx`, or `python -m transformers_neuronx`.
+
+Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong, 3 some lines of the data are, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from transformers_neuronx.cli.compile import compile_artifact
+from transformers_neuronx.cli.generate import generate
+from transformers_neuronx.cli.run import run
+from transformers_neuronx.errors import TransformersNeuronxError
+from transformers_neuronx.version import __version__
+
+app = typer.Typer(
+    help="Large language models from Hugging Face checkpoints, compiled for fixed shapes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings=dict(token_normalize_func=lambda name: name.replace("_", "-")),  # --data_dir is --data-dir
+)
+app.command()(generate)
+app.command("compile")(compile_artifact)
+app.command()(run)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"transformers-neuronx {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Of every command `--help` says more."""
+
+
+def main() -> None:
+    """Run the command that the arguments say."""
+    try:
+        app()
+    except TransformersNeuronxError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,63 @@
+"""`compile`: a checkpoint becomes an artifact."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from transformers_neuronx.cli import options as o
+
+Target = Annotated[str, typer.Argument(metavar="ARTIFACT", help="The directory that it is saved to.")]
+Positions = Annotated[
+    int | None,
+    o.option("--n-positions", "--max-seq-length", help="The longest sequence; by default the model's.", panel=o.HOW),
+]
+Context = Annotated[
+    list[int] | None,
+    o.option("--context", help="Tokens of a prompt that a program takes; may be given several times.", panel=o.HOW),
+]
+Weights = Annotated[
+    bool, o.option("--weights/--no-weights", help="With the weights, or the programs alone.", default=True)
+]
+
+
+def compile_artifact(
+    model: o.Model,
+    artifact: Target,
+    weights: Weights = True,
+    cache_dir: o.CacheDir = None,
+    checkpoint_name: o.CheckpointName = None,
+    n_positions: Positions = None,
+    context: Context = None,
+    batch_size: o.Batch = None,
+    amp: o.Amp = None,
+    tp: o.Degree = None,
+    quant: o.Quant = None,
+    rounded: o.Rounded = False,
+    runtime: o.Runtime = None,
+    as_json: o.Json = False,
+) -> None:
+    """Compile a checkpoint's programs and save them, with the weights as the devices have them.
+
+    What is saved starts in a second, where processor and jaxlib are the same: `generate ARTIFACT`, `run ARTIFACT`.
+    """
+    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime, batch_size=batch_size)
+    sizes: dict[str, Any] = dict(n_positions=n_positions, context_length_estimate=context or None)
+    compiled = o.open_model(model, weights=checkpoint_name, cache_dir=cache_dir, **sizes, **how)
+    compiled.to_neuron()
+    compiled.save(artifact, sharded_weights=weights)
+    if (tokenizer := o.tokenizer_if_any(model, cache_dir)) is not None:
+        tokenizer.save_pretrained(artifact)
+    metrics = compiled.metrics
+    programs = sorted(module.name for module, _ in compiled.decoder.executables.values())
+    if as_json:
+        facts = dict(artifact=artifact, programs=programs, **metrics.as_dict())
+        typer.echo(json.dumps(facts))
+    else:
+        lines = [f"{len(programs)} programs:", *(f"  {name}" for name in programs)]
+        held = metrics.held
+        lines.append(f"weights {held.weights / 2**20:,.1f} MiB, caches {held.caches / 2**20:,.1f} MiB")
+        lines.append(f"compiled in {metrics.compile_seconds:.1f} s, saved to {artifact}")
+        typer.echo("\n".join(lines))

@@ -1,0 +1,127 @@
+"""`generate`: one text, or a conversation, written as it comes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from transformers_neuronx.cli import options as o
+from transformers_neuronx.cli.text import complete, room
+from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.errors import ConfigError, InputError
+from transformers_neuronx.sampling import ForSampling
+
+CHAT = 2048  # tokens of a conversation, unless the model takes fewer
+
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROMPT", help="The text to go on with; without it, the standard input.", show_default=False
+    ),
+]
+Chat = Annotated[bool, o.option("--chat", help="A conversation, by the tokenizer's chat template, line by line.")]
+System = Annotated[str | None, o.option("--system", help="What a conversation begins with.")]
+Tokens = Annotated[int, o.option("--max-new-tokens", "-n", help="New tokens, at most.", default=True)]
+
+
+def generate(
+    model: o.Model,
+    prompt: Prompt = None,
+    chat: Chat = False,
+    system: System = None,
+    max_new_tokens: Tokens = 128,
+    top_k: o.TopK = 50,
+    top_p: o.TopP = 1.0,
+    temperature: o.Temperature = 1.0,
+    seed: o.Seed = None,
+    cache_dir: o.CacheDir = None,
+    amp: o.Amp = None,
+    tp: o.Degree = None,
+    quant: o.Quant = None,
+    rounded: o.Rounded = False,
+    runtime: o.Runtime = None,
+    as_json: o.Json = False,
+) -> None:
+    """Go on with a text, or answer. The text goes to the standard output, what it took to the standard error."""
+    tokenizer = o.tokenizer_of(model, cache_dir)
+    text = "" if chat else _text(prompt)
+    expected = CHAT - max_new_tokens if chat else len(tokenizer(text).input_ids)
+    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime)
+    sizes = o.fitting(model, expected, max_new_tokens, cache_dir)
+    writer = Writer(o.open_model(model, cache_dir=cache_dir, **sizes, **how), tokenizer, max_new_tokens, as_json)
+    writer.rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed)
+    if not chat:
+        writer.write(text, tokenizer(text).input_ids)
+        return
+    messages = [dict(role="system", content=system)] if system else []
+    for line in _lines(prompt):
+        messages.append(dict(role="user", content=line))
+        messages.append(dict(role="assistant", content=writer.answer(line, messages)))
+
+
+@dataclass
+class Writer:
+    """Writes what a model makes of prompts, as it comes, and then what that took."""
+
+    model: ForSampling
+    tokenizer: Any
+    count: int
+    as_json: bool
+    rules: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.model.to_neuron()
+
+    def answer(self, line: str, messages: list[dict[str, str]]) -> str:
+        if not self.tokenizer.chat_template:
+            raise ConfigError("the tokenizer has no chat template; without --chat the model goes on with a text")
+        options: dict[str, Any] = dict(add_generation_prompt=True, tokenize=True, return_dict=True)
+        return self.write(line, self.tokenizer.apply_chat_template(messages, **options)["input_ids"], hide=True)
+
+    def write(self, prompt: str, ids: list[int], hide: bool = False) -> str:
+        """What comes after `ids`, and before it, unless it is to be hidden, the prompt itself."""
+        longest, takes = self.model.options.buckets.longest, room(self.model, 1)
+        if not 1 <= len(ids) <= takes:
+            raise InputError(f"the prompt wants to have 1 to {takes} tokens, got {len(ids)}")
+        reads = isinstance(self.model, EncoderDecoderForSampling)
+        count = min(self.count, longest - (1 if reads else len(ids)))
+        from transformers import TextStreamer
+
+        hidden = dict(skip_prompt=hide or reads, skip_special_tokens=True)
+        streamer = None if self.as_json else TextStreamer(self.tokenizer, **hidden)
+        [new] = complete(self.model, [ids], count, streamer=streamer, **self.rules)
+        completion: str = self.tokenizer.decode(new, skip_special_tokens=True)
+        metrics = self.model.metrics
+        if self.as_json:
+            facts = dict(prompt=prompt, completion=completion, metrics=metrics.as_dict())
+            typer.echo(json.dumps(facts, ensure_ascii=False))
+        else:
+            first, rate = (metrics.call.time_to_first_token or 0) * 1e3, metrics.tokens_per_second
+            typer.secho(f"[{len(new)} tokens, {rate:.0f} a second, the first after {first:.0f} ms]", err=True, dim=True)
+        return completion
+
+
+def _text(prompt: str | None) -> str:
+    """The prompt, or what comes from the standard input."""
+    if prompt is None and sys.stdin.isatty():
+        raise typer.BadParameter("wanted a PROMPT, or text on the standard input; or --chat")
+    return sys.stdin.read() if prompt is None else prompt
+
+
+def _lines(prompt: str | None) -> Iterator[str]:
+    """What is said in a conversation: the prompt alone, or line by line what comes from the standard input."""
+    if prompt is not None:
+        yield prompt
+    elif not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin if line.strip())
+    else:
+        with suppress(EOFError):
+            while True:
+                if line := input("> ").strip():
+                    yield line

@@ -1,0 +1,167 @@
+"""`run`: a file of prompts becomes a file of results, and a run that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+from tqdm import tqdm
+
+from transformers_neuronx.cli import options as o
+from transformers_neuronx.cli.prompts import Place, Prompt, Results, read_prompts
+from transformers_neuronx.cli.text import complete, room
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.serialization import description
+
+SEPARATOR = "-" * 20
+SOME_FAILED = 3  # the exit status where lines could not be used
+
+Data = Annotated[str, o.option("--data-dir", help='A .json or .jsonl file, or a folder: objects with "prompt".')]
+Output = Annotated[str, o.option("--output", "-o", help="The file of results.", default=True)]
+Examples = Annotated[int, o.option("--examples-to-generate", help="At most so many prompts.", default=True)]
+Tokens = Annotated[int, o.option("--max-tokens-to-generate", help="New tokens of each.", default=True)]
+Length = Annotated[
+    int,
+    o.option("--max-seq-length", help="Tokens in all: longer prompts are cut. -1: as need be."),
+]
+Restart = Annotated[bool, o.option("--restart", help="Make all results anew.")]
+
+
+def run(
+    data_dir: Data,
+    model: o.MaybeModel = None,
+    model_name_or_path: o.NameOrPath = None,
+    config_name: o.ConfigName = None,
+    checkpoint_name: o.CheckpointName = None,
+    cache_dir: o.CacheDir = None,
+    output: Output = "predictions.jsonl",
+    examples_to_generate: Examples = 20,
+    max_tokens_to_generate: Tokens = 20,
+    max_seq_length: Length = -1,
+    restart: Restart = False,
+    top_k: o.TopK = 1,
+    top_p: o.TopP = 1.0,
+    temperature: o.Temperature = 1.0,
+    seed: o.Seed = 0,
+    batch_size: o.Batch = None,
+    amp: o.Amp = None,
+    tp: o.Degree = None,
+    quant: o.Quant = None,
+    rounded: o.Rounded = False,
+    runtime: o.Runtime = None,
+    as_json: o.Json = False,
+) -> None:
+    """Complete the prompts of a file or folder, and write a line of JSON for each.
+
+    What is among the results already is not made again: after Ctrl-C, or a crash, the same command goes on.
+    """
+    path = o.one_of(model, model_name_or_path, config_name)
+    job = Job(list(islice(read_prompts(data_dir), examples_to_generate)), max_tokens_to_generate)
+    job.tokenize(o.tokenizer_of(path, cache_dir))
+    sizes = (
+        dict(n_positions=max_seq_length) if max_seq_length > 0 else o.fitting(path, job.longest, job.count, cache_dir)
+    )
+    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime, batch_size=batch_size)
+    compiled = o.open_model(path, weights=checkpoint_name, cache_dir=cache_dir, **sizes, **how)
+    rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed or 0)
+    made = dict(model=path, weights=checkpoint_name, data=data_dir, tokens=max_tokens_to_generate, rules=rules)
+    told = description(compiled.family, compiled.config, compiled.options)
+    with closing(Results(output, made | told, restart)) as results:
+        job.complete(compiled, results, rules)
+        job.show(results, output, as_json)
+    raise typer.Exit(SOME_FAILED if job.bad else 0)
+
+
+class Job:
+    """Prompts, and up to `count` tokens to be made of each."""
+
+    def __init__(self, prompts: list[Prompt], count: int) -> None:
+        self.prompts = prompts
+        self.count = count
+        self.ids: dict[Place, list[int]] = {}
+
+    def tokenize(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        for number, prompt in enumerate(self.prompts):
+            if prompt.error is None:
+                self.ids[prompt.place] = ids = tokenizer(prompt.text).input_ids
+                if not ids:
+                    self.prompts[number] = replace(prompt, error="the prompt is empty")
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.ids.values()), default=1)
+
+    @property
+    def bad(self) -> list[Prompt]:
+        return [prompt for prompt in self.prompts if prompt.error is not None]
+
+    def complete(self, model: ForSampling, results: Results, rules: dict[str, Any]) -> None:
+        """Make what is not there yet, group by group: always the same groups, so that all comes out the same."""
+        for prompt in self.prompts:
+            results.check(prompt)
+        for prompt in self.bad:
+            typer.echo(f"{prompt.file}, line {prompt.line}: {prompt.error}", err=True)
+        missing = [group for group in self._groups(model) if any(each.place not in results.done for each in group)]
+        if any(prompt.error is None for group in missing for prompt in group):
+            model.to_neuron()
+        done = len(self.prompts) - sum(map(len, missing))
+        with tqdm(total=len(self.prompts), initial=done, desc="prompts", disable=None) as bar:
+            for group in missing:
+                results.add(list(self._completed(model, group, rules)))
+                bar.update(len(group))
+
+    def _groups(self, model: ForSampling) -> Iterator[list[Prompt]]:
+        """As many prompts as the model takes at once, in order, and the lines between them that are none."""
+        group: list[Prompt] = []
+        for prompt in self.prompts:
+            if sum(each.error is None for each in group) == model.options.batch_size:
+                yield group
+                group = []
+            group.append(prompt)
+        if group:
+            yield group
+
+    def _completed(self, model: ForSampling, group: list[Prompt], rules: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        most = room(model, self.count)
+        if most < 1:
+            raise ConfigError(f"{self.count} new tokens leave no room for a prompt in {model.options.buckets.longest}")
+        rows = {each.place: self._cut(self.ids[each.place], most) for each in group if each.error is None}
+        first = self.prompts.index(group[0])
+        made = (
+            complete(model, list(rows.values()), self.count, **rules | dict(seed=rules["seed"] + first)) if rows else []
+        )
+        new = dict(zip(rows, made, strict=True))
+        for prompt in group:
+            told: dict[str, Any] = dict(file=prompt.file, line=prompt.line)
+            if prompt.error is not None:
+                yield told | dict(error=prompt.error)
+                continue
+            ids, row = new[prompt.place], rows[prompt.place]
+            completion = self.tokenizer.decode(ids, skip_special_tokens=True)
+            cut = dict(truncated=True) if len(row) < len(self.ids[prompt.place]) else {}
+            yield (
+                told
+                | dict(prompt=prompt.text, completion=completion, prompt_tokens=len(row), new_tokens=len(ids))
+                | cut
+            )
+
+    def _cut(self, ids: list[int], most: int) -> list[int]:
+        return ids[-most:] if self.tokenizer.truncation_side == "left" else ids[:most]
+
+    def show(self, results: Results, output: str, as_json: bool) -> None:
+        """All results on the standard output, one after the other; or what there is to say of them."""
+        records = [results.done[prompt.place] for prompt in self.prompts]
+        good = [record for record in records if "error" not in record]
+        if as_json:
+            tokens = sum(record["new_tokens"] for record in good)
+            typer.echo(json.dumps(dict(output=output, results=len(good), bad=len(self.bad), new_tokens=tokens)))
+        else:
+            texts = [record["prompt"] + record["completion"] for record in good]
+            typer.echo(f"\n{SEPARATOR}\n".join(texts))
