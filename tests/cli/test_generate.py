@@ -1,11 +1,13 @@
 """`generate`, `compile` and what they say, as a new user tries them."""
 
 import json
+import re
+import shlex
 import shutil
 
 import pytest
 import torch
-from conftest import TINY_KJV
+from conftest import ROOT, TINY_KJV
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 PROMPT = "And God said unto Moses,"
@@ -25,6 +27,13 @@ def test_a_text_goes_on(command, completion):
     assert said.startswith("[16 tokens, ") and said.endswith(" ms]\n")
     printed, _ = command("generate", TINY_KJV, "-n", 16, "--top-k", 1, "--amp", "f32", input=PROMPT)
     assert printed == f"{PROMPT}{completion}\n"
+
+
+def test_the_readme_shows_what_comes_out(command):
+    readme = (ROOT / "README.md").read_text()
+    arguments, shown = re.search(r"^\$ transformers-neuronx (generate .*)\n(.*)$", readme, re.M).groups()
+    printed, _ = command(*shlex.split(arguments.replace("examples/tiny-kjv", str(TINY_KJV))))
+    assert printed == shown + "\n"
 
 
 def test_a_seed_draws_the_same_again(command):
