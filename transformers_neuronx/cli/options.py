@@ -87,11 +87,14 @@ def one_of(*names: str | None) -> str:
     return named[0]
 
 
-def fitting(path: str, prompt: int, new: int, cache_dir: str | None = None) -> dict[str, Any]:
+def fitting(path: str, prompt: int, new: int, cache_dir: str | None = None, asked: int = -1) -> dict[str, Any]:
     """Sizes to compile for, of which prompts of so many tokens and what is made of them want no larger ones.
 
-    They are the next powers of two, so that other prompts find their programs in the compile cache.
+    They are the next powers of two, so that other prompts find their programs in the compile cache, unless a number of
+    positions is `asked` for.
     """
+    if asked > 0:
+        return dict(n_positions=asked)
     if holds_artifact(path):
         return {}
     cls = class_for(path, cache_dir)

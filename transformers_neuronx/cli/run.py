@@ -62,32 +62,27 @@ def run(
     What is among the results already is not made again: after Ctrl-C, or a crash, the same command goes on.
     """
     path = o.one_of(model, model_name_or_path, config_name)
-    job = Job(list(islice(read_prompts(data_dir), examples_to_generate)), max_tokens_to_generate)
-    job.tokenize(o.tokenizer_of(path, cache_dir))
-    sizes = (
-        dict(n_positions=max_seq_length) if max_seq_length > 0 else o.fitting(path, job.longest, job.count, cache_dir)
-    )
+    prompts = list(islice(read_prompts(data_dir), examples_to_generate))
+    job = Job(prompts, o.tokenizer_of(path, cache_dir), max_tokens_to_generate)
+    sizes = o.fitting(path, job.longest, job.count, cache_dir, max_seq_length)
     how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime, batch_size=batch_size)
     compiled = o.open_model(path, weights=checkpoint_name, cache_dir=cache_dir, **sizes, **how)
     rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed or 0)
-    made = dict(model=path, weights=checkpoint_name, data=data_dir, tokens=max_tokens_to_generate, rules=rules)
-    told = description(compiled.family, compiled.config, compiled.options)
-    with closing(Results(output, made | told, restart)) as results:
+    made = dict(model=path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
+    made |= description(compiled.family, compiled.config, compiled.options)
+    with closing(Results(output, made, restart)) as results:
         job.complete(compiled, results, rules)
-        job.show(results, output, as_json)
-    raise typer.Exit(SOME_FAILED if job.bad else 0)
+    raise typer.Exit(job.show(results, output, as_json))
 
 
 class Job:
     """Prompts, and up to `count` tokens to be made of each."""
 
-    def __init__(self, prompts: list[Prompt], count: int) -> None:
+    def __init__(self, prompts: list[Prompt], tokenizer: Any, count: int) -> None:
         self.prompts = prompts
+        self.tokenizer = tokenizer
         self.count = count
         self.ids: dict[Place, list[int]] = {}
-
-    def tokenize(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
         for number, prompt in enumerate(self.prompts):
             if prompt.error is None:
                 self.ids[prompt.place] = ids = tokenizer(prompt.text).input_ids
@@ -155,8 +150,8 @@ class Job:
     def _cut(self, ids: list[int], most: int) -> list[int]:
         return ids[-most:] if self.tokenizer.truncation_side == "left" else ids[:most]
 
-    def show(self, results: Results, output: str, as_json: bool) -> None:
-        """All results on the standard output, one after the other; or what there is to say of them."""
+    def show(self, results: Results, output: str, as_json: bool) -> int:
+        """All results on the standard output, one after the other; or what there is to say of them. -> exit status"""
         records = [results.done[prompt.place] for prompt in self.prompts]
         good = [record for record in records if "error" not in record]
         if as_json:
@@ -165,3 +160,4 @@ class Job:
         else:
             texts = [record["prompt"] + record["completion"] for record in good]
             typer.echo(f"\n{SEPARATOR}\n".join(texts))
+        return SOME_FAILED if self.bad else 0
