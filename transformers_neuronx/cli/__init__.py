@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from transformers_neuronx.cli.bench import bench
 from transformers_neuronx.cli.compile import compile_artifact
 from transformers_neuronx.cli.generate import generate
 from transformers_neuronx.cli.run import run
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command("compile")(compile_artifact)
 app.command()(run)
+app.command()(bench)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,115 @@
+"""`bench`: how long prompts and tokens take, for each size of a batch and of a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from tqdm import tqdm
+
+from transformers_neuronx.cli import options as o
+from transformers_neuronx.cli.text import complete
+from transformers_neuronx.errors import ConfigError
+
+Batches = Annotated[list[int], o.option("--batch-size", "-b", help="Sequences at once; may be repeated.", default=True)]
+Prompts = Annotated[list[int], o.option("--prompt", "-p", help="Tokens of prompts; may be repeated.", default=True)]
+News = Annotated[list[int], o.option("--new", "-n", help="New tokens; may be repeated.", default=True)]
+Rounds = Annotated[int, o.option("--rounds", help="Times that each is done; medians are shown.", default=True)]
+Plot = Annotated[str | None, o.option("--plot", help="A picture of it, .svg or .png; wants matplotlib.")]
+
+# Of a result: its name, and how it is shown.
+COLUMNS = dict(
+    batch="d", prompt="d", new="d", first_ms=".1f", token_p50_ms=".2f", token_p99_ms=".2f", tokens_per_second=".1f"
+)
+
+
+def bench(
+    model: o.Model,
+    batch_size: Batches = [1],  # noqa: B006 - typer reads it, nobody writes to it
+    prompt: Prompts = [16, 128],  # noqa: B006
+    new: News = [64],  # noqa: B006
+    rounds: Rounds = 5,
+    plot: Plot = None,
+    cache_dir: o.CacheDir = None,
+    amp: o.Amp = None,
+    tp: o.Degree = None,
+    quant: o.Quant = None,
+    rounded: o.Rounded = False,
+    runtime: o.Runtime = None,
+    as_json: o.Json = False,
+) -> None:
+    """Time to the first token, time of a token, and tokens a second of all sequences, with random prompts.
+
+    For every batch size programs are compiled once; what is shown are medians of all rounds.
+    """
+    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime, cache_dir=cache_dir)
+    if plot is not None:
+        _figure()  # before minutes are spent, if there is none
+    results = []
+    for batch in batch_size:
+        sizes = o.fitting(model, max(prompt), max(new), cache_dir)
+        results += list(_measured(model, batch, prompt, new, rounds, **sizes, **how))
+    if plot is not None:
+        _draw(results, plot)
+    typer.echo(json.dumps(results) if as_json else _table(results))
+
+
+def _measured(
+    path: str, batch: int, prompts: Sequence[int], news: Sequence[int], rounds: int, **options: Any
+) -> Iterator[dict[str, Any]]:
+    compiled = o.open_model(path, batch_size=batch, **options)
+    compiled.to_neuron()
+    random = np.random.default_rng(0)
+    for prompt in prompts:
+        for new in news:
+            rows = random.integers(0, compiled.config.vocab_size, (batch, prompt)).tolist()
+            metrics = []
+            for turn in tqdm(range(rounds + 1), desc=f"{batch} x {prompt} + {new}", disable=None, leave=False):
+                complete(compiled, rows, new, top_k=1, eos_token_override=-1)
+                metrics += [compiled.metrics] * bool(turn)  # the first one may compile
+            calls = [each.call for each in metrics]
+            latencies = [latency for call in calls for latency in call.token_latencies] or [0.0]
+            first = [call.time_to_first_token or 0.0 for call in calls]
+            p50, p99 = np.percentile(latencies, [50, 99])
+            rate = np.median([each.tokens_per_second for each in metrics])
+            values = batch, prompt, new, 1e3 * np.median(first), 1e3 * p50, 1e3 * p99, rate
+            yield {
+                name: value if isinstance(value, int) else float(value)
+                for name, value in zip(COLUMNS, values, strict=True)
+            }
+
+
+def _table(results: Sequence[dict[str, Any]]) -> str:
+    names = [name.replace("_", " ") for name in COLUMNS]
+    rows = [[format(result[name], how) for name, how in COLUMNS.items()] for result in results]
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    lines = [names, *rows]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _draw(results: Sequence[dict[str, Any]], path: str) -> None:
+    """Tokens a second over the batch, a line for each prompt and number of new tokens."""
+    figure = _figure(figsize=(9, 3.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for prompt, new in sorted({(result["prompt"], result["new"]) for result in results}):
+        line = [result for result in results if (result["prompt"], result["new"]) == (prompt, new)]
+        batches, label = [result["batch"] for result in line], f"{prompt} + {new}"
+        left.plot(batches, [result["tokens_per_second"] for result in line], "o-", label=label)
+        right.plot(batches, [result["first_ms"] for result in line], "o-", label=label)
+    for axes, title in ((left, "tokens a second"), (right, "ms to the first token")):
+        axes.set(title=title, xlabel="sequences at once", ylim=(0, None))
+        axes.grid(alpha=0.3)
+    left.legend(title="prompt + new tokens", fontsize="small")
+    figure.savefig(Path(path).expanduser())
+
+
+def _figure(**options: Any) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError('--plot wants matplotlib: pip install "transformers-neuronx[plot]"') from error
+    return Figure(**options)
