@@ -1,0 +1,17 @@
+"""What programs are made of and what they cost, from their modules alone: as numbers and as text."""
+
+from transformers_neuronx.inspection.costs import Cost as Cost
+from transformers_neuronx.inspection.facts import (
+    ModuleFacts as ModuleFacts,
+    Output as Output,
+    Parameter as Parameter,
+    Row as Row,
+    facts_of as facts_of,
+)
+from transformers_neuronx.inspection.listing import hlo_text as hlo_text
+from transformers_neuronx.inspection.models import (
+    ModelFacts as ModelFacts,
+    WeightFacts as WeightFacts,
+    facts_of_artifact as facts_of_artifact,
+    facts_of_model as facts_of_model,
+)

@@ -1,0 +1,223 @@
+"""What of a computation is an array in memory, and what only passes through: the view that costs and memory share.
+
+A compiler makes one loop of a chain of elementwise operations, and its inner values never are in memory. Where a chain
+begins and ends is decided here as XLA:CPU decides it, by and large: a value is an array if something wants it that is
+not such a loop. What is computed and never used is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
+from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.pyhlo.hlo_pb2 import (
+    TUPLE,
+    HloComputationProto,
+    HloInstructionProto,
+    PrimitiveType,
+    ShapeProto,
+)
+from transformers_neuronx.runtimes.kernels import ACCEPTS
+
+# The same numbers in the same places, by another name.
+VIEWS = frozenset("bitcast bitcast-convert get-tuple-element opt-barrier reshape tuple".split())
+# One number of the result for one of each operand.
+ELEMENTWISE = frozenset(
+    """
+    abs add and atan2 cbrt ceil clamp compare convert cosine count-leading-zeros divide erf exponential
+    exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum multiply negate not or popcnt power
+    reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic
+    shift-right-logical sign sine sqrt subtract tan tanh xor
+    """.split()
+)
+# Besides those, what may be worked out wherever it is wanted: numbers that are moved, or made of nothing.
+MOVES = frozenset("broadcast concatenate copy dynamic-slice gather iota pad reverse slice transpose".split())
+FUSED = ELEMENTWISE | MOVES
+LOOPS = VIEWS - {"opt-barrier"} | {"reduce", "reduce-window"}  # take what is worked out on the way
+PICKS = frozenset("dynamic-slice gather slice".split())  # reads of the first operand no more than it returns
+
+Reads = Mapping[tuple[int, int], int]  # bytes, by the number of the array and that of the operation that picks, or 0
+
+
+def element_bits(shape: ShapeProto) -> int:
+    return element_type(PrimitiveType.Name(shape.element_type).lower()).bits
+
+
+def elements(shape: ShapeProto) -> int:
+    """Of an array; of a tuple, of all arrays in it."""
+    if shape.element_type == TUPLE:
+        return sum(map(elements, shape.tuple_shapes))
+    return math.prod(shape.dimensions)
+
+
+def nbytes(shape: ShapeProto) -> int:
+    """Of an array, whole bytes; of a tuple, of all arrays in it."""
+    if shape.element_type == TUPLE:
+        return sum(map(nbytes, shape.tuple_shapes))
+    return -(-elements(shape) * element_bits(shape) // 8)
+
+
+def shape_text(shape: ShapeProto) -> str:
+    """As the scribe writes it: f32[8,16]."""
+    if shape.element_type == TUPLE:
+        return f"({', '.join(map(shape_text, shape.tuple_shapes))})"
+    return f"{PrimitiveType.Name(shape.element_type).lower()}[{','.join(map(str, shape.dimensions))}]"
+
+
+def composite_of(instruction: HloInstructionProto) -> str:
+    """The composite that it is a call of, or nothing."""
+    return instruction.frontend_attributes.map.get(COMPOSITE_NAME, "")
+
+
+def attributes_of(instruction: HloInstructionProto) -> dict[str, object]:
+    """Those of a composite."""
+    attributes: dict[str, object] = json.loads(instruction.frontend_attributes.map.get(COMPOSITE_ATTRIBUTES, "{}"))
+    return attributes
+
+
+class Flows:
+    """The computations of a module. With `kernels`, composites that one of the CPU's kernels takes are its calls."""
+
+    def __init__(self, module: HloModuleProto, kernels: bool = True) -> None:
+        self.module = module
+        self.kernels = kernels
+        self._computations = {computation.id: computation for computation in module.computations}
+        self._flows: dict[int, Flow] = {}
+
+    @property
+    def entry(self) -> Flow:
+        return self[self.module.entry_computation_id]
+
+    def __getitem__(self, number: int) -> Flow:
+        if number not in self._flows:
+            self._flows[number] = Flow(self, self._computations[number])
+        return self._flows[number]
+
+    def called(self, instruction: HloInstructionProto) -> list[Flow]:
+        """The computations that an instruction runs: a body and its condition, branches, what is called."""
+        return [self[number] for number in instruction.called_computation_ids]
+
+
+class Flow:
+    """One computation: its live instructions in program order, and which of their values are arrays in memory."""
+
+    def __init__(self, flows: Flows, computation: HloComputationProto) -> None:
+        self.flows = flows
+        self.by_id = {instruction.id: instruction for instruction in computation.instructions}
+        self.root = self.by_id[computation.root_id]
+        live = self._reached([computation.root_id])
+        self.instructions = [each for each in computation.instructions if each.id in live]
+        self._reads: dict[int, Reads] = {}
+        self.within = self._within() if flows.kernels else {}
+        self.arrays = frozenset(self._arrays())
+
+    def operands(self, instruction: HloInstructionProto) -> list[HloInstructionProto]:
+        return [self.by_id[number] for number in instruction.operand_ids]
+
+    def _reached(self, numbers: Iterable[int]) -> set[int]:
+        waiting, reached = list(numbers), set()
+        while waiting:
+            if (number := waiting.pop()) not in reached:
+                reached.add(number)
+                waiting += self.by_id[number].operand_ids
+        return reached
+
+    def served(self, instruction: HloInstructionProto) -> bool:
+        """Whether a kernel runs it, so that its body is not there."""
+        name = composite_of(instruction)
+        if not self.flows.kernels or name not in ACCEPTS:
+            return False
+        shapes = [operand.shape for operand in self.operands(instruction)]
+        return ACCEPTS[name](attributes_of(instruction), *shapes)
+
+    def _within(self) -> Mapping[int, int]:
+        """Sums that a linear layer's kernel makes, as `kernels.with_kernels` finds them, each with its layer."""
+        uses = Counter(number for instruction in self.instructions for number in instruction.operand_ids)
+        sums = {}
+        for total in self.instructions:
+            if total.opcode != "add":
+                continue
+            for added in self.operands(total):
+                single = added.shape.element_type != TUPLE and uses[added.id] == 1
+                if single and composite_of(added) == "linear" and self.served(added):
+                    sums[total.id] = added.id
+                    break
+        return sums
+
+    def fuses(self, instruction: HloInstructionProto) -> bool:
+        """Whether its value needs no array where only loops of elementwise operations want it."""
+        if instruction.id in self.within:
+            return False
+        return instruction.opcode in FUSED or instruction.id in self.within.values()
+
+    def _arrays(self) -> Iterator[int]:
+        wanted = set(self._wanted())
+        for instruction in self.instructions:
+            if instruction.opcode in VIEWS or instruction.opcode in ("parameter", "constant"):
+                continue
+            if not self.fuses(instruction) or instruction.id in wanted:
+                yield instruction.id
+
+    def _wanted(self) -> Iterator[int]:
+        """What is wanted as an array, seen through views."""
+        yield from self.through_views(self.root.id)
+        for instruction in self.instructions:
+            if instruction.opcode == "gather":  # of the table; the indices are worked out on the way
+                yield from self.through_views(instruction.operand_ids[0])
+            elif instruction.opcode not in LOOPS and not self.fuses(instruction):
+                for number in instruction.operand_ids:
+                    yield from self.through_views(number)
+
+    def through_views(self, number: int) -> list[int]:
+        """The instructions whose values it is, by other names."""
+        instruction = self.by_id[number]
+        if instruction.opcode not in VIEWS:
+            return [number]
+        if instruction.opcode == "get-tuple-element" and (whole := self.tuple_of(instruction)).opcode == "tuple":
+            return self.through_views(whole.operand_ids[instruction.tuple_index])
+        return [seen for operand in instruction.operand_ids for seen in self.through_views(operand)]
+
+    def tuple_of(self, element: HloInstructionProto) -> HloInstructionProto:
+        """What made the tuple that a get-tuple-element takes its element of."""
+        [whole] = self.operands(element)
+        while whole.opcode == "opt-barrier":
+            [whole] = self.operands(whole)
+        return whole
+
+    def reads(self, number: int) -> Reads:
+        """The bytes that whoever uses this value reads: of the array that it is, or of those it is worked out from."""
+        if number not in self._reads:
+            self._reads[number] = self._reads_anew(self.by_id[number])
+        return self._reads[number]
+
+    def _reads_anew(self, instruction: HloInstructionProto) -> Reads:
+        if instruction.opcode == "constant":
+            return {}
+        if instruction.opcode == "get-tuple-element":
+            whole = self.tuple_of(instruction)
+            if whole.opcode == "tuple":
+                return self.reads(whole.operand_ids[instruction.tuple_index])
+            return {(whole.id, -1 - instruction.tuple_index): nbytes(instruction.shape)}
+        if instruction.id in self.arrays or instruction.opcode == "parameter":
+            return {(instruction.id, 0): nbytes(instruction.shape)}
+        return self.reads_of(instruction)
+
+    def reads_of(self, instruction: HloInstructionProto, besides: Sequence[int] = ()) -> Reads:
+        """The bytes of arrays that an instruction reads, with all that is worked out on the way to it.
+
+        Of the operands `besides` nothing is counted.
+        """
+        numbers = [number for place, number in enumerate(instruction.operand_ids) if place not in besides]
+        reads: dict[tuple[int, int], int] = {}
+        if instruction.opcode in PICKS and self.reads(picked := numbers.pop(0)):
+            reads[picked, instruction.id] = nbytes(instruction.shape)
+        elif instruction.opcode == "dynamic-update-slice":
+            del numbers[0]  # written to where it lies
+        for number in numbers:
+            reads |= self.reads(number)
+        return reads

@@ -1,0 +1,193 @@
+"""What is known of a model: its weight table and all of its programs, of a decoder or of an artifact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers_neuronx.auto import family_of
+from transformers_neuronx.decoder import Decoder, title
+from transformers_neuronx.encoder_decoder import ENCODER_LAYER, EncoderDecoderPrograms
+from transformers_neuronx.inspection.facts import WEIGHT, ModuleFacts, Parameter, facts_of, plain, split_of
+from transformers_neuronx.inspection.text import model_text
+from transformers_neuronx.module import PathOrName
+from transformers_neuronx.programs import Programs
+from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.serialization import description, open_artifact
+from transformers_neuronx.weights import SCALE, Weight
+
+Found = Callable[[str], HloModuleProto | None]
+
+
+@dataclass(frozen=True)
+class WeightFacts(Parameter):
+    """A row of the weight table: a `Parameter` of each of `layers` layers. `elements` are a checkpoint's numbers."""
+
+    layers: int = 1
+    elements: int = 0
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model: its configuration and options, its weight table, its programs. Bytes are one device's, of `degree`."""
+
+    family: str
+    config: dict[str, Any]
+    options: dict[str, Any]
+    degree: int
+    weights: list[WeightFacts]
+    caches: int
+    programs: list[ModuleFacts]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights, what is the same memory once."""
+        return sum(row.bytes * row.layers for row in self.weights if row.same_as is None)
+
+    @property
+    def weight_count(self) -> int:
+        """The checkpoint's numbers, what is the same memory once."""
+        return sum(row.elements * row.layers for row in self.weights if row.same_as is None)
+
+    @property
+    def temporaries(self) -> int:
+        """Those of the program that needs most, estimated."""
+        return max((program.temporaries for program in self.programs), default=0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        names = "family config options degree weight_bytes weight_count caches temporaries weights".split()
+        facts = {name: plain(getattr(self, name)) for name in names}
+        return facts | dict(programs=[program.as_dict() for program in self.programs])
+
+    def __str__(self) -> str:
+        return model_text(self.as_dict())
+
+
+def facts_of_model(decoder: Decoder) -> ModelFacts:
+    """What a decoder's planned programs are made of. They need not be compiled, nor weights be there."""
+
+    def built(asked: str) -> HloModuleProto | None:
+        identity = decoder.asked.get(asked, "")
+        return decoder.executables[identity][0] if identity in decoder.executables else None
+
+    def written(asked: str, what: Any, piece: Any) -> HloModuleProto:
+        module = decoder.programs.module(what, piece)
+        module.name = title(what, piece)
+        return module
+
+    held = {_name(*key): id(tensor) for key, tensor in decoder.weights.items()}
+    modules = ((runs, built(asked) or written(asked, what, piece)) for asked, runs, what, piece in _planned(decoder))
+    return _facts(decoder, modules, held)
+
+
+def facts_of_artifact(directory: PathOrName) -> ModelFacts:
+    """The same of all programs in an artifact, from their modules alone: neither weights nor a compiler are needed.
+
+    CheckpointError names the file that is missing or damaged; ConfigError says what of the model this version does
+    not know.
+    """
+    artifact = open_artifact(directory)
+    family = family_of(artifact.manifest["family"])
+    model = family(artifact.attributes(family.family), **artifact.options())
+    runtime: Any = _Recorded(artifact.manifest, model.options.tp_degree)
+    decoder = family.engine(family.family, model.config, runtime, model.options)
+    groups = [names for tensors in artifact.manifest["weights"].values() for names in tensors.values()]
+    held = {name: number for number, names in enumerate(groups) for name in names}
+    runs = {asked: runs for asked, runs, _, _ in _planned(decoder)}
+    asked = sorted(artifact.manifest["asked"], key=lambda name: list(runs).index(name) if name in runs else len(runs))
+    modules = ((runs.get(name, 1), module) for name in asked if (module := artifact.module(name)))
+    return _facts(decoder, modules, held)
+
+
+class _Recorded:
+    """What a decoder asks of its runtime before there is anything to run, as an artifact's manifest has it."""
+
+    def __init__(self, manifest: Mapping[str, Any], degree: int) -> None:
+        self.device_count = degree
+        self.panels: bool = manifest["runtime"].get("kernels", "off") != "off"
+
+    def attends_in_place(self, cached: str, head_dim: int) -> bool:
+        return self.panels
+
+
+def _planned(decoder: Decoder) -> Iterator[tuple[str, int, Any, Any]]:
+    """The name that an artifact knows each program by, how often a step runs it, and what it is."""
+    for what in decoder.planned():
+        pieces = decoder.programs.pieces(what)
+        for piece in dict.fromkeys(pieces):
+            yield f"{what} {tuple(piece)}", pieces.count(piece), what, piece
+
+
+def _facts(decoder: Decoder, modules: Iterator[tuple[int, HloModuleProto]], held: Mapping[str, int]) -> ModelFacts:
+    programs, config, options = decoder.programs, decoder.config, decoder.options
+    kernels, degree = decoder.runtime.panels, programs.degree
+    same = _same_memory(programs, held)
+    rows = dict(_by_parameter(programs))
+    others = {name: _like(name, row, same[row.name]) for name, row in rows.items() if row.name in same}
+    told = [facts_of(module, rows, degree, same=others, kernels=kernels, runs=runs) for runs, module in modules]
+    weights = [_weight(row, programs, same.get(row.name)) for row in programs.table]
+    described = description(decoder.family, config, options)
+    return ModelFacts(**described, degree=degree, weights=weights, caches=_caches(programs), programs=told)
+
+
+def _name(layer: int | None, name: str) -> str:
+    return name if layer is None else f"layer.{layer}.{name}"
+
+
+def _same_memory(programs: Programs, held: Mapping[str, int]) -> dict[str, str]:
+    """Rows whose weights are those of an earlier row: by where they are, or else by what they would be read from."""
+    first: dict[Any, str] = {}
+    same = {}
+    for row in programs.table:
+        read = row.value or row.source, row.layout, row.store, row.split, row.word, row.dtype or programs.dtype
+        where = held.get(_name(0 if row.layered else None, row.name), read)
+        if (other := first.setdefault(where, row.name)) != row.name:
+            same[row.name] = other
+    return same
+
+
+def _by_parameter(programs: Programs) -> Iterator[tuple[str, Weight]]:
+    """The table's rows by the names that programs may have for them: a scope, the layer, and the row's own."""
+    for row in programs.table:
+        scopes = {"layer", row.name.partition(".")[0]} if row.layered else {""}
+        for scope in scopes:
+            for layer in range(row.layers or programs.config.n_layer) if row.layered else [None]:
+                own = row.name.removeprefix(ENCODER_LAYER)
+                yield row.name if layer is None else f"{scope}.{layer}.{own}", row
+
+
+def _like(name: str, row: Weight, other: str) -> str:
+    """The name of a parameter for another row in the same layer."""
+    return name.removesuffix(row.name.removeprefix(ENCODER_LAYER)) + other.removeprefix(ENCODER_LAYER)
+
+
+def _weight(row: Weight, programs: Programs, same_as: str | None) -> WeightFacts:
+    dtype, shape = row.dtype or programs.dtype, row.held(programs.degree)
+    own = row.value is None and not row.name.endswith(SCALE)
+    return WeightFacts(
+        row.name,
+        f"{dtype}[{','.join(map(str, shape))}]",
+        _bytes(dtype, shape),
+        WEIGHT,
+        **split_of(row, programs.degree),
+        same_as=same_as,
+        layers=(row.layers or programs.config.n_layer) if row.layered else 1,
+        elements=math.prod(row.matrix or row.shape) if own else 0,
+    )
+
+
+def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return -(-math.prod(shape) * element_type(dtype).bits // 8)
+
+
+def _caches(programs: Programs) -> int:
+    """Bytes of one device's caches, and of what an encoder leaves to look at."""
+    layers = programs.config.n_layer
+    total = layers * sum(_bytes(array.dtype, array.sizes) for array in programs.cache_arrays)
+    if isinstance(programs, EncoderDecoderPrograms):
+        total += 2 * layers * _bytes(programs.dtype, programs.memory_sizes) + _bytes("s32", (programs.slots,))
+    return total

@@ -1,0 +1,155 @@
+"""How much memory a program needs besides its parameters and results, estimated from the module.
+
+In program order, an array is there from its instruction to the last use of its value, by whatever name. Views take
+nothing, nor do parameters and constants. A loop of elementwise operations may write where an operand of the same size
+was that nothing wants any more, and updates in place do. State of a `while` is where its first values were, unless they
+are a parameter's that has to stay. Results of the program have memory of their own, in which, before they are there,
+one smaller array after the other may be. What returns several arrays has a table of them. Of computations that are
+called, the largest sum in them counts besides, but nothing for composites that are a kernel.
+
+Held against XLA:CPU with kernels, at the sizes of GPT-2 124M and of a Llama of 1.1 billion parameters: prompts come to
+within 1 %, loops over tokens and choices to 99 %, single tokens to between 73 % and all of some ten kilobytes. Without
+kernels, XLA's own products for a single token take megabytes besides, which are not foreseen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from transformers_neuronx.inspection.flow import VIEWS, Flow, composite_of, nbytes
+from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloInstructionProto, ShapeProto
+from transformers_neuronx.runtimes.kernels import CACHE
+
+ALIGNMENT = 64  # bytes, at whose multiples arrays begin
+TABLED = frozenset("call conditional while".split())  # return arrays of which there has to be a list
+
+Place = tuple[int, int]  # where an array is: the instruction that made it, and which of its results
+Places = list[frozenset[Place]]  # of each element of a tuple, or of an array
+
+
+def temporaries(flow: Flow, given: Collection[int] = ()) -> int:
+    """Bytes on one device: the largest sum of arrays that are there at once.
+
+    `given` are the numbers of parameters whose memory the program may write to.
+    """
+    return _Layout(flow, given).largest()
+
+
+def _arrays_in(shape: ShapeProto) -> list[ShapeProto]:
+    return list(shape.tuple_shapes) if shape.element_type == TUPLE else [shape]
+
+
+def _all(places: Places) -> frozenset[Place]:
+    return frozenset[Place]().union(*places)
+
+
+class _Layout:
+    """Where the values of a computation are. What came from outside is nowhere."""
+
+    def __init__(self, flow: Flow, given: Collection[int]) -> None:
+        self.flow = flow
+        self.given = given
+        self.places: dict[int, Places] = {}
+        self.sizes: dict[Place, int] = {}
+        self.ends: dict[Place, int] = {}  # the step after which nothing wants it
+        self.steps = {instruction.id: step for step, instruction in enumerate(flow.instructions)}
+        for step, instruction in enumerate(flow.instructions):
+            of_operands = [self.places[number] for number in instruction.operand_ids]
+            self.places[instruction.id] = own = self._places_of(instruction, of_operands)
+            for places in [*of_operands, own]:
+                self.ends |= dict.fromkeys(_all(places), step)
+
+    def _places_of(self, instruction: HloInstructionProto, of_operands: list[Places]) -> Places:
+        if instruction.opcode == "tuple":
+            return [_all(places) for places in of_operands]
+        if instruction.opcode == "get-tuple-element":
+            [places] = of_operands
+            return [places[instruction.tuple_index]]
+        if instruction.opcode in VIEWS:
+            return of_operands[0]
+        if instruction.id in self.flow.arrays:
+            return self._new(instruction, of_operands)
+        if self.flow.fuses(instruction):  # where that is what it is worked out from
+            return [frozenset[Place]().union(*map(_all, of_operands))]
+        return [frozenset() for _ in _arrays_in(instruction.shape)]
+
+    def _new(self, instruction: HloInstructionProto, of_operands: list[Places]) -> Places:
+        places: Places = []
+        for index, shape in enumerate(_arrays_in(instruction.shape)):
+            kept = self._in_place(instruction, index, of_operands)
+            if kept is None:
+                self.sizes[instruction.id, index] = -(-nbytes(shape) // ALIGNMENT) * ALIGNMENT
+                kept = frozenset([(instruction.id, index)])
+            places.append(kept)
+        return places
+
+    def _in_place(
+        self, instruction: HloInstructionProto, index: int, of_operands: list[Places]
+    ) -> frozenset[Place] | None:
+        """Where an operand is that a result takes the memory of; None where it takes new memory."""
+        if composite_of(instruction) == "attention" and index:
+            return _all(of_operands[CACHE + index - 1])
+        if instruction.opcode == "dynamic-update-slice":
+            return _all(of_operands[0])
+        if instruction.opcode == "while":
+            return None if self._copied(instruction, index) else of_operands[0][index]
+        return None
+
+    def _copied(self, loop: HloInstructionProto, index: int) -> bool:
+        """Whether an element of a loop's state has to be copied before it is written to."""
+        [whole] = self.flow.operands(loop)
+        if whole.opcode != "tuple" or self.places[whole.id][index]:
+            return False
+        first = self.flow.by_id[self.flow.through_views(whole.operand_ids[index])[0]]
+        if first.opcode == "parameter" and first.parameter_number in self.given:
+            return False
+        body = self.flow.flows.called(loop)[0]
+        after = body.by_id[body.root.operand_ids[index]]
+        return not (after.opcode == "get-tuple-element" and after.tuple_index == index)
+
+    def largest(self) -> int:
+        results = self._in_results()
+        begins: dict[int, list[Place]] = {}
+        over: dict[int, list[Place]] = {}
+        for place in self.sizes.keys() - results:
+            begins.setdefault(self.steps[place[0]], []).append(place)
+            over.setdefault(self.ends[place], []).append(place)
+        tables = sum(each.opcode in TABLED and each.shape.element_type == TUPLE for each in self.flow.instructions)
+        there = largest = tables * ALIGNMENT
+        for step, instruction in enumerate(self.flow.instructions):
+            own, gone = begins.get(step, []), over.get(step, [])
+            there += self._sum(own)
+            largest = max(largest, there - self._taken(instruction, own, gone) + self._inside(instruction))
+            there -= self._sum(gone)
+        return largest
+
+    def _sum(self, places: Iterable[Place]) -> int:
+        return sum(self.sizes[place] for place in places)
+
+    def _in_results(self) -> set[Place]:
+        """The program's results, and what is in their memory before they are there, the largest first."""
+        results = _all(self.places[self.flow.root.id]) & self.sizes.keys()
+        within = set(results)
+        waiting = sorted(self.sizes.keys() - within, key=lambda place: (-self.sizes[place], self.steps[place[0]]))
+        for result in sorted(results):
+            taken = [(self.steps[result[0]], len(self.steps))]
+            for place in waiting:
+                begin, end = self.steps[place[0]], self.ends[place]
+                fits = self.sizes[place] <= self.sizes[result] and place not in within
+                if fits and all(end < other[0] or begin > other[1] for other in taken):
+                    taken.append((begin, end))
+                    within.add(place)
+        return within
+
+    def _taken(self, instruction: HloInstructionProto, own: list[Place], gone: Iterable[Place]) -> int:
+        """Bytes of an operand that a loop of elementwise operations writes its result to."""
+        if not self.flow.fuses(instruction) or not own:
+            return 0
+        size = self.sizes[own[0]]
+        return size if any(self.sizes[place] == size for place in gone if place not in own) else 0
+
+    def _inside(self, instruction: HloInstructionProto) -> int:
+        """What the computations that an instruction runs need."""
+        if instruction.opcode not in ("call", "conditional", "while") or self.flow.served(instruction):
+            return 0
+        return max(temporaries(part) for part in self.flow.flows.called(instruction))
