@@ -49,7 +49,10 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["transformers_neuronx", "transformers_neuronx.*"]),
-    package_data={"transformers_neuronx": ["py.typed", "pyhlo/hlo.proto", "pyhlo/hlo_pb2.pyi"]},
+    package_data={
+        "transformers_neuronx": ["py.typed", "pyhlo/hlo.proto", "pyhlo/hlo_pb2.pyi"],
+        "transformers_neuronx.inspection": ["page.html", "page.css", "page.js"],
+    },
     ext_modules=[
         Extension(
             "transformers_neuronx.runtimes.kernels._kernels",

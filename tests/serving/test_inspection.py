@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.inspection import facts_of, facts_of_artifact, facts_of_model, hlo_text
+from transformers_neuronx.inspection import facts_of, facts_of_artifact, facts_of_model, hlo_text, page
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.programs import Loop, Shape
 from transformers_neuronx.runtimes import get_runtime, kernels
@@ -25,6 +28,7 @@ LLAMA = LlamaConfig(
     vocab_size=301, hidden_size=64, intermediate_size=172, num_hidden_layers=3, num_attention_heads=8,
     num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=0,
 )  # fmt: skip
+HOSTILE = '<script>alert("1")</script>'
 
 
 def decoder(cls, config, **options):
@@ -296,7 +300,7 @@ def test_every_family(family):
     assert_fits(str(facts))
 
 
-# As text and as JSON.
+# As text, as JSON, as a page.
 
 
 def assert_fits(text):
@@ -341,3 +345,94 @@ def test_an_artifact_says_the_same(tmp_path, weights):
     next(tmp_path.glob("*.hlo.pb")).write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=r"\.hlo\.pb"):
         facts_of_artifact(tmp_path)
+
+
+class WellFormed(HTMLParser):
+    """Every element is closed, in order. Keeps the text of the one with the id "facts"."""
+
+    VOID = frozenset({"meta", "input", "br"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.elements, self.facts, self.links = [], [], "", []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "action", "data", "poster")]
+        if tag not in self.VOID:
+            self.open.append((tag, dict(attrs).get("id")))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == ("script", "facts"):
+            self.facts += data
+
+
+def parsed(text):
+    parser = WellFormed()
+    parser.feed(text)
+    parser.close()
+    assert not parser.open
+    return parser
+
+
+def test_the_page_is_whole(facts):
+    text = page(facts)
+    parser = parsed(text)
+    assert json.loads(parser.facts) == facts.as_dict()
+    assert parser.links == [] and not re.search(r"https?:|//\w+\.|@import|url\(", text)
+    assert parser.elements.count("pre") == len(facts.programs)
+    assert "pre" not in parsed(page(facts, hlo=False)).elements
+    assert json.loads(parsed(page(facts.programs[0])).facts) == facts.programs[0].as_dict()
+
+
+def hostile():
+    """Facts in which whatever has a name has a bad one."""
+
+    def program(scribe):
+        x = scribe.f32[4, 4].Parameter(parameter_number=0, name=HOSTILE)
+        with scribe.scope(HOSTILE.replace("/", "")):
+            return hlo.composite(HOSTILE, lambda x: hlo.dot(x, x, contract=([1], [0])))(x)
+
+    module = compile_py_func(program)
+    module.name = HOSTILE
+    return facts_of(module)
+
+
+def test_names_are_no_markup():
+    text = page(hostile())
+    parser = parsed(text)
+    assert parser.elements.count("script") == 2 and "alert(" in parser.facts
+    assert json.loads(parser.facts)["name"] == HOSTILE
+    assert text.count("<script>") == 1  # the page's own
+
+
+def in_browser(path, text):
+    """The page's elements after its script has run, without a network."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no chromium to open the page with")
+    (path / "page.html").write_text(text)
+    switches = (
+        "--headless --no-sandbox --disable-gpu --enable-logging=stderr --disable-background-networking "
+        "--host-resolver-rules=MAP*~NOTFOUND --dump-dom"
+    ).split()
+    command = [browser, *switches, f"--user-data-dir={path / 'profile'}", (path / "page.html").as_uri()]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in ran.stderr, ran.stderr
+    return ran.stdout
+
+
+def test_in_a_browser(facts, tmp_path):
+    shown = in_browser(tmp_path, page(facts))
+    assert 'data-ready="true"' in shown
+    assert "102,432" in shown and "layer.0 × 3" in shown and "attn.out.weight" in shown
+    assert all(f'<option value="{number}">{program.name}<' in shown for number, program in enumerate(facts.programs))
+
+
+def test_bad_names_in_a_browser(tmp_path):
+    shown = in_browser(tmp_path, page(hostile()))
+    assert 'data-ready="true"' in shown
+    assert shown.count("<script>") == 1 and shown.count("&lt;script&gt;alert(") >= 4

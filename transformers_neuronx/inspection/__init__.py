@@ -1,4 +1,4 @@
-"""What programs are made of and what they cost, from their modules alone: as numbers and as text."""
+"""What programs are made of and what they cost, from their modules alone: as numbers, as text, and as a page."""
 
 from transformers_neuronx.inspection.costs import Cost as Cost
 from transformers_neuronx.inspection.facts import (
@@ -15,3 +15,4 @@ from transformers_neuronx.inspection.models import (
     facts_of_artifact as facts_of_artifact,
     facts_of_model as facts_of_model,
 )
+from transformers_neuronx.inspection.page import page as page
