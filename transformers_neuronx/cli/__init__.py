@@ -13,6 +13,7 @@ import typer
 from transformers_neuronx.cli.bench import bench
 from transformers_neuronx.cli.compile import compile_artifact
 from transformers_neuronx.cli.generate import generate
+from transformers_neuronx.cli.inspect import inspect
 from transformers_neuronx.cli.run import run
 from transformers_neuronx.errors import TransformersNeuronxError
 from transformers_neuronx.version import __version__
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command("compile")(compile_artifact)
 app.command()(run)
+app.command()(inspect)
 app.command()(bench)
 
 

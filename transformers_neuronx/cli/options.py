@@ -42,6 +42,9 @@ Amp = Annotated[
 ]
 Degree = Annotated[int | None, option("--tp", help="Devices that share each layer; by default one.", panel=HOW)]
 Batch = Annotated[int | None, option("--batch-size", help="Sequences at once; by default one.", panel=HOW)]
+Positions = Annotated[
+    int | None, option("--n-positions", help="The longest sequence; by default the model's.", panel=HOW)
+]
 Quant = Annotated[str | None, option("--quant", help="Weights in fewer bits: s8, s4 or f8e4m3fn.", panel=HOW)]
 Rounded = Annotated[bool, option("--round-activations", help="Activations in 8 bits, too, beside --quant.", panel=HOW)]
 Runtime = Annotated[str | None, option("--runtime", help="Where it runs: cpu or cuda; by default cpu.", panel=HOW)]
@@ -62,6 +65,7 @@ def open_model(
     quant: str | None = None,
     rounded: bool = False,
     runtime: str | None = None,
+    without_weights: bool = False,
     **options: Any,
 ) -> ForSampling:
     """The model in `path`, not on a device yet. Options that are None are as an artifact has them, or by default."""
@@ -76,7 +80,11 @@ def open_model(
         switches = NeuronConfig(quant=quantization, runtime=runtime)
     options |= dict(amp=amp, tp_degree=tp, neuron_config=switches)
     given = {name: value for name, value in options.items() if value is not None}
-    return class_for(path, options.get("cache_dir")).from_pretrained(path, **given)
+    cls = class_for(path, options.get("cache_dir"))
+    if without_weights:
+        given.pop("cache_dir", None)
+        return cls(config, **given)
+    return cls.from_pretrained(path, **given)
 
 
 def one_of(*names: str | None) -> str:

@@ -1,0 +1,81 @@
+"""`inspect`: what programs are made of, and what they cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from transformers_neuronx import files
+from transformers_neuronx.cli import options as o
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.inspection import (
+    ModelFacts,
+    ModuleFacts,
+    facts_of,
+    facts_of_artifact,
+    facts_of_model,
+    hlo_text,
+    page,
+)
+from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.serialization import holds_artifact
+
+What = Annotated[
+    str, typer.Argument(metavar="WHAT", help="An artifact, a checkpoint, a name on the hub, or a module in a .pb file.")
+]
+Html = Annotated[str | None, o.option("--html", help="Write a page for a browser to this file.")]
+Hlo = Annotated[str | None, o.option("--hlo", help="Show the HLO of the program of this name, and nothing else.")]
+
+
+def inspect(
+    what: What,
+    html: Html = None,
+    hlo: Hlo = None,
+    cache_dir: o.CacheDir = None,
+    n_positions: o.Positions = None,
+    batch_size: o.Batch = None,
+    amp: o.Amp = None,
+    tp: o.Degree = None,
+    quant: o.Quant = None,
+    rounded: o.Rounded = False,
+    runtime: o.Runtime = None,
+    as_json: o.Json = False,
+) -> None:
+    """Inputs, outputs, aliases and parameters of programs, and their FLOPs and bytes by layer and by operation.
+
+    Nothing is run, and nothing compiled: of a checkpoint the programs are written that these options ask for.
+    """
+    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime, batch_size=batch_size)
+    facts = _facts(what, n_positions=n_positions, cache_dir=cache_dir, **how)
+    if html is not None:
+        Path(html).expanduser().write_text(page(facts), encoding="utf-8")
+    if hlo is not None:
+        typer.echo(hlo_text(_program(facts, hlo).module))
+    elif as_json:
+        typer.echo(json.dumps(facts.as_dict()))
+    else:
+        typer.echo(f"written to {html}" if html else str(facts))
+
+
+def _facts(what: str, **options: Any) -> ModelFacts | ModuleFacts:
+    path = Path(what).expanduser()
+    if path.is_file():
+        with files.explain(f"{what}: not a module", "wanted an HloModuleProto, as NEURONX_DUMP_TO writes them"):
+            return facts_of(HloModuleProto.FromString(path.read_bytes()))
+    if holds_artifact(what):
+        return facts_of_artifact(what)
+    model = o.open_model(what, without_weights=True, **options)
+    runtime = get_runtime(model.neuron_config.runtime, model.options.tp_degree)
+    return facts_of_model(model.engine(model.family, model.config, runtime, model.options))
+
+
+def _program(facts: ModelFacts | ModuleFacts, name: str) -> ModuleFacts:
+    programs = facts.programs if isinstance(facts, ModelFacts) else [facts]
+    found = [program for program in programs if program.name == name]
+    if not found:
+        raise ConfigError(f"--hlo wants one of {', '.join(program.name for program in programs)}, got {name!r}")
+    return found[0]
