@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "levels.h"
 #include "parallel.h"
 
 using namespace neuronx;
@@ -210,14 +211,7 @@ void AttendTo(const std::vector<const Kernels*>& levels, Type type, int64_t toke
 }  // namespace
 
 int main() {
-  std::vector<const Kernels*> levels = {&portable::kernels};
-#ifdef __x86_64__
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) levels.push_back(&avx2::kernels);
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) levels.push_back(&avx512::kernels);
-  const bool bf16 = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  if (bf16) levels.push_back(&avx512_bf16::kernels);
-#endif
+  const auto levels = Levels();
   const Type wide[] = {Type::kF32, Type::kBF16, Type::kF16};
   for (const int64_t rows : {1, 2, 3, 4, 7, 17, 300})
     for (const int64_t inputs : {1, 31, 64, 129, 1000})
