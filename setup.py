@@ -1,11 +1,14 @@
 """Packaging. `pip install .` gives the CPU; the extras add what else there is."""
 
 import platform
+import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 HERE = Path(__file__).parent
 version: dict[str, str] = {}
@@ -23,6 +26,8 @@ SOURCES = ("attention", "level", "likeliest", "linear", "memory", "norm")
 LEVELS = {"portable": []}
 if platform.machine() in ("x86_64", "AMD64"):
     LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"]}
+    if sys.platform == "linux":
+        LEVELS |= {"amx": [*LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]}
 
 
 class BuildKernels(build_ext):
@@ -30,12 +35,19 @@ class BuildKernels(build_ext):
 
     def build_extension(self, extension):
         for level, flags in LEVELS.items():
-            extension.extra_objects += self.compiler.compile(
-                [f"{KERNELS}/{name}.cc" for name in SOURCES],
+            compiled = partial(
+                self.compiler.compile,
                 output_dir=f"{self.build_temp}/{level}",
                 macros=[("NEURONX_LEVEL", level)],
                 extra_postargs=[*extension.extra_compile_args, *flags],
             )
+            if level == "amx":
+                try:
+                    compiled([f"{KERNELS}/level.cc"])
+                except CompileError:  # GCC knows tiles since 11, Clang since 12
+                    continue
+                extension.define_macros.append(("NEURONX_AMX", None))
+            extension.extra_objects += compiled([f"{KERNELS}/{name}.cc" for name in SOURCES])
         super().build_extension(extension)
 
 

@@ -26,7 +26,9 @@ class Variable(NamedTuple):
 
 RUNTIME = Variable("NEURONX_RUNTIME", "cpu", "Where programs run when NeuronConfig does not say: cpu or cuda.")
 KERNELS = Variable(
-    "NEURONX_KERNELS", "auto", "Kernels for the CPU: auto, off, or portable, avx2, avx512, avx512_bf16 where they run."
+    "NEURONX_KERNELS",
+    "auto",
+    "Kernels for the CPU: auto, off, or portable, avx2, avx512, avx512_bf16, amx where they run.",
 )
 CACHE = Variable("NEURONX_CACHE", "on", "Whether compiled programs are kept for the next process: on or off.")
 CACHE_DIR = Variable("NEURONX_CACHE_DIR", "", "Where they are kept; by default transformers_neuronx in XDG_CACHE_HOME.")

@@ -24,7 +24,7 @@ from transformers_neuronx.quantization import Storage
 from transformers_neuronx.runtimes import get_runtime, kernels
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
-ROWS = (1, 2, 3, 4, 5, 7, 8, 17)
+ROWS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64)
 ALL_BUT_FINITE = (np.nan, np.inf, -np.inf)
 ADDED = "residual = 1"  # what a program's text says of a linear layer whose kernel adds one
 
@@ -133,12 +133,28 @@ def activations(random, dtype, inputs):
     return [x.astype(element_type(dtype).numpy) for x in xs]
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 3), (31, 5), (64, 16), (257, 130), (1000, 33)])
+SHAPES = [(1, 1), (7, 3), (30, 15), (31, 5), (34, 17), (64, 16), (257, 130), (544, 48), (1000, 33)]
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_linear(write, dtype, inputs, outputs):
     random = np.random.default_rng(0)
     weight = random.normal(size=(outputs, inputs)).astype(element_type(dtype).numpy)
     check(write, activations(random, dtype, inputs), weight.astype(np.float64), laid_out(weight))
+
+
+@pytest.mark.parametrize("rows", [1, 17, 300])
+@pytest.mark.parametrize(("inputs", "outputs"), [(31, 33), (64, 40), (290, 130)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_what_is_not_finite_stays_where_it_is(write, dtype, inputs, outputs, rows):
+    random, number = np.random.default_rng(0), element_type(dtype).numpy
+    x, weight = random.normal(size=(rows, inputs)).astype(number), random.normal(size=(outputs, inputs)).astype(number)
+    x[rows // 2, 0], weight[16, 0], weight[outputs - 1, -1] = np.nan, np.inf, np.nan
+    program = compiled(write, lambda x, w: _linear(x, w, panels=[(outputs, inputs)]), "linear", x, laid_out(weight))
+    wanted = x.astype(np.float64) @ weight.astype(np.float64).T
+    for [got] in at_every_level(program, x, laid_out(weight)):
+        assert (np.isfinite(got) == np.isfinite(wanted)).all() and (np.isnan(got) == np.isnan(wanted)).all()
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (31, 5), (257, 130), (9000, 3)])
@@ -356,12 +372,13 @@ def test_the_body_reads_panels_as_well(run, stored, rows):
     np.testing.assert_array_equal(got, wanted)
 
 
-def test_rows_come_out_alike_in_every_company(run):
-    random = np.random.default_rng(0)
-    x, w = random.normal(size=(9, 100)).astype(np.float32), random.normal(size=(70, 100)).astype(np.float32)
-    graph = lambda x, w: _linear(x, w, panels=[(70, 100)])  # noqa: E731
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_rows_come_out_alike_in_every_company(run, dtype):
+    random, number = np.random.default_rng(0), element_type(dtype).numpy
+    x, w = random.normal(size=(35, 300)).astype(number), random.normal(size=(70, 300)).astype(number)
+    graph = lambda x, w: _linear(x, w, panels=[(70, 300)])  # noqa: E731
     [together] = run(graph, x, laid_out(w))
-    for row in range(9):
+    for row in range(35):
         [alone] = run(graph, x[row : row + 1], laid_out(w))
         assert (alone == together[row]).all()
 

@@ -111,6 +111,7 @@ namespace portable { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
 namespace avx512_bf16 { extern const Kernels kernels; }
+namespace amx { extern const Kernels kernels; }
 #endif
 
 }  // namespace neuronx

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "results.h"
+#include "tiles.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
@@ -174,7 +175,11 @@ void WithKind(const LinearArguments& a, const Use& use) {
   const bool wide = a.x_type == Type::kF32;
   switch (a.weight_type) {
     case Type::kF32: return use(Product<F32>(a));
+#if defined(__AMX_BF16__)
+    case Type::kBF16: return use(TileProduct(a));
+#else
     case Type::kBF16: return use(Product<BF16>(a));
+#endif
     case Type::kF16: return use(Product<F16>(a));
     case Type::kS8: return wide ? use(Product<WideS8>(a)) : use(Product<S8>(a));
     case Type::kS4: return wide ? use(Product<WideS4>(a)) : use(Product<S4>(a));
