@@ -173,12 +173,12 @@ struct Few {
   }
 };
 
-// Queries along the lanes, two vectors of them. Keys and values in bf16 are multiplied as they are, where the processor
-// does that, and so are weights then: two positions of them make a word.
+// Queries along the lanes, two vectors of them. Keys and values in bf16 are multiplied as they are, where that pays, and
+// so are weights then: two positions of them make a word.
 template <typename Head>
 struct Many {
   using Number = typename Head::Number;
-  using Kind = std::conditional_t<std::is_same<Number, BFloat16>::value && BF16::PARTS == 1, BF16, F32>;
+  using Kind = std::conditional_t<std::is_same<Number, BFloat16>::value && kPairsPay, BF16, F32>;
   static constexpr int kKeys = kLanes == 16 ? 8 : 4, kTogether = 4;  // positions, and queries, that are worked on at once
 
   const Head& head;

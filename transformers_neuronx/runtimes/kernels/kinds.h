@@ -31,6 +31,13 @@ inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
 #endif
 }
 
+// Whether vectors of bf16 are multiplied faster than floats. Processors that have AMX leave that to its tiles.
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+constexpr bool kPairsPay = true;
+#else
+constexpr bool kPairsPay = false;
+#endif
+
 // Activations as floats. BYTES is the size of a word, and Scale the type of a group's scale. RUN is how many words are
 // summed up before their sum is added to the total, where groups do not say it: few enough for small errors, or none,
 // and so many that totals cost nothing. Parts are weights plus OFFSET, for which sums begin lower. If activations are
