@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY_KJV
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
+from transformers_neuronx.sampling import ForSampling
 
 PROMPT = "And God said unto Moses,"
 
@@ -122,6 +123,15 @@ def test_without_a_network_a_name_is_said_to_be_nowhere(process):
     """Online as far as the options say, but no server can be reached."""
     _, said = process("generate", "no/such", "x", status=1, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")
     assert said.count("\n") == 1 and "neither a directory here nor a hub model that is cached or can be reached" in said
+
+
+def test_stopped_by_the_user(command, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ForSampling, "sample", stopped)
+    _, said = command("generate", TINY_KJV, PROMPT, status=130)
+    assert said.endswith("stopped\n") and "Traceback" not in said
 
 
 def test_help_teaches_in_eighty_columns(command):

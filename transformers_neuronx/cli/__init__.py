@@ -6,9 +6,10 @@ Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong, 3 some 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from transformers_neuronx.cli.bench import bench
 from transformers_neuronx.cli.compile import compile_artifact
@@ -18,7 +19,18 @@ from transformers_neuronx.cli.run import run
 from transformers_neuronx.errors import TransformersNeuronxError
 from transformers_neuronx.version import __version__
 
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Large language models from Hugging Face checkpoints, compiled for fixed shapes.",
     no_args_is_help=True,
     add_completion=False,
