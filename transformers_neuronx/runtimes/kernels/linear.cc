@@ -171,15 +171,12 @@ struct Product {
 // `use` with the product of the arguments' kind.
 template <typename Use>
 void WithKind(const LinearArguments& a, const Use& use) {
+  if (WithTiles(a, use)) return;
   if (a.rounded) return a.weight_type == Type::kS8 ? use(Product<ByteS8>(a)) : use(Product<ByteS4>(a));
   const bool wide = a.x_type == Type::kF32;
   switch (a.weight_type) {
     case Type::kF32: return use(Product<F32>(a));
-#if defined(__AMX_BF16__)
-    case Type::kBF16: return use(TileProduct(a));
-#else
     case Type::kBF16: return use(Product<BF16>(a));
-#endif
     case Type::kF16: return use(Product<F16>(a));
     case Type::kS8: return wide ? use(Product<WideS8>(a)) : use(Product<S8>(a));
     case Type::kS4: return wide ? use(Product<WideS4>(a)) : use(Product<S4>(a));

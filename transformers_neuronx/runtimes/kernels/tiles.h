@@ -1,5 +1,6 @@
 // Products of bf16 in tiles, registers of 16 rows of 64 bytes. A tile of activations has 32 inputs of up to 16 rows, one
-// of weights those of 16 outputs: sixteen lines of a panel, as they lie.
+// of weights those of 16 outputs. In bf16 that is sixteen lines of a panel, as they lie; weights of fewer bits are
+// widened, once for up to 256 rows, and activations need not be rounded.
 #pragma once
 
 #include "results.h"
@@ -11,9 +12,11 @@ namespace {
 constexpr int64_t kTile = 16;  // rows, and words of a row
 constexpr int64_t kTileInputs = 2 * kTile, kLineBytes = 4 * kTile, kTileBytes = kTile * kLineBytes;
 
-// What is worked on at once. Weights of some steps of two panels stay in the first cache while tiles of activations, two
-// by two, are multiplied with them. Activations of these steps, and the sums of a piece, stay in the second.
+// What is worked on at once. Weights of some steps of two panels stay in the first cache while tiles of activations,
+// two at a time, are multiplied with them. Activations of these steps, and the sums of a piece, stay in the second.
 constexpr int64_t kSteps = 8, kTogether = 16, kPairs = 4;
+
+constexpr int64_t kFewest = 9;  // rows for which it pays to widen weights
 
 // The compiler's own functions want numbers of tiles that are written out, and do not say that they read memory.
 template <int TILE>
@@ -49,25 +52,68 @@ struct Tiles {
   ~Tiles() { asm volatile("tilerelease"); }
 };
 
+// Low halves of the lanes of one, and high ones of another.
+inline Ints Halves(Ints low, Ints high) { return (low & 0xffff) | (high & ~0xffff); }
+
+// Kinds of weights, all of which bf16 has exactly. A line of a panel, a word of each output, becomes so many of a tile.
+
+struct TiledBF16 {
+  using Scale = float;
+  static constexpr int64_t LINES = 1;
+  static void Widen(const char* from, char* to) { memcpy(to, from, kLineBytes); }
+};
+
+struct TiledS8 {
+  using Scale = float;
+  static constexpr int64_t LINES = 2;
+  static void Widen(const char* from, char* to) {
+    const Ints w = Load<Ints>(from);
+    const Ints lines[] = {Halves(Bits(w << 24) >> 16, Bits(w << 16)), Halves(Bits(w << 8) >> 16, Bits(w))};
+    memcpy(to, lines, sizeof lines);
+  }
+  static Ints Bits(Ints w) { return Cast<Ints>(AsFloats(w >> 24)); }  // of the highest byte as a float
+};
+
+struct TiledS4 {
+  using Scale = BFloat16;
+  static constexpr int64_t LINES = 4;
+  static void Widen(const char* from, char* to) {
+    const auto numbers = _mm512_cvtneps_pbh(Cast<__m512>(AsFloats(Count() << 28 >> 28)));
+    const __m512i twice = _mm512_broadcast_i64x4(Cast<__m256i>(numbers));  // a place is five bits, of which four count
+    const Ints w = Load<Ints>(from), first = Halves(w, w << 8), last = Halves(w >> 16, w >> 8);
+    const Ints lines[] = {first, last, first >> 4, last >> 4};
+    UNROLL for (int i = 0; i < 4; ++i) {
+      const __m512i line = _mm512_permutexvar_epi16(Cast<__m512i>(lines[i]), twice);
+      memcpy(to + i * kLineBytes, &line, sizeof line);
+    }
+  }
+};
+
+template <typename Kind>
 struct TileProduct {
-  typedef Floats Sums[kTogether][kTile][2];  // of some tiles of activations and two panels
+  using Scale = typename Kind::Scale;
+  using Sums = Floats[kTogether][kTile][2];  // of some tiles of activations and two panels
+  static constexpr int64_t kStepBytes = kTileBytes / Kind::LINES, kSumsBytes = 2 * sizeof(Floats);
 
   // Some steps of two panels.
   struct Chunk {
     int64_t first, steps;
     const char *weights[2], *next;  // tiles of each; what will be wanted after them
+    const Scale* scales[2];         // of the groups of each
   };
 
   const LinearArguments& a;
   int64_t words, steps, panel_bytes;  // words and steps of an output
+  int64_t run;                        // steps of a group, or 0
   int64_t tiles, height;              // of activations, and the rows of one
   bool in_place;                      // whether activations are used where they lie
   int64_t stride;                     // bytes of a row
   char* x;                            // [rows, stride]
 
   explicit TileProduct(const LinearArguments& a) : a(a) {
-    words = RoundUp(a.inputs, 2) / 2;
-    steps = RoundUp(words, kTile) / kTile;
+    words = RoundUp(a.inputs, 2 * Kind::LINES) / (2 * Kind::LINES);
+    steps = RoundUp(a.inputs, kTileInputs) / kTileInputs;
+    run = a.group / kTileInputs;
     panel_bytes = words * kLineBytes;
     tiles = RoundUp(a.rows, kTile) / kTile;
     height = RoundUp(a.rows, tiles) / tiles;  // few rows take less time than many
@@ -87,13 +133,13 @@ struct TileProduct {
     memset(active + a.inputs, 0, stride - a.inputs * sizeof *active);
   }
 
-  // Tiles of a panel: where they lie, or with zeros behind them, as what lies there need not be finite.
+  // Tiles of a panel: where they lie, if they do. Behind its end are zeros, as what lies there need not be finite.
   const char* Weights(const Weight& weight, int64_t panel, const Chunk& chunk, char* room) const {
-    const char* from = static_cast<const char*>(weight.data) + panel * panel_bytes + chunk.first * kTileBytes;
-    const int64_t all = chunk.steps * kTileBytes, there = Least(panel_bytes - chunk.first * kTileBytes, all);
-    if (there == all) return from;
-    memcpy(room, from, there);
-    memset(room + there, 0, all - there);
+    const char* from = static_cast<const char*>(weight.data) + panel * panel_bytes + chunk.first * kStepBytes;
+    const int64_t lines = Least(panel_bytes - chunk.first * kStepBytes, chunk.steps * kStepBytes) / kLineBytes;
+    if (Kind::LINES == 1 && lines == chunk.steps * kTile) return from;
+    for (int64_t i = 0; i < lines; ++i) Kind::Widen(from + i * kLineBytes, room + i * Kind::LINES * kLineBytes);
+    memset(room + lines * Kind::LINES * kLineBytes, 0, chunk.steps * kTileBytes - lines * Kind::LINES * kLineBytes);
     return room;
   }
 
@@ -108,19 +154,54 @@ struct TileProduct {
   // Those of one or two of them, at such a turn of all: each asks for a part of what is next.
   template <int TILES>
   void AddTiles(const Chunk& chunk, int64_t tile, int64_t turn, int64_t turns, Floats (*sums)[kTile][2]) const {
-    constexpr int64_t kRow = sizeof sums[0][0];
-    const int64_t stride = this->stride, panel_bytes = this->panel_bytes;  // or they would be read again and again
-    const char* x0 = x + RowOf(tile) * stride + chunk.first * kLineBytes;
-    const char* x1 = x + RowOf(tile + TILES - 1) * stride + chunk.first * kLineBytes;
-    const char *w0 = chunk.weights[0], *w1 = chunk.weights[1], *next = chunk.next;
-    Floats *low = sums[0][0], *high = sums[TILES - 1][0];
-    if (chunk.first == 0) {
-      ClearTile<0>(), ClearTile<1>(), ClearTile<2>(), ClearTile<3>();
-    } else {
-      LoadTile<0>(low, kRow), LoadTile<1>(low + 1, kRow);
-      if constexpr (TILES > 1) LoadTile<2>(high, kRow), LoadTile<3>(high + 1, kRow);
+    if (run) return AddGroups<TILES>(chunk, tile, turn, turns, sums);
+    chunk.first ? LoadSums<TILES>(sums) : ClearSums();
+    Multiply<TILES>(chunk, 0, chunk.steps, tile, turn, turns);
+    StoreSums<TILES>(sums);
+  }
+
+  // Sums of a group, as far as it is in the chunk, are scaled before they are added to those of all groups.
+  template <int TILES>
+  void AddGroups(const Chunk& chunk, int64_t tile, int64_t turn, int64_t turns, Floats (*sums)[kTile][2]) const {
+    for (int64_t i = 0, end; i < chunk.steps; i = end) {
+      const int64_t group = (chunk.first + i) / run;
+      end = Least(chunk.steps, (group + 1) * run - chunk.first);
+      ClearSums();
+      Multiply<TILES>(chunk, i, end, tile, turn, turns);
+      alignas(64) Floats some[TILES][kTile][2];
+      StoreSums<TILES>(some);
+      const Floats scales[] = {Widened(chunk.scales[0] + group * kPanel), Widened(chunk.scales[1] + group * kPanel)};
+      const bool none = chunk.first + i == 0;
+      for (int j = 0; j < TILES; ++j)
+        for (int64_t row = 0; row < height; ++row)
+          UNROLL for (int k = 0; k < 2; ++k)
+            sums[j][row][k] = some[j][row][k] * scales[k] + (none ? Floats{} : sums[j][row][k]);
     }
-    for (int64_t i = chunk.steps; i > 0; --i) {
+  }
+
+  static void ClearSums() { ClearTile<0>(), ClearTile<1>(), ClearTile<2>(), ClearTile<3>(); }
+
+  template <int TILES>
+  static void LoadSums(const Floats (*sums)[kTile][2]) {
+    LoadTile<0>(sums[0][0], kSumsBytes), LoadTile<1>(sums[0][0] + 1, kSumsBytes);
+    if constexpr (TILES > 1) LoadTile<2>(sums[1][0], kSumsBytes), LoadTile<3>(sums[1][0] + 1, kSumsBytes);
+  }
+
+  template <int TILES>
+  static void StoreSums(Floats (*sums)[kTile][2]) {
+    StoreTile<0>(sums[0][0], kSumsBytes), StoreTile<1>(sums[0][0] + 1, kSumsBytes);
+    if constexpr (TILES > 1) StoreTile<2>(sums[1][0], kSumsBytes), StoreTile<3>(sums[1][0] + 1, kSumsBytes);
+  }
+
+  // Adds the products of some steps of a chunk to the sums in tiles.
+  template <int TILES>
+  void Multiply(const Chunk& chunk, int64_t first, int64_t end, int64_t tile, int64_t turn, int64_t turns) const {
+    const int64_t stride = this->stride, panel_bytes = this->panel_bytes;  // or they would be read again and again
+    const char* x0 = x + RowOf(tile) * stride + (chunk.first + first) * kLineBytes;
+    const char* x1 = x + RowOf(tile + TILES - 1) * stride + (chunk.first + first) * kLineBytes;
+    const char *w0 = chunk.weights[0] + first * kTileBytes, *w1 = chunk.weights[1] + first * kTileBytes;
+    const char* next = chunk.next + first * kStepBytes;
+    for (int64_t i = end - first; i > 0; --i) {
       LoadTile<4>(x0, stride);
       LoadTile<6>(w0, kLineBytes);
       AddTileProduct<0, 4, 6>();
@@ -131,14 +212,12 @@ struct TileProduct {
         AddTileProduct<2, 5, 6>();
         AddTileProduct<3, 5, 7>();
       }
-      for (int64_t line = turn; line < kTile; line += turns) {
+      for (int64_t line = turn; line < kTile / Kind::LINES; line += turns) {
         __builtin_prefetch(next + line * kLineBytes, 0, 2);
         __builtin_prefetch(next + panel_bytes + line * kLineBytes, 0, 2);
       }
-      x0 += kLineBytes, x1 += kLineBytes, w0 += kTileBytes, w1 += kTileBytes, next += kTileBytes;
+      x0 += kLineBytes, x1 += kLineBytes, w0 += kTileBytes, w1 += kTileBytes, next += kStepBytes;
     }
-    StoreTile<0>(low, kRow), StoreTile<1>(low + 1, kRow);
-    if constexpr (TILES > 1) StoreTile<2>(high, kRow), StoreTile<3>(high + 1, kRow);
   }
 
   // Some panels of a weight and `count` tiles of activations.
@@ -151,11 +230,14 @@ struct TileProduct {
       for (int64_t i = 0; i < panels; i += 2)
         for (int j = 0; j < weights; ++j) {
           const Weight& weight = a.weights[part + j];
-          const int64_t next = i + 2 < panels ? 2 * panel_bytes : kSteps * kTileBytes - i * panel_bytes;
+          const int64_t next = i + 2 < panels ? 2 * panel_bytes : kSteps * kStepBytes - i * panel_bytes;
           Chunk chunk = {first, Least(steps - first, kSteps)};
-          for (int64_t k = 0; k < 2; ++k)  // an odd one is its own neighbour, and those sums are not stored
-            chunk.weights[k] = Weights(weight, panel + Least(i + k, panels - 1), chunk, room[k]);
-          chunk.next = static_cast<const char*>(weight.data) + (panel + i) * panel_bytes + first * kTileBytes + next;
+          for (int64_t k = 0; k < 2; ++k) {
+            const int64_t at = panel + Least(i + k, panels - 1);  // an odd one is its own neighbour; that is not stored
+            chunk.weights[k] = Weights(weight, at, chunk, room[k]);
+            if (run) chunk.scales[k] = static_cast<const Scale*>(weight.scale) + at * (steps / run) * kPanel;
+          }
+          chunk.next = static_cast<const char*>(weight.data) + (panel + i) * panel_bytes + first * kStepBytes + next;
           Add(chunk, tile, count, sums[i / 2 * weights + j]);
         }
     for (int64_t i = 0; i < panels; i += 2)
@@ -184,6 +266,25 @@ struct TileProduct {
     });
   }
 };
+
+// `use` with the product of the arguments' kind, if that is one of tiles.
+template <typename Use>
+bool WithTiles(const LinearArguments& a, const Use& use) {
+  if (a.x_type != Type::kBF16 || a.rounded) return false;
+  if (a.weight_type == Type::kBF16) return use(TileProduct<TiledBF16>(a)), true;
+  if (a.rows < kFewest || a.group % kTileInputs != 0) return false;
+  a.weight_type == Type::kS8 ? use(TileProduct<TiledS8>(a)) : use(TileProduct<TiledS4>(a));
+  return true;
+}
+
+}  // namespace
+}  // namespace neuronx::NEURONX_LEVEL
+#else
+namespace neuronx::NEURONX_LEVEL {
+namespace {
+
+template <typename Use>
+bool WithTiles(const LinearArguments&, const Use&) { return false; }
 
 }  // namespace
 }  // namespace neuronx::NEURONX_LEVEL
