@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY_KJV
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
+
 from transformers_neuronx.sampling import ForSampling
 
 PROMPT = "And God said unto Moses,"
