@@ -4,14 +4,11 @@ import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from bundled import ROOT
 
 from transformers_neuronx import cli
-
-ROOT = Path(__file__).parents[2]
-TINY_KJV = ROOT / "examples" / "tiny-kjv"
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from conftest import TINY_KJV
+from bundled import TINY_KJV
 
 SIZES = ("-b", 1, "-b", 2, "--prompt", 5, "--prompt", 20, "--new", 6, "--rounds", 2)
 

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from conftest import TINY_KJV
+from bundled import TINY_KJV
 
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.inspection import facts_of_model

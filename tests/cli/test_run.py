@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, TINY_KJV
+from bundled import ROOT, TINY_KJV
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 PLACES = ["Egypt", "Judah", "Babylon", "Zion", "the wilderness", "the mount", "the river", "Israel"]

@@ -110,7 +110,12 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+FAST = ("as the first", "gated", "more layers that decode")
+
+
+@pytest.mark.parametrize(
+    "variant", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS]
+)
 def test_logits_are_those_of_transformers(saved, monkeypatch, variant):
     monkeypatch.setattr(EncoderDecoder, "planned", lambda self: [])
     reference, directory = saved(**VARIANTS[variant])
@@ -132,7 +137,8 @@ def test_at_other_degrees(saved, variant, degree):
     check(made(directory, tp_degree=degree), reference)
 
 
-@pytest.mark.parametrize("amp", ["bf16", pytest.param("f16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("amp", ["bf16", "f16"])
 def test_in_half_precision(saved, monkeypatch, amp):
     """No further from f32 than Transformers is."""
     monkeypatch.setattr(EncoderDecoder, "planned", lambda self: [])
@@ -296,7 +302,7 @@ def test_a_cache_of_eight_bits(saved):
     assert 0 < (got - want).abs().max() <= 0.1 * want.abs().max()
 
 
-@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_artifact_needs_neither_compiler_nor_checkpoint(saved, tmp_path, monkeypatch, degree):
     _, directory = saved(tie_word_embeddings=False, num_decoder_layers=3)
     ids = prompts(131, [14, 14])

@@ -406,7 +406,7 @@ def test_pickles_are_downloaded_only_without_safetensors(safe, tmp_path, monkeyp
     others = {"README.md", "onnx/model.safetensors", "consolidated.safetensors", "tf_model.h5", "run.py"}
     offered = config | pickles | others | (safetensors if safe else set())
 
-    def download(name, allow_patterns, ignore_patterns):
+    def download(name, allow_patterns, ignore_patterns, cache_dir):
         for file in filter_repo_objects(offered, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
             (tmp_path / file).touch()
         return str(tmp_path)

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import ROOT, TINY_KJV
+from bundled import ROOT, TINY_KJV
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from transformers_neuronx.sampling import ForSampling
