@@ -38,7 +38,7 @@ class NeuronAutoModelForCausalLM:
     @staticmethod
     def from_pretrained(path_or_name: PathOrName, **options: Any) -> ForSampling:
         """As `from_pretrained` of the family's own class, with its options."""
-        cls = class_for(path_or_name)
+        cls = class_for(path_or_name, options.get("cache_dir"))
         if issubclass(cls, EncoderDecoderForSampling):
             raise ConfigError(f"{cls.__name__} has an encoder: NeuronAutoModelForSeq2SeqLM makes it")
         return cls.from_pretrained(path_or_name, **options)
@@ -50,7 +50,7 @@ class NeuronAutoModelForSeq2SeqLM:
     @staticmethod
     def from_pretrained(path_or_name: PathOrName, **options: Any) -> EncoderDecoderForSampling:
         """As `from_pretrained` of the family's own class, with its options."""
-        cls = class_for(path_or_name)
+        cls = class_for(path_or_name, options.get("cache_dir"))
         if not issubclass(cls, EncoderDecoderForSampling):
             raise ConfigError(f"{cls.__name__} has no encoder: NeuronAutoModelForCausalLM makes it")
         return cls.from_pretrained(path_or_name, **options)
