@@ -108,6 +108,7 @@ struct TileProduct {
   int64_t tiles, height;              // of activations, and the rows of one
   bool in_place;                      // whether activations are used where they lie
   int64_t stride;                     // bytes of a row
+  float* factors;                     // [rows]: 1, or NaN where weights are integers and activations are not finite
   char* x;                            // [rows, stride]
 
   explicit TileProduct(const LinearArguments& a) : a(a) {
@@ -119,15 +120,20 @@ struct TileProduct {
     height = RoundUp(a.rows, tiles) / tiles;  // few rows take less time than many
     in_place = a.inputs % kTileInputs == 0;
     stride = steps * kLineBytes;
-    x = static_cast<char*>(in_place ? const_cast<void*>(a.x) : a.scratch);
+    factors = static_cast<float*>(a.scratch);
+    x = static_cast<char*>(in_place ? const_cast<void*>(a.x) : static_cast<void*>(factors + RoundUp(a.rows, kPanel)));
   }
 
-  int64_t Bytes() const { return in_place ? 0 : a.rows * stride; }
+  int64_t Bytes() const { return RoundUp(a.rows, kPanel) * sizeof *factors + (in_place ? 0 : a.rows * stride); }
 
   // The first row of a tile. The last one has some of the rows before once more, if there are not enough.
   int64_t RowOf(int64_t tile) const { return Least(tile * height, a.rows - height); }
 
+  // Integers make whole rows of what is not finite NaN, as where activations are rounded to integers as well.
   void PrepareRow(int64_t row) const {
+    const bool finite = Kind::LINES == 1 || Largest(a, row * a.inputs, a.inputs) < __builtin_inff();
+    factors[row] = finite ? 1 : __builtin_nanf("");
+    if (in_place) return;
     auto* active = reinterpret_cast<BFloat16*>(x + row * stride);
     Prepare(a, row * a.inputs, active);
     memset(active + a.inputs, 0, stride - a.inputs * sizeof *active);
@@ -249,14 +255,14 @@ struct TileProduct {
   void Results(int part, int64_t panel, int64_t tile, const Floats (&sums)[kTile][2],
                const Floats (&up)[kTile][2]) const {
     const int64_t row = tile * height, again = row - RowOf(tile), output = panel * kPanel;
-    float factors[kTile];
-    for (float& factor : factors) factor = 1;
-    Store(a, a.weights[part], row, static_cast<int>(height - again), factors, output,
+    Store(a, a.weights[part], row, static_cast<int>(height - again), factors + row, output,
           Least(a.weights[part].outputs - output, 2 * kPanel), 2, sums[again], up[again]);
   }
 
   void Run(const Pool& pool) const {
-    if (!in_place) ForEach(pool, a.rows, [this](int64_t row) { PrepareRow(row); });
+    const bool looks = !in_place || Kind::LINES > 1;
+    for (int64_t row = 0; row < a.rows && !looks; ++row) factors[row] = 1;
+    if (looks) ForEach(pool, a.rows, [this](int64_t row) { PrepareRow(row); });
     const Pieces pieces(a, 2 * kPairs / (1 + a.Gated()));
     const int64_t blocks = RoundUp(tiles, kTogether) / kTogether, block = RoundUp(tiles, blocks) / blocks;
     ForEach(pool, pieces.count * blocks, [&](int64_t i) {
