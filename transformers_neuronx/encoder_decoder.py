@@ -4,9 +4,9 @@ The encoder's program writes what every layer of the decoder will look at, keys 
 the memory, which stays on the devices, slot by slot as the caches do. Steps only read it; to them it is like weights.
 All else is the decoder's, as for models without an encoder.
 
-A family's graph has besides `embed`, `layer`, which finds its `w.memory`, and `head`: `embed_source`, which returns as
-well what all layers of the encoder share, `encoder_layer`, `encoded`, and `memory` for one layer of the decoder. In its
-weight table names that begin with one of ENCODER_ONLY are of the encoder's programs.
+A family's graph has besides `embed`, `layer`, which finds the `w.memory` of all slots, and `head`: `embed_source`,
+which returns as well what all layers of the encoder share, `encoder_layer`, `encoded`, and `memory` for one layer of
+the decoder. In its weight table names that begin with one of ENCODER_ONLY are of the encoder's programs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers_neuronx.config import Buckets, CompileOptions
 from transformers_neuronx.decoder import Array, Decoder, Held
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.inputs import Integers, read_rows
-from transformers_neuronx.layers import Cache, Memory, Step
+from transformers_neuronx.layers import Memory
 from transformers_neuronx.profiling import Profile, profile
 from transformers_neuronx.programs import DecoderConfig, Family, Piece, Programs, Shape, What, in_place
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
@@ -159,22 +159,6 @@ class EncoderDecoderPrograms(Programs):
                 weights.memory = Memory(keys, values, lengths)
         return shared, layers
 
-    def run(
-        self,
-        scribe: HloScribe,
-        piece: Piece,
-        shared: Any,
-        layers: list[Any],
-        x: Tensor | None,
-        caches: list[Cache],
-        step: Step,
-        every: bool,
-    ) -> tuple[Tensor, list[Cache]]:
-        if step.slots is not None:
-            for weights in layers:
-                weights.memory = Memory(*(hlo.take(each, step.slots) for each in weights.memory))
-        return super().run(scribe, piece, shared, layers, x, caches, step, every)
-
 
 def only_real(x: Tensor, lengths: Tensor) -> Tensor:
     """X [b, n, ...] with zeros from lengths s32[b] on: what is not looked at is still weighed, with zero."""
@@ -219,11 +203,9 @@ class EncoderDecoder(Decoder):
     def reset(self) -> None:
         super().reset()
         programs = self.programs
-        lengths, array = (
-            np.zeros(self.slots, np.int32),
-            np.zeros(programs.memory_sizes, element_type(programs.dtype).numpy),
-        )
-        self.memory = [self.runtime.put([each]) for each in (lengths, *[array] * 2 * self.config.n_layer)]
+        array = np.zeros(programs.memory_sizes, element_type(programs.dtype).numpy)
+        arrays = [np.zeros(self.slots, np.int32), *[array] * 2 * self.config.n_layer]
+        self.memory = [self.runtime.put([each]) for each in arrays]
         self.sources[:] = -1
 
     def encode(self, tokens: Sequence[Array], slots: Array) -> None:
@@ -252,9 +234,7 @@ class EncoderDecoder(Decoder):
         layers = range(config.encoder_layers), range(config.n_layer)
         shared = [self.weights[None, row.name] for row in programs.source_table]
         encoder = [self.weights[layer, row.name] for layer in layers[0] for row in programs.encoder_table]
-        return (
-            shared + encoder + [self.weights[layer, row.name] for layer in layers[1] for row in programs.memory_table]
-        )
+        return [*shared, *encoder, *(self.weights[n, row.name] for n in layers[1] for row in programs.memory_table)]
 
     def operands(self, layers: Iterable[int], shared: bool = True) -> list[DeviceTensor]:
         layers = list(layers)

@@ -33,6 +33,10 @@ class Step:
         """The position of every active token. s32[b, n]"""
         return hlo.reshape(self.start, -1, 1) + hlo.iota("s32", self.ids.sizes, 1)
 
+    def of_slots(self, x: Tensor) -> Tensor:
+        """Of what there is of each slot, that of each row. [slots, ...] -> [b, ...]"""
+        return x if self.slots is None else hlo.take(x, self.slots)
+
     def last(self, x: Tensor) -> Tensor:
         """Of each row's tokens the last real one. [b, n, ...] -> [b, 1, ...]"""
         b, _, *rest = x.sizes
