@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class NeuronAutoModelForCausalLM:
     @staticmethod
     def from_pretrained(path_or_name: PathOrName, **options: Any) -> ForSampling:
         """As `from_pretrained` of the family's own class, with its options."""
-        cls = class_for(path_or_name, options.get("cache_dir"))
+        cls = class_of(load_config(path_or_name, options.get("cache_dir")), path_or_name)
         if issubclass(cls, EncoderDecoderForSampling):
             raise ConfigError(f"{cls.__name__} has an encoder: NeuronAutoModelForSeq2SeqLM makes it")
         return cls.from_pretrained(path_or_name, **options)
@@ -50,15 +51,15 @@ class NeuronAutoModelForSeq2SeqLM:
     @staticmethod
     def from_pretrained(path_or_name: PathOrName, **options: Any) -> EncoderDecoderForSampling:
         """As `from_pretrained` of the family's own class, with its options."""
-        cls = class_for(path_or_name, options.get("cache_dir"))
+        cls = class_of(load_config(path_or_name, options.get("cache_dir")), path_or_name)
         if not issubclass(cls, EncoderDecoderForSampling):
             raise ConfigError(f"{cls.__name__} has no encoder: NeuronAutoModelForCausalLM makes it")
         return cls.from_pretrained(path_or_name, **options)
 
 
-def class_for(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> type[ForSampling]:
-    """The sampling class for a checkpoint or an artifact."""
-    model_type = load_config(path_or_name, cache_dir).get("model_type")
+def class_of(attributes: Mapping[str, Any], path_or_name: PathOrName) -> type[ForSampling]:
+    """The sampling class for the configuration of a checkpoint or an artifact."""
+    model_type = attributes.get("model_type")
     if not isinstance(model_type, str):
         raise ConfigError(f"the configuration of {os.fspath(path_or_name)} has no model_type to go by")
     return family_of(model_type)

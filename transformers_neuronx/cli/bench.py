@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.text import complete
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.sampling import ForSampling
 
 Batches = Annotated[list[int], o.option("--batch-size", "-b", help="Sequences at once; may be repeated.", default=True)]
 Prompts = Annotated[list[int], o.option("--prompt", "-p", help="Tokens of prompts; may be repeated.", default=True)]
@@ -46,23 +47,22 @@ def bench(
 
     For every batch size programs are compiled once; what is shown are medians of all rounds.
     """
-    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime, cache_dir=cache_dir)
+    source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
     if plot is not None:
         _figure()  # before minutes are spent, if there is none
-    results = []
+    sizes, results = source.fitting(max(prompt), max(new)), []
     for batch in batch_size:
-        sizes = o.fitting(model, max(prompt), max(new), cache_dir)
-        results += list(_measured(model, batch, prompt, new, rounds, **sizes, **how))
+        results += list(_measured(source.open(how, batch_size=batch, **sizes), prompt, new, rounds))
     if plot is not None:
         _draw(results, plot)
     typer.echo(json.dumps(results) if as_json else _table(results))
 
 
 def _measured(
-    path: str, batch: int, prompts: Sequence[int], news: Sequence[int], rounds: int, **options: Any
+    compiled: ForSampling, prompts: Sequence[int], news: Sequence[int], rounds: int
 ) -> Iterator[dict[str, Any]]:
-    compiled = o.open_model(path, batch_size=batch, **options)
     compiled.to_neuron()
+    batch = compiled.options.batch_size
     random = np.random.default_rng(0)
     for prompt in prompts:
         for new in news:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from transformers_neuronx.cli import options as o
+from transformers_neuronx.errors import CheckpointError
 
 Target = Annotated[str, typer.Argument(metavar="ARTIFACT", help="The directory that it is saved to.")]
-Positions = Annotated[
-    int | None,
-    o.option("--n-positions", "--max-seq-length", help="The longest sequence; by default the model's.", panel=o.HOW),
-]
 Context = Annotated[
     list[int] | None,
     o.option("--context", help="Tokens of a prompt that a program takes; may be given several times.", panel=o.HOW),
@@ -29,7 +27,7 @@ def compile_artifact(
     weights: Weights = True,
     cache_dir: o.CacheDir = None,
     checkpoint_name: o.CheckpointName = None,
-    n_positions: Positions = None,
+    n_positions: o.Positions = None,
     context: Context = None,
     batch_size: o.Batch = None,
     amp: o.Amp = None,
@@ -43,13 +41,15 @@ def compile_artifact(
 
     What is saved starts in a second, where processor and jaxlib are the same: `generate ARTIFACT`, `run ARTIFACT`.
     """
-    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime, batch_size=batch_size)
-    sizes: dict[str, Any] = dict(n_positions=n_positions, context_length_estimate=context or None)
-    compiled = o.open_model(model, weights=checkpoint_name, cache_dir=cache_dir, **sizes, **how)
+    source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
+    sizes: dict[str, Any] = dict(
+        n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size
+    )
+    compiled = source.open(how, weights=checkpoint_name, **sizes)
     compiled.to_neuron()
     compiled.save(artifact, sharded_weights=weights)
-    if (tokenizer := o.tokenizer_if_any(model, cache_dir)) is not None:
-        tokenizer.save_pretrained(artifact)
+    with suppress(CheckpointError):  # it has none: ids are all that it is for
+        source.tokenizer().save_pretrained(artifact)
     metrics = compiled.metrics
     programs = sorted(module.name for module, _ in compiled.decoder.executables.values())
     if as_json:

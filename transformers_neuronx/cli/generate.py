@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -49,15 +49,18 @@ def generate(
     as_json: o.Json = False,
 ) -> None:
     """Go on with a text, or answer. The text goes to the standard output, what it took to the standard error."""
-    tokenizer = o.tokenizer_of(model, cache_dir)
+    source = o.Source(model, cache_dir)
+    tokenizer = source.tokenizer()
+    if chat and not tokenizer.chat_template:
+        raise ConfigError("the tokenizer has no chat template; without --chat the model goes on with a text")
     text = "" if chat else _text(prompt)
-    expected = CHAT - max_new_tokens if chat else len(tokenizer(text).input_ids)
-    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime)
-    sizes = o.fitting(model, expected, max_new_tokens, cache_dir)
-    writer = Writer(o.open_model(model, cache_dir=cache_dir, **sizes, **how), tokenizer, max_new_tokens, as_json)
-    writer.rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed)
+    ids = [] if chat else tokenizer(text).input_ids
+    sizes = source.fitting(CHAT - max_new_tokens if chat else len(ids), max_new_tokens)
+    compiled = source.open(o.How(amp, tp, quant, rounded, runtime), **sizes)
+    rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed)
+    writer = Writer(compiled, tokenizer, max_new_tokens, as_json, rules)
     if not chat:
-        writer.write(text, tokenizer(text).input_ids)
+        writer.write(text, ids)
         return
     messages = [dict(role="system", content=system)] if system else []
     for line in _lines(prompt):
@@ -73,14 +76,12 @@ class Writer:
     tokenizer: Any
     count: int
     as_json: bool
-    rules: dict[str, Any] = field(default_factory=dict)
+    rules: dict[str, Any]
 
     def __post_init__(self) -> None:
         self.model.to_neuron()
 
     def answer(self, line: str, messages: list[dict[str, str]]) -> str:
-        if not self.tokenizer.chat_template:
-            raise ConfigError("the tokenizer has no chat template; without --chat the model goes on with a text")
         options: dict[str, Any] = dict(add_generation_prompt=True, tokenize=True, return_dict=True)
         return self.write(line, self.tokenizer.apply_chat_template(messages, **options)["input_ids"], hide=True)
 

@@ -49,8 +49,8 @@ def inspect(
 
     Nothing is run, and nothing compiled: of a checkpoint the programs are written that these options ask for.
     """
-    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime, batch_size=batch_size)
-    facts = _facts(what, n_positions=n_positions, cache_dir=cache_dir, **how)
+    how = o.How(amp, tp, quant, rounded, runtime)
+    facts = _facts(what, cache_dir, how, n_positions=n_positions, batch_size=batch_size)
     if html is not None:
         Path(html).expanduser().write_text(page(facts), encoding="utf-8")
     if hlo is not None:
@@ -61,14 +61,14 @@ def inspect(
         typer.echo(f"written to {html}" if html else str(facts))
 
 
-def _facts(what: str, **options: Any) -> ModelFacts | ModuleFacts:
+def _facts(what: str, cache_dir: str | None, how: o.How, **options: Any) -> ModelFacts | ModuleFacts:
     path = Path(what).expanduser()
     if path.is_file():
         with files.explain(f"{what}: not a module", "wanted an HloModuleProto, as NEURONX_DUMP_TO writes them"):
             return facts_of(HloModuleProto.FromString(path.read_bytes()))
     if holds_artifact(what):
         return facts_of_artifact(what)
-    model = o.open_model(what, without_weights=True, **options)
+    model = o.Source(what, cache_dir).open(how, without_weights=True, **options)
     runtime = get_runtime(model.neuron_config.runtime, model.options.tp_degree)
     return facts_of_model(model.engine(model.family, model.config, runtime, model.options))
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.auto import class_for
+from transformers_neuronx.auto import class_of
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
-from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.files import explain
 from transformers_neuronx.module import load_config, resolve_tokenizer
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import holds_artifact
 
-HOW, CHOICE, SOURCE = "How it is compiled", "How tokens are chosen", "Where the model is"
+HOW, CHOICE, WHERE = "How it is compiled", "How tokens are chosen", "Where the model is"
 
 
 def option(*names: str, help: str, panel: str | None = None, default: bool = False) -> Any:  # noqa: A002
@@ -26,16 +27,16 @@ def option(*names: str, help: str, panel: str | None = None, default: bool = Fal
 WHAT = "A directory with a checkpoint or an artifact, or a name on the Hugging Face hub."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=WHAT)]
 MaybeModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=WHAT, show_default=False)]
-NameOrPath = Annotated[str | None, option("--model-name-or-path", help="The model, as an option.", panel=SOURCE)]
+NameOrPath = Annotated[str | None, option("--model-name-or-path", help="The model, as an option.", panel=WHERE)]
 ConfigName = Annotated[
     str | None,
-    option("--config-name", help="Its configuration, if the weights are elsewhere.", panel=SOURCE),
+    option("--config-name", help="Its configuration, if the weights are elsewhere.", panel=WHERE),
 ]
 CheckpointName = Annotated[
     str | None,
-    option("--checkpoint-name", help="A checkpoint, or a file, with the weights.", panel=SOURCE),
+    option("--checkpoint-name", help="A checkpoint, or a file, with the weights.", panel=WHERE),
 ]
-CacheDir = Annotated[str | None, option("--cache-dir", help="Where models of the hub are kept.", panel=SOURCE)]
+CacheDir = Annotated[str | None, option("--cache-dir", help="Where models of the hub are kept.", panel=WHERE)]
 Amp = Annotated[
     str | None,
     option("--amp", help="Activations, weights and cache: f32, bf16 or f16; by default the checkpoint's.", panel=HOW),
@@ -43,7 +44,8 @@ Amp = Annotated[
 Degree = Annotated[int | None, option("--tp", help="Devices that share each layer; by default one.", panel=HOW)]
 Batch = Annotated[int | None, option("--batch-size", help="Sequences at once; by default one.", panel=HOW)]
 Positions = Annotated[
-    int | None, option("--n-positions", help="The longest sequence; by default the model's.", panel=HOW)
+    int | None,
+    option("--n-positions", "--max-seq-length", help="The longest sequence; by default the model's.", panel=HOW),
 ]
 Quant = Annotated[str | None, option("--quant", help="Weights in fewer bits: s8, s4 or f8e4m3fn.", panel=HOW)]
 Rounded = Annotated[bool, option("--round-activations", help="Activations in 8 bits, too, beside --quant.", panel=HOW)]
@@ -57,34 +59,78 @@ Json = Annotated[bool, option("--json", help="JSON on the standard output, for p
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
-def open_model(
-    path: str,
-    *,
-    amp: str | None = None,
-    tp: int | None = None,
-    quant: str | None = None,
-    rounded: bool = False,
-    runtime: str | None = None,
-    without_weights: bool = False,
-    **options: Any,
-) -> ForSampling:
-    """The model in `path`, not on a device yet. Options that are None are as an artifact has them, or by default."""
-    if rounded and quant is None:
-        raise ConfigError("--round-activations wants --quant beside it")
-    config = load_config(path, options.get("cache_dir"))
-    if amp is None and not holds_artifact(path):
-        amp = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "f32")
-    switches = None
-    if quant is not None or runtime is not None:
-        quantization = QuantizationConfig(quant, activation_dtype="s8" if rounded else None) if quant else None
-        switches = NeuronConfig(quant=quantization, runtime=runtime)
-    options |= dict(amp=amp, tp_degree=tp, neuron_config=switches)
-    given = {name: value for name, value in options.items() if value is not None}
-    cls = class_for(path, options.get("cache_dir"))
-    if without_weights:
-        given.pop("cache_dir", None)
-        return cls(config, **given)
-    return cls.from_pretrained(path, **given)
+@dataclass(frozen=True)
+class How:
+    """What the user says of how a model is compiled; None is as an artifact has it, or by default."""
+
+    amp: str | None
+    tp: int | None
+    quant: str | None
+    rounded: bool
+    runtime: str | None
+
+    def options(self) -> dict[str, Any]:
+        """As a model's constructor has them, those that are said."""
+        if self.rounded and self.quant is None:
+            raise ConfigError("--round-activations wants --quant beside it")
+        switches = None
+        if self.quant is not None or self.runtime is not None:
+            activations = "s8" if self.rounded else None
+            quant = QuantizationConfig(self.quant, activation_dtype=activations) if self.quant else None
+            switches = NeuronConfig(quant=quant, runtime=self.runtime)
+        return said(amp=self.amp, tp_degree=self.tp, neuron_config=switches)
+
+
+def said(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+class Source:
+    """A model by its path or name. Its configuration, by which it is decided what it is, is read once."""
+
+    def __init__(self, path: str, cache_dir: str | None = None) -> None:
+        self.path = path
+        self.cache_dir = cache_dir
+        self.is_artifact = holds_artifact(path)
+        self.attributes = load_config(path, cache_dir)
+        self.cls = class_of(self.attributes, path)
+
+    def open(self, how: How, *, without_weights: bool = False, **options: Any) -> ForSampling:
+        """The model, not on a device yet; of a checkpoint `without_weights` no more is read than the configuration."""
+        dtype = str(self.attributes.get("dtype") or self.attributes.get("torch_dtype"))
+        default = {} if self.is_artifact else dict(amp=DTYPES.get(dtype, "f32"))
+        given = default | how.options() | said(**options)
+        if without_weights:
+            return self.cls(self.attributes, **given)
+        return self.cls.from_pretrained(self.path, cache_dir=self.cache_dir, **given)
+
+    def fitting(self, prompt: int, new: int, asked: int = -1) -> dict[str, Any]:
+        """Sizes to compile for, of which prompts of so many tokens and what is made of them want no larger ones.
+
+        They are the next powers of two, so that other prompts find their programs in the compile cache, unless a
+        number of positions is `asked` for.
+        """
+        if asked > 0:
+            return dict(n_positions=asked)
+        if self.is_artifact:
+            return {}
+        if issubclass(self.cls, EncoderDecoderForSampling):
+            return dict(n_positions=_power(1 + new), context_length_estimate=_power(prompt))
+        trained = self.cls.family.read_config(self.attributes).n_positions
+        return dict(n_positions=min(_power(prompt + new), trained or 2**30))
+
+    def tokenizer(self) -> Any:
+        """The tokenizer beside it."""
+        from transformers import AutoTokenizer  # takes seconds
+
+        directory = resolve_tokenizer(self.path, self.cache_dir)
+        with explain(f"{self.path} has no tokenizer", "save one there: tokenizer.save_pretrained(...)"):
+            return AutoTokenizer.from_pretrained(directory)
+
+
+def _power(size: int) -> int:
+    return max(1 << (size - 1).bit_length(), 128)
 
 
 def one_of(*names: str | None) -> str:
@@ -93,42 +139,3 @@ def one_of(*names: str | None) -> str:
     if not named:
         raise typer.BadParameter("wanted a MODEL, --model-name-or-path or --config-name")
     return named[0]
-
-
-def fitting(path: str, prompt: int, new: int, cache_dir: str | None = None, asked: int = -1) -> dict[str, Any]:
-    """Sizes to compile for, of which prompts of so many tokens and what is made of them want no larger ones.
-
-    They are the next powers of two, so that other prompts find their programs in the compile cache, unless a number of
-    positions is `asked` for.
-    """
-    if asked > 0:
-        return dict(n_positions=asked)
-    if holds_artifact(path):
-        return {}
-    cls = class_for(path, cache_dir)
-    trained = cls.family.read_config(load_config(path, cache_dir)).n_positions
-    if issubclass(cls, EncoderDecoderForSampling):
-        return dict(n_positions=_power(1 + new), context_length_estimate=_power(prompt))
-    return dict(n_positions=min(_power(prompt + new), trained or 2**30))
-
-
-def _power(size: int) -> int:
-    return max(1 << (size - 1).bit_length(), 128)
-
-
-def tokenizer_if_any(path: str, cache_dir: str | None = None) -> Any:
-    """The tokenizer beside a checkpoint, or None."""
-    try:
-        return tokenizer_of(path, cache_dir)
-    except CheckpointError:
-        return None
-
-
-def tokenizer_of(path: str, cache_dir: str | None = None) -> Any:
-    """The tokenizer beside a checkpoint or an artifact."""
-    from transformers import AutoTokenizer  # takes seconds
-
-    load_config(path, cache_dir)  # if that is not there, it is what is to be said
-    directory = resolve_tokenizer(path, cache_dir)
-    with explain(f"{path} has no tokenizer", "save one there: tokenizer.save_pretrained(...)"):
-        return AutoTokenizer.from_pretrained(directory)

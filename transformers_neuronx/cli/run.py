@@ -61,14 +61,14 @@ def run(
 
     What is among the results already is not made again: after Ctrl-C, or a crash, the same command goes on.
     """
-    path = o.one_of(model, model_name_or_path, config_name)
+    source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir)
     prompts = list(islice(read_prompts(data_dir), examples_to_generate))
-    job = Job(prompts, o.tokenizer_of(path, cache_dir), max_tokens_to_generate)
-    sizes = o.fitting(path, job.longest, job.count, cache_dir, max_seq_length)
-    how: dict[str, Any] = dict(amp=amp, tp=tp, quant=quant, rounded=rounded, runtime=runtime, batch_size=batch_size)
-    compiled = o.open_model(path, weights=checkpoint_name, cache_dir=cache_dir, **sizes, **how)
+    job = Job(prompts, source.tokenizer(), max_tokens_to_generate)
+    sizes = source.fitting(job.longest, job.count, max_seq_length)
+    how = o.How(amp, tp, quant, rounded, runtime)
+    compiled = source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes)
     rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed or 0)
-    made = dict(model=path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
+    made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
     made |= description(compiled.family, compiled.config, compiled.options)
     with closing(Results(output, made, restart)) as results:
         job.complete(compiled, results, rules)
