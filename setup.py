@@ -90,7 +90,7 @@ setup(
         "transformers>=5,<6",
         "typer>=0.15",
     ],
-    entry_points={"console_scripts": ["transformers-neuronx = transformers_neuronx.cli:main"]},
+    entry_points={"console_scripts": ["transformers-neuronx = transformers_neuronx.__main__:main"]},
     extras_require={
         "plot": ["matplotlib>=3.8"],
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],

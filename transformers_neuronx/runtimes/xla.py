@@ -11,7 +11,7 @@ import importlib.util
 import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,12 +63,13 @@ def _jaxlib() -> Any:
         raise EngineError("the cpu and cuda runtimes want jaxlib, which is not installed: pip install jaxlib") from None
     check_version(version)
     env.LOG_LEVEL.set_default()
+    with suppress(Exception):  # where there is JAX, jaxlib imports it at the first call, and swallows Ctrl-C meanwhile
+        importlib.import_module("jax")
     return importlib.import_module("jaxlib._jax")
 
 
 @functools.cache
 def _hlo() -> Any:
-    """Jaxlib's wrapper of HLO."""
     _jaxlib()
     return importlib.import_module("jaxlib._hlo")
 
@@ -153,8 +154,7 @@ class XlaTensor:
 
 def _on_host(array: Any) -> np.ndarray[Any, Any]:
     with _engine_errors("the program"):
-        on_host, _ = array._single_device_array_to_np_array_did_copy()
-    return np.asarray(on_host)
+        return np.asarray(array._single_device_array_to_np_array_did_copy()[0])
 
 
 class XlaExecutable:
