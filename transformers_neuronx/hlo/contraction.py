@@ -86,18 +86,22 @@ def reduce(x: Tensor, op: str, initial: float, axes: int | Sequence[int], keep: 
 
 
 def sum(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
+    """The sum over `axes`, which vanish unless they are to `keep` the size 1."""
     return reduce(x, "Add", 0, axes, keep)
 
 
 def max(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
+    """The largest over `axes`, which vanish unless they are to `keep` the size 1; of none, the type's smallest."""
     return reduce(x, "Maximum", limits(x.dtype.name)[0], axes, keep)
 
 
 def min(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
+    """The smallest over `axes`, which vanish unless they are to `keep` the size 1; of none, the type's largest."""
     return reduce(x, "Minimum", limits(x.dtype.name)[1], axes, keep)
 
 
 def mean(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
+    """The mean of floats over `axes`, which vanish unless they are to `keep` the size 1; NaN of none."""
     if x.dtype.name not in FLOATS:
         raise GraphError(f"mean wants floating-point elements, got {x!r}")
     chosen = {axis_of("mean", x, axis) for axis in ([axes] if isinstance(axes, int) else axes)}
@@ -106,10 +110,12 @@ def mean(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
 
 
 def any(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
+    """Whether a predicate over `axes` holds; they vanish unless they are to `keep` the size 1."""
     return reduce(_predicates("any", x), "Or", False, axes, keep)
 
 
 def all(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
+    """Whether all predicates over `axes` hold; they vanish unless they are to `keep` the size 1."""
     return reduce(_predicates("all", x), "And", True, axes, keep)
 
 

@@ -116,43 +116,53 @@ def _compare(direction: str, a: Operand, b: Operand) -> Tensor:
 
 
 def abs(x: Tensor) -> Tensor:
+    """The absolute value, of signed numbers."""
     return _signed("Abs", x)
 
 
 def ceil(x: Tensor) -> Tensor:
+    """The smallest whole number not below `x`, of floats."""
     return _float("Ceil", x)
 
 
 def cos(x: Tensor) -> Tensor:
+    """The cosine of radians, of floats."""
     return _float("Cos", x)
 
 
 def erf(x: Tensor) -> Tensor:
+    """The error function, 2/√π ∫₀ˣ exp(-t²) dt, of floats."""
     return _float("Erf", x)
 
 
 def exp(x: Tensor) -> Tensor:
+    """e to the power of `x`, of floats."""
     return _float("Exp", x)
 
 
 def expm1(x: Tensor) -> Tensor:
+    """exp(x) - 1, exact near 0, of floats."""
     return _float("Expm1", x)
 
 
 def floor(x: Tensor) -> Tensor:
+    """The largest whole number not above `x`, of floats."""
     return _float("Floor", x)
 
 
 def is_finite(x: Tensor) -> Tensor:
+    """Where a float is neither infinite nor NaN, as predicates."""
     _require("is_finite", x, FLOATS, "floating-point elements")
     return dtype_named("pred")[x.sizes].IsFinite(x)
 
 
 def log(x: Tensor) -> Tensor:
+    """The natural logarithm, of floats."""
     return _float("Log", x)
 
 
 def log1p(x: Tensor) -> Tensor:
+    """log(1 + x), exact near 0, of floats."""
     return _float("Log1p", x)
 
 
@@ -168,6 +178,7 @@ def logistic(x: Tensor) -> Tensor:
 
 
 def negate(x: Tensor) -> Tensor:
+    """-x, of signed or complex numbers."""
     _require("negate", x, FLOATS | SIGNED | COMPLEX, "signed numbers")
     return x.shape.Negate(x)
 
@@ -178,26 +189,32 @@ def round(x: Tensor) -> Tensor:
 
 
 def rsqrt(x: Tensor) -> Tensor:
+    """1 / sqrt(x), of floats."""
     return _float("Rsqrt", x)
 
 
 def sign(x: Tensor) -> Tensor:
+    """-1, 0 or 1 of the same type, of signed numbers; NaN stays."""
     return _signed("Sign", x)
 
 
 def sin(x: Tensor) -> Tensor:
+    """The sine of radians, of floats."""
     return _float("Sin", x)
 
 
 def sqrt(x: Tensor) -> Tensor:
+    """The square root, of floats; NaN below 0."""
     return _float("Sqrt", x)
 
 
 def tan(x: Tensor) -> Tensor:
+    """The tangent of radians, of floats."""
     return _float("Tan", x)
 
 
 def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent, of floats."""
     return _float("Tanh", x)
 
 
@@ -205,6 +222,7 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def add(a: Operand, b: Operand) -> Tensor:
+    """a + b. Integers wrap around."""
     return _binary("Add", a, b)
 
 
@@ -214,34 +232,42 @@ def atan2(a: Operand, b: Operand) -> Tensor:
 
 
 def divide(a: Operand, b: Operand) -> Tensor:
+    """a / b; of integers, the quotient towards 0."""
     return _binary("Divide", a, b)
 
 
 def logical_and(a: Operand, b: Operand) -> Tensor:
+    """And of predicates; of integers, bit by bit."""
     return _bitwise("And", a, b)
 
 
 def logical_or(a: Operand, b: Operand) -> Tensor:
+    """Or of predicates; of integers, bit by bit."""
     return _bitwise("Or", a, b)
 
 
 def logical_xor(a: Operand, b: Operand) -> Tensor:
+    """Either, of predicates; of integers, bit by bit."""
     return _bitwise("Xor", a, b)
 
 
 def maximum(a: Operand, b: Operand) -> Tensor:
+    """The larger of two; NaN where either is."""
     return _binary("Maximum", a, b)
 
 
 def minimum(a: Operand, b: Operand) -> Tensor:
+    """The smaller of two; NaN where either is."""
     return _binary("Minimum", a, b)
 
 
 def multiply(a: Operand, b: Operand) -> Tensor:
+    """a · b. Integers wrap around."""
     return _binary("Multiply", a, b)
 
 
 def power(a: Operand, b: Operand) -> Tensor:
+    """a to the power of b."""
     return _binary("Power", a, b)
 
 
@@ -251,6 +277,7 @@ def remainder(a: Operand, b: Operand) -> Tensor:
 
 
 def shift_left(a: Operand, b: Operand) -> Tensor:
+    """Bits of integers moved up by `b`, with zeros from below."""
     return _bitwise("ShiftLeft", a, b)
 
 
@@ -261,30 +288,37 @@ def shift_right(a: Operand, b: Operand) -> Tensor:
 
 
 def subtract(a: Operand, b: Operand) -> Tensor:
+    """a - b. Integers wrap around."""
     return _binary("Subtract", a, b)
 
 
 def equal(a: Operand, b: Operand) -> Tensor:
+    """Predicates of a = b: none where either is NaN."""
     return _compare("EQ", a, b)
 
 
 def not_equal(a: Operand, b: Operand) -> Tensor:
+    """Predicates of a ≠ b: also where either is NaN."""
     return _compare("NE", a, b)
 
 
 def less(a: Operand, b: Operand) -> Tensor:
+    """Predicates of a < b: none where either is NaN."""
     return _compare("LT", a, b)
 
 
 def less_equal(a: Operand, b: Operand) -> Tensor:
+    """Predicates of a ≤ b: none where either is NaN."""
     return _compare("LE", a, b)
 
 
 def greater(a: Operand, b: Operand) -> Tensor:
+    """Predicates of a > b: none where either is NaN."""
     return _compare("GT", a, b)
 
 
 def greater_equal(a: Operand, b: Operand) -> Tensor:
+    """Predicates of a ≥ b: none where either is NaN."""
     return _compare("GE", a, b)
 
 

@@ -49,6 +49,7 @@ def transpose(x: Tensor, *axes: int) -> Tensor:
 
 
 def reverse(x: Tensor, *axes: int) -> Tensor:
+    """The elements along each of `axes` in the opposite order."""
     chosen = [axis_of("reverse", x, axis) for axis in axes]
     if len(set(chosen)) < len(chosen):
         raise GraphError(f"reverse wants each axis of {x!r} once, got {list(axes)}")
