@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.errors import CheckpointError, ConfigError
 
 AGAIN = "download or save it again"
 
@@ -43,6 +43,21 @@ def want_file(path: Path, why: str = "") -> Path:
     # links are followed: a hub snapshot is a directory of links into the cache's blobs
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: wanted a regular file{why and ', ' + why}, found {kind(path)}; {AGAIN}")
+    if not os.access(path, os.R_OK):
+        raise CheckpointError(f"{path}: this user may not read it; change its permissions")
+    return path
+
+
+def want_writable(path: Path, directory: bool = False) -> Path:
+    """Raise ConfigError, before the work is done, where a file, or a `directory`, cannot be written at the end."""
+    what = "a directory" if directory else "a file"
+    if os.path.lexists(path) and os.path.isdir(path) != directory:
+        raise ConfigError(f"{path}: wanted to write {what}, found {kind(path)}; choose another name")
+    place = next(each for each in (path, *path.parents) if each.exists())
+    if place != path and not place.is_dir():
+        raise ConfigError(f"{path}: wanted to write {what}, but {place} is {kind(place)}; choose another place")
+    if not os.access(place, os.W_OK):
+        raise ConfigError(f"{path}: wanted to write {what}, but {place} may not be written to; choose another place")
     return path
 
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
-from tqdm import tqdm
-
 from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig, completed, token_ids
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError
@@ -19,6 +17,7 @@ from transformers_neuronx.generation import Rules
 from transformers_neuronx.metrics import Meter, Metrics
 from transformers_neuronx.module import Checkpoint, PathOrName, load_config, open_weights
 from transformers_neuronx.programs import Family, Reorder
+from transformers_neuronx.progress import bar
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.serialization import Artifact, holds_artifact, open_artifact, save_artifact
 from transformers_neuronx.weights import expand
@@ -179,9 +178,9 @@ class Model:
         decoder.saved = artifact.programs(decoder) if artifact else None
         planned = decoder.planned() + [Reorder()] * (self.reorders or self._broadcasts)
         incoming = source.weights(decoder) if isinstance(source, Artifact) else decoder.read(source)
-        count = len(planned) + len(list(expand(decoder.programs.table, self.config.n_layer)))
-        with tqdm(total=count, desc=f"{self.tag}: loading and compiling", disable=None, leave=False) as bar:
-            decoder.compile(planned, lambda _: bar.update(), lambda: decoder.take(incoming, lambda _: bar.update()))
+        count = len(list(expand(decoder.programs.table, self.config.n_layer)))
+        with bar(f"{self.tag}: weights ", count) as read, bar(f"{self.tag}: programs", len(planned)) as built:
+            decoder.compile(planned, lambda _: built.update(), lambda: decoder.take(incoming, lambda _: read.update()))
         self._decoder = decoder
 
     def _rules(self, *values: Any) -> Rules:

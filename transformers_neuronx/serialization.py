@@ -39,6 +39,7 @@ from transformers_neuronx.decoder import LOADERS, Decoder
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.module import PathOrName, Readers, format_in, open_safetensors
 from transformers_neuronx.programs import Family
+from transformers_neuronx.progress import bar
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
 from transformers_neuronx.version import __version__
@@ -60,9 +61,7 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
     and, killed in the exchange, no artifact and the parts of the earlier one in `.artifact.old-*`. CheckpointError when
     the directory holds a checkpoint, which has a `config.json` of its own.
     """
-    path = Path(os.path.expanduser(directory))
-    if found := format_in(path):
-        raise CheckpointError(f"{path / found} is a checkpoint; save the artifact to a directory of its own")
+    path = want_place(directory)
     with files.staging(path, "artifact") as stage:
         manifest = dict(
             format=FORMAT,
@@ -80,6 +79,14 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
         files.write(stage / MANIFEST, _as_json(manifest | dict(sha256=_digest(manifest))))
         old = {file.name for file in path.iterdir() if OWN_FILES.fullmatch(file.name)}
         files.exchange(stage, path, last=MANIFEST, obsolete=old.difference(file.name for file in written))
+
+
+def want_place(directory: PathOrName) -> Path:
+    """Where `save_artifact` would write. Raises what it would of the directory, before there is anything to save."""
+    path = files.want_writable(Path(os.path.expanduser(directory)), directory=True)
+    if found := format_in(path):
+        raise CheckpointError(f"{path / found} is a checkpoint; save the artifact to a directory of its own")
+    return path
 
 
 def description(family: Family, config: Any, options: CompileOptions) -> dict[str, Any]:
@@ -136,14 +143,16 @@ def _save_weights(decoder: Decoder, stage: Path) -> dict[str, Tensors]:
             group = groups.setdefault(f"weights-{'shared' if layer is None else f'layer-{layer:04}'}.safetensors", {})
             places[id(tensor)] = group[name] = []
         places[id(tensor)].append(name)
-    for file, tensors in groups.items():
-        content = {}
-        for name in tensors:
-            shards = [numpy_to_torch(shard.copy()) for shard in held[name].shards()]  # the device's own are read-only
-            bytes_of = [shard.contiguous().flatten().view(torch.uint8) for shard in shards]
-            alike = all(of.equal(bytes_of[0]) for of in bytes_of)
-            content.update({_ranked(name, rank): shard for rank, shard in enumerate(shards[:1] if alike else shards)})
-        files.write(stage / file, _aligned(safetensors.torch.save(content)))
+    with bar("saving weights", len(held)) as saved:
+        for file, tensors in groups.items():
+            content = {}
+            for name in tensors:
+                shards = [numpy_to_torch(shard.copy()) for shard in held[name].shards()]  # the device's are read-only
+                bytes_of = [shard.contiguous().flatten().view(torch.uint8) for shard in shards]
+                kept = shards[:1] if all(of.equal(bytes_of[0]) for of in bytes_of) else shards
+                content.update({_ranked(name, rank): shard for rank, shard in enumerate(kept)})
+            files.write(stage / file, _aligned(safetensors.torch.save(content)))
+            saved.update(sum(map(len, tensors.values())))
     return groups
 
 
