@@ -161,6 +161,13 @@ def test_results_of_other_settings_are_not_added_to(command, tmp_path):
     assert results(tmp_path / "predictions.jsonl")[0]["prompt"] == "And Aaron"
 
 
+def test_prompts_that_are_left_out_are_mentioned(command, tmp_path):
+    data = written(tmp_path / "data.jsonl", ["And Moses", "Thou shalt"])
+    printed, said = command("run", TINY_KJV, "--data_dir", data, "--examples_to_generate", 1, "--json")
+    assert json.loads(printed)["results"] == 1
+    assert said == "only the first 1 prompts are read: --examples-to-generate says how many\n"
+
+
 def test_what_is_missing_is_said(command, tmp_path):
     _, error = command("run", "--data_dir", tmp_path, status=2)
     assert "wanted a MODEL, --model-name-or-path or --config-name" in " ".join(error.split())

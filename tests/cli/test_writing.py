@@ -1,6 +1,7 @@
 """`generate`, `compile` and what they say, as a new user tries them."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -109,6 +110,10 @@ REFUSED = {
     "a number that is none": ((TINY_KJV, "x", "--tp", "two"), 2, "Invalid value for '--tp'"),
     "an unknown option": ((TINY_KJV, "x", "--top-q", "2"), 2, "No such option: --top-q"),
     "an empty prompt": ((TINY_KJV, ""), 1, "the prompt wants to have 1 to"),
+    "no new tokens": ((TINY_KJV, "x", "-n", 0), 2, "wanted 1 or more, got 0"),
+    "no devices": ((TINY_KJV, "x", "--tp", 0), 2, "Invalid value for '--tp': wanted 1 or more, got 0"),
+    "no temperature": ((TINY_KJV, "x", "--temperature", 0), 1, "temperature wants to be above 0 (greedy choice is"),
+    "a system that nobody hears": ((TINY_KJV, "x", "--system", "y"), 1, "--system wants --chat beside it"),
 }
 
 
@@ -118,6 +123,63 @@ def test_what_cannot_be_done_is_one_line(command, case):
     printed, said = command("generate", *arguments, status=status)
     assert printed == "" and message in said and "Traceback" not in said
     assert status == 2 or said.count("\n") == 1
+
+
+def without(name):
+    def damage(checkpoint):
+        for path in checkpoint.glob(name):
+            path.unlink()
+
+    return damage
+
+
+def overwritten(name, text):
+    return lambda checkpoint: (checkpoint / name).write_text(text)
+
+
+DAMAGED = {
+    "no tokenizer": (without("tokenizer*"), "checkpoint has no tokenizer; save one there"),
+    "a tokenizer that is not JSON": (overwritten("tokenizer.json", "{"), "checkpoint: its tokenizer cannot be read ("),
+    "no configuration": (without("config.json"), "checkpoint/config.json: wanted a regular file, found nothing"),
+    "no weights": (without("*.safetensors"), "checkpoint: no checkpoint here; wanted one of model.safetensors, "),
+    "half of the weights": (
+        lambda checkpoint: os.truncate(checkpoint / "model.safetensors", 100_000),
+        "checkpoint/model.safetensors: not a whole safetensors file",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_of_a_directory_that_lacks_something_it_is_said_what(command, tmp_path, monkeypatch, case):
+    """One line, and before anything is compiled."""
+    monkeypatch.setattr(ForSampling, "to_neuron", None)
+    damage, message = DAMAGED[case]
+    shutil.copytree(TINY_KJV, tmp_path / "checkpoint")
+    damage(tmp_path / "checkpoint")
+    printed, said = command("generate", "checkpoint", PROMPT, status=1)
+    assert printed == "" and said.startswith(f"error: {message}") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compile", TINY_KJV, "file/artifact"),
+        ("compile", TINY_KJV, "file"),
+        ("inspect", TINY_KJV, "--html", "file/page.html"),
+        ("inspect", TINY_KJV, "--html", "."),
+        ("bench", TINY_KJV, "--plot", "file/speed.svg"),
+        ("bench", TINY_KJV, "--plot", "speed.tune"),
+        ("run", TINY_KJV, "--data-dir", "file", "--output", "file/x"),
+        ("run", TINY_KJV, "--data-dir", "file", "--output", "file"),
+    ],
+    ids=lambda arguments: f"{arguments[0]} {arguments[-1]}",
+)
+def test_where_nothing_can_be_written_is_said_before_the_work(command, tmp_path, monkeypatch, arguments):
+    monkeypatch.setattr(ForSampling, "to_neuron", None)
+    (tmp_path / "file").write_text('{"prompt": "And"}')
+    printed, said = command(*arguments, status=1)
+    assert printed == "" and re.match(rf"error: .*{re.escape(arguments[-1])}", said) and said.count("\n") == 1
+    assert (tmp_path / "file").read_text() == '{"prompt": "And"}'
 
 
 def test_without_a_network_a_name_is_said_to_be_nowhere(process):

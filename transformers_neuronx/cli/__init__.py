@@ -63,6 +63,7 @@ def main() -> None:
     """Run the command that the arguments say."""
     try:
         app()
-    except TransformersNeuronxError as error:
-        typer.echo(f"error: {error}", err=True)
+    except (TransformersNeuronxError, OSError) as error:
+        told = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        typer.echo(f"error: {told}", err=True)
         sys.exit(1)

@@ -9,17 +9,24 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from tqdm import tqdm
 
+from transformers_neuronx import files
 from transformers_neuronx.cli import options as o
-from transformers_neuronx.cli.text import complete
+from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.progress import bar
 from transformers_neuronx.sampling import ForSampling
 
-Batches = Annotated[list[int], o.option("--batch-size", "-b", help="Sequences at once; may be repeated.", default=True)]
-Prompts = Annotated[list[int], o.option("--prompt", "-p", help="Tokens of prompts; may be repeated.", default=True)]
-News = Annotated[list[int], o.option("--new", "-n", help="New tokens; may be repeated.", default=True)]
-Rounds = Annotated[int, o.option("--rounds", help="Times that each is done; medians are shown.", default=True)]
+Batches = Annotated[
+    list[int], o.option("--batch-size", "-b", help="Sequences at once; may be repeated.", default=True, count=True)
+]
+Prompts = Annotated[
+    list[int], o.option("--prompt", "-p", help="Tokens of prompts; may be repeated.", default=True, count=True)
+]
+News = Annotated[list[int], o.option("--new", "-n", help="New tokens; may be repeated.", default=True, count=True)]
+Rounds = Annotated[
+    int, o.option("--rounds", help="Times that each is done; medians are shown.", default=True, count=True)
+]
 Plot = Annotated[str | None, o.option("--plot", help="A picture of it, .svg or .png; wants matplotlib.")]
 
 # Of a result: its name, and how it is shown.
@@ -49,10 +56,14 @@ def bench(
     """
     source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
     if plot is not None:
-        _figure()  # before minutes are spent, if there is none
-    sizes, results = source.fitting(max(prompt), max(new)), []
+        _check_plot(plot)  # before minutes are spent
+    sizes, results = source.fitting(max(prompt), max(new)), list[dict[str, Any]]()
     for batch in batch_size:
-        results += list(_measured(source.open(how, batch_size=batch, **sizes), prompt, new, rounds))
+        model_of_size = source.open(how, batch_size=batch, **sizes)
+        if max(prompt) > room(model_of_size, max(new)):
+            longest = f"n_positions={model_of_size.options.buckets.longest} is the longest sequence this model takes"
+            raise ConfigError(f"{longest}, got {max(prompt)} tokens of a prompt and {max(new)} new ones")
+        results += list(_measured(model_of_size, prompt, new, rounds))
     if plot is not None:
         _draw(results, plot)
     typer.echo(json.dumps(results) if as_json else _table(results))
@@ -68,9 +79,11 @@ def _measured(
         for new in news:
             rows = random.integers(0, compiled.config.vocab_size, (batch, prompt)).tolist()
             metrics = []
-            for turn in tqdm(range(rounds + 1), desc=f"{batch} x {prompt} + {new}", disable=None, leave=False):
-                complete(compiled, rows, new, top_k=1, eos_token_override=-1)
-                metrics += [compiled.metrics] * bool(turn)  # the first one may compile
+            with bar(f"{batch} x {prompt} + {new}", rounds + 1) as shown:
+                for turn in range(rounds + 1):
+                    complete(compiled, rows, new, top_k=1, eos_token_override=-1)
+                    metrics += [compiled.metrics] * bool(turn)  # the first one may compile
+                    shown.update()
             calls = [each.call for each in metrics]
             latencies = [latency for call in calls for latency in call.token_latencies] or [0.0]
             first = [call.time_to_first_token or 0.0 for call in calls]
@@ -105,6 +118,14 @@ def _draw(results: Sequence[dict[str, Any]], path: str) -> None:
         axes.grid(alpha=0.3)
     left.legend(title="prompt + new tokens", fontsize="small")
     figure.savefig(Path(path).expanduser())
+
+
+def _check_plot(path: str) -> None:
+    """Raise ConfigError if a picture cannot be made or written there."""
+    kinds = _figure().canvas.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in kinds:
+        raise ConfigError(f"--plot wants a name that ends in one of .{', .'.join(sorted(kinds))}, got {path!r}")
+    files.want_writable(Path(path).expanduser())
 
 
 def _figure(**options: Any) -> Any:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.serialization import want_place
 
 Target = Annotated[str, typer.Argument(metavar="ARTIFACT", help="The directory that it is saved to.")]
 Context = Annotated[
     list[int] | None,
-    o.option("--context", help="Tokens of a prompt that a program takes; may be given several times.", panel=o.HOW),
+    o.option(
+        "--context",
+        help="Tokens of a prompt that a program takes; may be given several times.",
+        panel=o.HOW,
+        count=True,
+    ),
 ]
 Weights = Annotated[
     bool, o.option("--weights/--no-weights", help="With the weights, or the programs alone.", default=True)
@@ -41,6 +47,7 @@ def compile_artifact(
 
     What is saved starts in a second, where processor and jaxlib are the same: `generate ARTIFACT`, `run ARTIFACT`.
     """
+    want_place(artifact)  # before minutes are spent, if it cannot be there
     source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
     sizes: dict[str, Any] = dict(
         n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size
@@ -48,8 +55,14 @@ def compile_artifact(
     compiled = source.open(how, weights=checkpoint_name, **sizes)
     compiled.to_neuron()
     compiled.save(artifact, sharded_weights=weights)
-    with suppress(CheckpointError):  # it has none: ids are all that it is for
+    try:
         source.tokenizer().save_pretrained(artifact)
+    except CheckpointError as error:
+        typer.echo(f"the artifact is for ids alone: {error}", err=True)
+    _show(compiled, artifact, as_json)
+
+
+def _show(compiled: ForSampling, artifact: str, as_json: bool) -> None:
     metrics = compiled.metrics
     programs = sorted(module.name for module, _ in compiled.decoder.executables.values())
     if as_json:

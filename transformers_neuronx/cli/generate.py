@@ -15,6 +15,7 @@ from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import ConfigError, InputError
+from transformers_neuronx.generation import Rules
 from transformers_neuronx.sampling import ForSampling
 
 CHAT = 2048  # tokens of a conversation, unless the model takes fewer
@@ -27,7 +28,7 @@ Prompt = Annotated[
 ]
 Chat = Annotated[bool, o.option("--chat", help="A conversation, by the tokenizer's chat template, line by line.")]
 System = Annotated[str | None, o.option("--system", help="What a conversation begins with.")]
-Tokens = Annotated[int, o.option("--max-new-tokens", "-n", help="New tokens, at most.", default=True)]
+Tokens = Annotated[int, o.option("--max-new-tokens", "-n", help="New tokens, at most.", default=True, count=True)]
 
 
 def generate(
@@ -51,8 +52,7 @@ def generate(
     """Go on with a text, or answer. The text goes to the standard output, what it took to the standard error."""
     source = o.Source(model, cache_dir)
     tokenizer = source.tokenizer()
-    if chat and not tokenizer.chat_template:
-        raise ConfigError("the tokenizer has no chat template; without --chat the model goes on with a text")
+    _check(chat, system, tokenizer)
     text = "" if chat else _text(prompt)
     ids = [] if chat else tokenizer(text).input_ids
     sizes = source.fitting(CHAT - max_new_tokens if chat else len(ids), max_new_tokens)
@@ -62,10 +62,18 @@ def generate(
     if not chat:
         writer.write(text, ids)
         return
+    writer.start()
     messages = [dict(role="system", content=system)] if system else []
     for line in _lines(prompt):
         messages.append(dict(role="user", content=line))
         messages.append(dict(role="assistant", content=writer.answer(line, messages)))
+
+
+def _check(chat: bool, system: str | None, tokenizer: Any) -> None:
+    if system is not None and not chat:
+        raise ConfigError("--system wants --chat beside it")
+    if chat and not tokenizer.chat_template:
+        raise ConfigError("the tokenizer has no chat template; without --chat the model goes on with a text")
 
 
 @dataclass
@@ -79,7 +87,14 @@ class Writer:
     rules: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self.model.to_neuron()
+        Rules(**self.rules)  # raises InputError before anything is compiled
+        self.started = False
+
+    def start(self) -> None:
+        """Bring the model to its devices, once."""
+        if not self.started:
+            self.model.to_neuron()
+            self.started = True
 
     def answer(self, line: str, messages: list[dict[str, str]]) -> str:
         options: dict[str, Any] = dict(add_generation_prompt=True, tokenize=True, return_dict=True)
@@ -87,11 +102,12 @@ class Writer:
 
     def write(self, prompt: str, ids: list[int], hide: bool = False) -> str:
         """What comes after `ids`, and before it, unless it is to be hidden, the prompt itself."""
-        longest, takes = self.model.options.buckets.longest, room(self.model, 1)
+        takes = room(self.model, 1)
         if not 1 <= len(ids) <= takes:
             raise InputError(f"the prompt wants to have 1 to {takes} tokens, got {len(ids)}")
+        self.start()
         reads = isinstance(self.model, EncoderDecoderForSampling)
-        count = min(self.count, longest - (1 if reads else len(ids)))
+        count = min(self.count, self.model.options.buckets.longest - (1 if reads else len(ids)))
         from transformers import TextStreamer
 
         hidden = dict(skip_prompt=hide or reads, skip_special_tokens=True)
@@ -112,7 +128,7 @@ def _text(prompt: str | None) -> str:
     """The prompt, or what comes from the standard input."""
     if prompt is None and sys.stdin.isatty():
         raise typer.BadParameter("wanted a PROMPT, or text on the standard input; or --chat")
-    return sys.stdin.read() if prompt is None else prompt
+    return sys.stdin.read().removesuffix("\n") if prompt is None else prompt
 
 
 def _lines(prompt: str | None) -> Iterator[str]:

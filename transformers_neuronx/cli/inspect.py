@@ -49,10 +49,11 @@ def inspect(
 
     Nothing is run, and nothing compiled: of a checkpoint the programs are written that these options ask for.
     """
+    target = None if html is None else files.want_writable(Path(html).expanduser())
     how = o.How(amp, tp, quant, rounded, runtime)
     facts = _facts(what, cache_dir, how, n_positions=n_positions, batch_size=batch_size)
-    if html is not None:
-        Path(html).expanduser().write_text(page(facts), encoding="utf-8")
+    if target is not None:
+        target.write_text(page(facts), encoding="utf-8")
     if hlo is not None:
         typer.echo(hlo_text(_program(facts, hlo).module))
     elif as_json:

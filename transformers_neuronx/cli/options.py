@@ -10,7 +10,7 @@ import typer
 from transformers_neuronx.auto import class_of
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
-from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.files import explain
 from transformers_neuronx.module import load_config, resolve_tokenizer
 from transformers_neuronx.sampling import ForSampling
@@ -19,9 +19,19 @@ from transformers_neuronx.serialization import holds_artifact
 HOW, CHOICE, WHERE = "How it is compiled", "How tokens are chosen", "Where the model is"
 
 
-def option(*names: str, help: str, panel: str | None = None, default: bool = False) -> Any:  # noqa: A002
-    """An option of these names, in a panel of the help, which says its default if asked to."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default or panel == CHOICE)
+def option(*names: str, help: str, panel: str | None = None, default: bool = False, count: bool = False) -> Any:  # noqa: A002
+    """An option of these names, in a panel of the help, which says its default if asked to; a `count` is 1 or more."""
+    shown = default or panel == CHOICE
+    return typer.Option(
+        *names, help=help, rich_help_panel=panel, show_default=shown, callback=_counted if count else None
+    )
+
+
+def _counted(value: Any) -> Any:
+    for number in value if isinstance(value, list) else [value]:
+        if number is not None and number < 1:
+            raise typer.BadParameter(f"wanted 1 or more, got {number}")
+    return value
 
 
 WHAT = "A directory with a checkpoint or an artifact, or a name on the Hugging Face hub."
@@ -41,11 +51,15 @@ Amp = Annotated[
     str | None,
     option("--amp", help="Activations, weights and cache: f32, bf16 or f16; by default the checkpoint's.", panel=HOW),
 ]
-Degree = Annotated[int | None, option("--tp", help="Devices that share each layer; by default one.", panel=HOW)]
-Batch = Annotated[int | None, option("--batch-size", help="Sequences at once; by default one.", panel=HOW)]
+Degree = Annotated[
+    int | None, option("--tp", help="Devices that share each layer; by default one.", panel=HOW, count=True)
+]
+Batch = Annotated[int | None, option("--batch-size", help="Sequences at once; by default one.", panel=HOW, count=True)]
 Positions = Annotated[
     int | None,
-    option("--n-positions", "--max-seq-length", help="The longest sequence; by default the model's.", panel=HOW),
+    option(
+        "--n-positions", "--max-seq-length", help="The longest sequence; by default the model's.", panel=HOW, count=True
+    ),
 ]
 Quant = Annotated[str | None, option("--quant", help="Weights in fewer bits: s8, s4 or f8e4m3fn.", panel=HOW)]
 Rounded = Annotated[bool, option("--round-activations", help="Activations in 8 bits, too, beside --quant.", panel=HOW)]
@@ -124,9 +138,12 @@ class Source:
         """The tokenizer beside it."""
         from transformers import AutoTokenizer  # takes seconds
 
-        directory = resolve_tokenizer(self.path, self.cache_dir)
-        with explain(f"{self.path} has no tokenizer", "save one there: tokenizer.save_pretrained(...)"):
-            return AutoTokenizer.from_pretrained(directory)
+        directory, advice = resolve_tokenizer(self.path, self.cache_dir), "save one there: tokenizer.save_pretrained(…)"
+        with explain(f"{self.path}: its tokenizer cannot be read", advice):
+            tokenizer = AutoTokenizer.from_pretrained(directory)
+        if not tokenizer("a").input_ids:  # Transformers makes an empty one where there are no files
+            raise CheckpointError(f"{self.path} has no tokenizer; {advice}")
+        return tokenizer
 
 
 def _power(size: int) -> int:

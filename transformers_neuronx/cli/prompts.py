@@ -83,6 +83,9 @@ class Results:
         self.path = Path(path).expanduser()
         self._settings = self.path.with_name(self.path.name + ".settings.json")
         settings = json.loads(json.dumps(settings))
+        files.want_writable(self.path)
+        if self.path.exists() and not self._settings.exists():
+            raise ConfigError(f"{path} is there, and no run has made it; choose another --output, or move it away")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if restart or not self.path.exists():
             self.path.unlink(missing_ok=True)

@@ -10,12 +10,13 @@ from itertools import islice
 from typing import Annotated, Any
 
 import typer
-from tqdm import tqdm
 
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.prompts import Place, Prompt, Results, read_prompts
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.generation import Rules
+from transformers_neuronx.progress import bar
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import description
 
@@ -24,8 +25,8 @@ SOME_FAILED = 3  # the exit status where lines could not be used
 
 Data = Annotated[str, o.option("--data-dir", help='A .json or .jsonl file, or a folder: objects with "prompt".')]
 Output = Annotated[str, o.option("--output", "-o", help="The file of results.", default=True)]
-Examples = Annotated[int, o.option("--examples-to-generate", help="At most so many prompts.", default=True)]
-Tokens = Annotated[int, o.option("--max-tokens-to-generate", help="New tokens of each.", default=True)]
+Examples = Annotated[int, o.option("--examples-to-generate", help="At most so many prompts.", default=True, count=True)]
+Tokens = Annotated[int, o.option("--max-tokens-to-generate", help="New tokens of each.", default=True, count=True)]
 Length = Annotated[
     int,
     o.option("--max-seq-length", help="Tokens in all: longer prompts are cut. -1: as need be."),
@@ -62,17 +63,26 @@ def run(
     What is among the results already is not made again: after Ctrl-C, or a crash, the same command goes on.
     """
     source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir)
-    prompts = list(islice(read_prompts(data_dir), examples_to_generate))
-    job = Job(prompts, source.tokenizer(), max_tokens_to_generate)
+    job = Job(_first(data_dir, examples_to_generate), source.tokenizer(), max_tokens_to_generate)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
     how = o.How(amp, tp, quant, rounded, runtime)
+    rules: dict[str, Any] = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed or 0)
+    Rules(**rules)  # checks them, before anything is compiled
     compiled = source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes)
-    rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed or 0)
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
     made |= description(compiled.family, compiled.config, compiled.options)
     with closing(Results(output, made, restart)) as results:
         job.complete(compiled, results, rules)
     raise typer.Exit(job.show(results, output, as_json))
+
+
+def _first(data_dir: str, count: int) -> list[Prompt]:
+    """So many prompts, and a word on the standard error where there are more."""
+    found = read_prompts(data_dir)
+    prompts = list(islice(found, count))
+    if next(found, None):
+        typer.echo(f"only the first {count} prompts are read: --examples-to-generate says how many", err=True)
+    return prompts
 
 
 class Job:
@@ -107,10 +117,10 @@ class Job:
         if any(prompt.error is None for group in missing for prompt in group):
             model.to_neuron()
         done = len(self.prompts) - sum(map(len, missing))
-        with tqdm(total=len(self.prompts), initial=done, desc="prompts", disable=None) as bar:
+        with bar("prompts", len(self.prompts), done) as shown:
             for group in missing:
                 results.add(list(self._completed(model, group, rules)))
-                bar.update(len(group))
+                shown.update(len(group))
 
     def _groups(self, model: ForSampling) -> Iterator[list[Prompt]]:
         """As many prompts as the model takes at once, in order, and the lines between them that are none."""
