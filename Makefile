@@ -1,11 +1,12 @@
 # make demo   text from the bundled checkpoint
+# make docs   the API reference, in build/docs
 # make test   lint, types and the tests, in at most 15 minutes on two cores
 PYTHON ?= python3
 VENV := .venv
 KERNELS := transformers_neuronx/runtimes/kernels
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint proto clean
+.PHONY: demo test test-all lint docs proto clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -20,6 +21,11 @@ lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The API reference, from docstrings: build/docs/index.html.
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[docs]"
+	$(BIN)/python docs/reference.py build/docs
 
 # Regenerate the Python of the wire format.
 proto: $(VENV)/.installed-for-tests

@@ -93,12 +93,14 @@ setup(
     entry_points={"console_scripts": ["transformers-neuronx = transformers_neuronx.__main__:main"]},
     extras_require={
         "plot": ["matplotlib>=3.8"],
+        "docs": ["pdoc>=15"],
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],
         "test": [
             "grpcio-tools==1.75.1",
             "jax>=0.10.2,<0.13",
             "matplotlib>=3.8",
             "mypy",
+            "pdoc>=15",
             "pillow",
             "pytest",
             "pytest-xdist",

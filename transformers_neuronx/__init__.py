@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers_neuronx.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from transformers_neuronx.auto import (
+        NeuronAutoModelForCausalLM as NeuronAutoModelForCausalLM,
+        NeuronAutoModelForSeq2SeqLM as NeuronAutoModelForSeq2SeqLM,
+    )
+    from transformers_neuronx.bloom.model import BloomForSampling as BloomForSampling
+    from transformers_neuronx.config import (
+        ContinuousBatchingConfig as ContinuousBatchingConfig,
+        GenerationConfig as GenerationConfig,
+        KVCacheQuantizationConfig as KVCacheQuantizationConfig,
+        NeuronConfig as NeuronConfig,
+        QuantizationConfig as QuantizationConfig,
+    )
+    from transformers_neuronx.constants import (
+        GQA as GQA,
+        Layout as Layout,
+    )
+    from transformers_neuronx.generation_utils import (
+        HuggingFaceGenerationModelAdapter as HuggingFaceGenerationModelAdapter,
+    )
+    from transformers_neuronx.gpt2.model import (
+        GPT2ForSamplingWithContextBroadcasting as GPT2ForSamplingWithContextBroadcasting,
+    )
+    from transformers_neuronx.gptj.model import GPTJForSampling as GPTJForSampling
+    from transformers_neuronx.gptneox.model import GPTNeoXForSampling as GPTNeoXForSampling
+    from transformers_neuronx.llama.model import LlamaForSampling as LlamaForSampling
+    from transformers_neuronx.mistral.model import MistralForSampling as MistralForSampling
+    from transformers_neuronx.mixtral.model import MixtralForSampling as MixtralForSampling
+    from transformers_neuronx.opt.model import OPTForSampling as OPTForSampling
+    from transformers_neuronx.t5.model import T5ForSampling as T5ForSampling
 
 # Names that the original had here. They are imported when first asked for: some take seconds.
 _HOMES = {
@@ -31,7 +62,9 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # a type checker would take it for any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -124,9 +124,11 @@ class Checkpoint:
         return len(self.names)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """The sizes of one tensor; errors as of `read`."""
         return tuple(self.read(name).shape)
 
     def dtype(self, name: str) -> torch.dtype:
+        """The element type of one tensor, as it is stored; errors as of `read`."""
         return self.read(name).dtype
 
     def read(self, name: str) -> torch.Tensor:
@@ -142,6 +144,7 @@ class Checkpoint:
             return self._readers[name](name)
 
     def close(self) -> None:
+        """Let go of the files. `read` raises CheckpointError from then on."""
         self._readers = {}
 
     def __enter__(self) -> Checkpoint:

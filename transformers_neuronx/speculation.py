@@ -65,9 +65,10 @@ class PromptLookup:
     ngram: int = 3
 
     def start(self, rows: Rows) -> None:
-        pass
+        """Nothing to do: the rows themselves are looked at."""
 
     def propose(self, generation: Generation, count: int) -> Array:
+        """`count` guesses for each row; where nothing like its end came before, its last token. -> s64[batch, count]"""
         return np.stack([self._after_last(np.array(row), count) for row in generation.history])
 
     def _after_last(self, ids: Array, count: int) -> Array:

@@ -219,6 +219,7 @@ class KVCacheQuantizationConfig:
 
     @property
     def scaled(self) -> bool:
+        """Whether what is cached has scales beside it."""
         return self.quantize_method == "vector_dynamic"
 
 

@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class BloomForSampling(ForSampling):
+    """Transformers' `BloomForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(BloomConfig.from_hf, weights, graph)

@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class Gemma2ForSampling(ForSampling):
+    """Transformers' `Gemma2ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(Gemma2Config.from_hf, weights, graph)

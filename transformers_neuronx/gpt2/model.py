@@ -13,6 +13,8 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class GPT2ForSampling(ForSampling):
+    """Transformers' `GPT2LMHeadModel`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(GPT2Config.from_hf, weights, graph)
 
 

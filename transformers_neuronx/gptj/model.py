@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class GPTJForSampling(ForSampling):
+    """Transformers' `GPTJForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(GPTJConfig.from_hf, weights, graph)

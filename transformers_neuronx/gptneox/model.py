@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class GPTNeoXForSampling(ForSampling):
+    """Transformers' `GPTNeoXForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(GPTNeoXConfig.from_hf, weights, graph)

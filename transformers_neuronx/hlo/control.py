@@ -22,6 +22,7 @@ class Parameters:
         self.count = 0
 
     def add(self, shape: Shape, name: str) -> Tensor:
+        """The next one, whose name the module keeps."""
         self.count += 1
         return shape.Parameter(parameter_number=self.count - 1, name=name)
 

@@ -104,6 +104,7 @@ class ModuleFacts:
 
     @property
     def total(self) -> Row:
+        """All of it."""
         return Row.of("total", self.costs)
 
     @property

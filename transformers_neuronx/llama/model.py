@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class LlamaForSampling(ForSampling):
+    """Transformers' `LlamaForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(LlamaConfig.from_hf, weights, graph)

@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class MistralForSampling(ForSampling):
+    """Transformers' `MistralForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(MistralConfig.from_hf, weights, graph)

@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class MixtralForSampling(ForSampling):
+    """Transformers' `MixtralForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(MixtralConfig.from_hf, weights, graph)

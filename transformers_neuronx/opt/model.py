@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class OPTForSampling(ForSampling):
+    """Transformers' `OPTForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(OPTConfig.from_hf, weights, graph)

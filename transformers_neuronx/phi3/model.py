@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class Phi3ForSampling(ForSampling):
+    """Transformers' `Phi3ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(Phi3Config.from_hf, weights, graph)

@@ -88,6 +88,7 @@ class Shape:
         return f"{self.dtype.name}[{','.join(map(str, self.sizes))}]"
 
     def proto(self) -> hlo_pb2.ShapeProto:
+        """On the wire, its last axis the fastest."""
         return hlo_pb2.ShapeProto(
             element_type=self.dtype.element.number,  # type: ignore[arg-type]
             dimensions=self.sizes,
@@ -109,6 +110,7 @@ class TupleShape:
         return f"({', '.join(map(repr, self.shapes))})"
 
     def proto(self) -> hlo_pb2.ShapeProto:
+        """On the wire."""
         return hlo_pb2.ShapeProto(element_type=hlo_pb2.TUPLE, tuple_shapes=[s.proto() for s in self.shapes])
 
 
@@ -136,21 +138,22 @@ class Tensor:
         proto: hlo_pb2.HloInstructionProto,
         computation: list[hlo_pb2.HloInstructionProto],
     ) -> None:
-        self.scribe = scribe
-        self.shape = shape
-        self.proto = proto
-        self.computation = computation
+        self.scribe, self.shape = scribe, shape
+        self.proto, self.computation = proto, computation
 
     @property
     def dtype(self) -> DType:
+        """Of its elements. GraphError for a tuple."""
         return self._array_shape.dtype
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """Of its axes. GraphError for a tuple."""
         return self._array_shape.sizes
 
     @property
     def shape_proto(self) -> hlo_pb2.ShapeProto:
+        """Its shape on the wire."""
         return self.proto.shape
 
     @property
@@ -211,9 +214,11 @@ class HloScribe:
         raise AttributeError(f"the scribe has no element type {name!r}; there are {', '.join(_DTYPES)}")
 
     def get_dtype(self, name: str) -> DType:
+        """As the attribute of that name: `f32`. GraphError where there is no such type."""
         return dtype_named(name)
 
     def tuple(self, *shapes: Shape | TupleShape) -> TupleShape:
+        """The shape whose `.Tuple(*tensors)` is what a function of several results returns."""
         return TupleShape(shapes)
 
     def __call__(self, function: Function) -> HloScribe:

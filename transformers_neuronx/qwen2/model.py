@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class Qwen2ForSampling(ForSampling):
+    """Transformers' `Qwen2ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(Qwen2Config.from_hf, weights, graph)

@@ -7,4 +7,6 @@ from transformers_neuronx.sampling import ForSampling
 
 
 class Qwen3ForSampling(ForSampling):
+    """Transformers' `Qwen3ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
     family = Family(Qwen3Config.from_hf, weights, graph)

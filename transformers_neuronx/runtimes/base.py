@@ -28,7 +28,9 @@ class DeviceTensor(Protocol):
     """An array on the devices. Donated ones are gone once the program that takes them has been called."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Of one device's shard."""
+        ...
 
     @property
     def nbytes(self) -> int:
@@ -45,11 +47,15 @@ class DeviceTensor(Protocol):
 
 
 class Executable(Protocol):
+    """A compiled program on its devices."""
+
     def __call__(self, *tensors: DeviceTensor) -> list[DeviceTensor]:
         """Run on all devices; the arguments are in the order of the module's parameters. Does not wait."""
         ...
 
-    def memory(self) -> MemoryStats: ...
+    def memory(self) -> MemoryStats:
+        """Bytes that it takes on one device, as the compiler says."""
+        ...
 
     def text(self) -> str:
         """The compiled program, for people."""
@@ -61,13 +67,17 @@ class Executable(Protocol):
 
 
 class Runtime(Protocol):
+    """Devices of one kind, and the compiler for them."""
+
     @property
     def description(self) -> str:
         """For people: engine, version, device."""
         ...
 
     @property
-    def device_count(self) -> int: ...
+    def device_count(self) -> int:
+        """How many devices run a program together: the tensor-parallel degree."""
+        ...
 
     def compile(self, module: HloModuleProto) -> Executable:
         """An executable for all devices. Raises EngineError with the compiler's words when it refuses."""
