@@ -173,5 +173,8 @@ def test_what_is_missing_is_said(command, tmp_path):
     assert "wanted a MODEL, --model-name-or-path or --config-name" in " ".join(error.split())
     _, error = command("run", TINY_KJV, "--data_dir", tmp_path, status=1)
     assert error == f"error: {tmp_path}: wanted .json or .jsonl files, found none\n"
+    (tmp_path / "empty.jsonl").touch()
+    _, error = command("run", TINY_KJV, "--data_dir", "empty.jsonl", status=1)
+    assert error == 'error: empty.jsonl has no prompts: wanted objects with "prompt", one a line\n'
     _, error = command("run", TINY_KJV, status=2)
     assert "Missing option '--data-dir'" in error

@@ -80,6 +80,8 @@ def _first(data_dir: str, count: int) -> list[Prompt]:
     """So many prompts, and a word on the standard error where there are more."""
     found = read_prompts(data_dir)
     prompts = list(islice(found, count))
+    if not prompts:
+        raise ConfigError(f'{data_dir} has no prompts: wanted objects with "prompt", one a line')
     if next(found, None):
         typer.echo(f"only the first {count} prompts are read: --examples-to-generate says how many", err=True)
     return prompts
