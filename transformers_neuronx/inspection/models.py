@@ -16,6 +16,7 @@ from transformers_neuronx.module import PathOrName
 from transformers_neuronx.programs import Programs
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.runtimes.absent import absent_runtime
 from transformers_neuronx.serialization import description, open_artifact
 from transformers_neuronx.weights import SCALE, Weight
 
@@ -93,7 +94,8 @@ def facts_of_artifact(directory: PathOrName) -> ModelFacts:
     artifact = open_artifact(directory)
     family = family_of(artifact.manifest["family"])
     model = family(artifact.attributes(family.family), **artifact.options())
-    runtime: Any = _Recorded(artifact.manifest, model.options.tp_degree)
+    panels = artifact.manifest["runtime"].get("kernels", "off") != "off"
+    runtime = absent_runtime(model.options.tp_degree, panels)
     decoder = family.engine(family.family, model.config, runtime, model.options)
     groups = [names for tensors in artifact.manifest["weights"].values() for names in tensors.values()]
     held = {name: number for number, names in enumerate(groups) for name in names}
@@ -101,17 +103,6 @@ def facts_of_artifact(directory: PathOrName) -> ModelFacts:
     asked = sorted(artifact.manifest["asked"], key=lambda name: list(runs).index(name) if name in runs else len(runs))
     modules = ((runs.get(name, 1), module) for name in asked if (module := artifact.module(name)))
     return _facts(decoder, modules, held)
-
-
-class _Recorded:
-    """What a decoder asks of its runtime before there is anything to run, as an artifact's manifest has it."""
-
-    def __init__(self, manifest: Mapping[str, Any], degree: int) -> None:
-        self.device_count = degree
-        self.panels: bool = manifest["runtime"].get("kernels", "off") != "off"
-
-    def attends_in_place(self, cached: str, head_dim: int) -> bool:
-        return self.panels
 
 
 def _planned(decoder: Decoder) -> Iterator[tuple[str, int, Any, Any]]:
