@@ -15,6 +15,7 @@ from transformers_neuronx.cli.bench import bench
 from transformers_neuronx.cli.compile import compile_artifact
 from transformers_neuronx.cli.generate import generate
 from transformers_neuronx.cli.inspect import inspect
+from transformers_neuronx.cli.plan import plan
 from transformers_neuronx.cli.run import run
 from transformers_neuronx.errors import TransformersNeuronxError
 from transformers_neuronx.version import __version__
@@ -42,6 +43,7 @@ app.command("compile")(compile_artifact)
 app.command()(run)
 app.command()(inspect)
 app.command()(bench)
+app.command()(plan)
 
 
 def _version(wanted: bool) -> None:

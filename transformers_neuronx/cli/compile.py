@@ -13,15 +13,6 @@ from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import want_place
 
 Target = Annotated[str, typer.Argument(metavar="ARTIFACT", help="The directory that it is saved to.")]
-Context = Annotated[
-    list[int] | None,
-    o.option(
-        "--context",
-        help="Tokens of a prompt that a program takes; may be given several times.",
-        panel=o.HOW,
-        count=True,
-    ),
-]
 Weights = Annotated[
     bool, o.option("--weights/--no-weights", help="With the weights, or the programs alone.", default=True)
 ]
@@ -34,7 +25,7 @@ def compile_artifact(
     cache_dir: o.CacheDir = None,
     checkpoint_name: o.CheckpointName = None,
     n_positions: o.Positions = None,
-    context: Context = None,
+    context: o.Context = None,
     batch_size: o.Batch = None,
     amp: o.Amp = None,
     tp: o.Degree = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +12,10 @@ from transformers_neuronx.auto import class_of
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError
-from transformers_neuronx.files import explain
+from transformers_neuronx.files import explain, read_json
 from transformers_neuronx.module import load_config, resolve_tokenizer
 from transformers_neuronx.sampling import ForSampling
-from transformers_neuronx.serialization import holds_artifact
+from transformers_neuronx.serialization import holds_artifact, open_artifact
 
 HOW, CHOICE, WHERE = "How it is compiled", "How tokens are chosen", "Where the model is"
 
@@ -61,6 +62,15 @@ Positions = Annotated[
         "--n-positions", "--max-seq-length", help="The longest sequence; by default the model's.", panel=HOW, count=True
     ),
 ]
+Context = Annotated[
+    list[int] | None,
+    option(
+        "--context",
+        help="Tokens of a prompt that a program takes; may be given several times.",
+        panel=HOW,
+        count=True,
+    ),
+]
 Quant = Annotated[str | None, option("--quant", help="Weights in fewer bits: s8, s4 or f8e4m3fn.", panel=HOW)]
 Rounded = Annotated[bool, option("--round-activations", help="Activations in 8 bits, too, beside --quant.", panel=HOW)]
 Runtime = Annotated[str | None, option("--runtime", help="Where it runs: cpu or cuda; by default cpu.", panel=HOW)]
@@ -101,22 +111,27 @@ def said(**options: Any) -> dict[str, Any]:
 
 
 class Source:
-    """A model by its path or name. Its configuration, by which it is decided what it is, is read once."""
+    """A model by its path or name. Its configuration, by which it is decided what it is, is read once.
+
+    A configuration that is a file alone will do for what wants no weights.
+    """
 
     def __init__(self, path: str, cache_dir: str | None = None) -> None:
         self.path = path
         self.cache_dir = cache_dir
         self.is_artifact = holds_artifact(path)
-        self.attributes = load_config(path, cache_dir)
+        alone = Path(path).expanduser()
+        self.attributes = read_json(alone) if alone.is_file() else load_config(path, cache_dir)
         self.cls = class_of(self.attributes, path)
 
     def open(self, how: How, *, without_weights: bool = False, **options: Any) -> ForSampling:
-        """The model, not on a device yet; of a checkpoint `without_weights` no more is read than the configuration."""
+        """The model, not on a device yet; `without_weights` no more is read than the configuration and the options."""
         dtype = str(self.attributes.get("dtype") or self.attributes.get("torch_dtype"))
         default = {} if self.is_artifact else dict(amp=DTYPES.get(dtype, "f32"))
         given = default | how.options() | said(**options)
         if without_weights:
-            return self.cls(self.attributes, **given)
+            saved = open_artifact(self.path).options() if self.is_artifact else {}
+            return self.cls(self.attributes, **saved | given)
         return self.cls.from_pretrained(self.path, cache_dir=self.cache_dir, **given)
 
     def fitting(self, prompt: int, new: int, asked: int = -1) -> dict[str, Any]:

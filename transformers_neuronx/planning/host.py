@@ -1,0 +1,85 @@
+"""What this machine's CPU has, and what it can do, measured with the engine's own products."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx import hlo
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.layers.linear import linear
+from transformers_neuronx.pyhlo import HloScribe, Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.quantization import in_panels
+from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.weights import COLUMNS, declare, linear as rows_of_linear
+
+BYTES = 256 * 2**20  # of the matrix: more than caches hold
+FEATURES = 4096
+MANY = 128  # rows, of which the arithmetic takes longer than reading the matrix
+SECONDS = 0.5  # that each is repeated for
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes that programs can have without swapping, within the limit of a container."""
+    try:
+        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(facts["MemAvailable"].split()[0]) * 1024
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        used = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())["anon"]
+    except (OSError, ValueError, KeyError):  # there is none
+        return available
+    return min(available, limit - int(used))
+
+
+def rates_of_cpu(amp: str) -> tuple[float, float]:
+    """Bytes read and FLOPs done in a second, of numbers of type `amp`, by all processors: the best there is.
+
+    They are those of a linear layer of BYTES, for one row of activations and for MANY.
+    """
+    runtime = get_runtime("cpu", 1)
+    outputs = BYTES * 8 // element_type(amp).bits // FEATURES
+    table = rows_of_linear("layer", "", outputs, FEATURES, COLUMNS, bias=False)
+    table = in_panels(table, amp) if runtime.panels else table
+
+    def random(shape: tuple[int, ...]) -> Any:  # zeros are multiplied faster
+        block = np.random.default_rng(0).standard_normal(2**16).astype(element_type(amp).numpy)
+        return runtime.put([np.resize(block, shape)])
+
+    weight = random(table[0].held(1))
+    taken = []
+    for rows in (1, MANY):
+
+        def program(scribe: HloScribe, rows: int = rows) -> Tensor:
+            parameters = hlo.Parameters()
+            x = parameters.add(dtype_named(amp)[rows, FEATURES], "x")
+            return linear(x, declare(table, parameters, amp, 1).layer)
+
+        executable, x = runtime.compile(compile_py_func(program)), random((rows, FEATURES))
+        taken.append(_least(lambda run=executable, x=x: run(x, weight)[0].numpy()))  # type: ignore[misc]
+    return weight.nbytes / taken[0], 2 * MANY * outputs * FEATURES / taken[1]
+
+
+def _least(way: Callable[[], object]) -> float:
+    """Seconds, of what is repeated for SECONDS and at least three times: the first may be slower."""
+    taken: list[float] = []
+    while len(taken) < 3 or sum(taken) < SECONDS:
+        began = time.perf_counter()
+        way()
+        taken.append(time.perf_counter() - began)
+    return min(taken)

@@ -1,0 +1,133 @@
+"""Where a model may run: how many cores, and of each of them memory, bandwidth and peak.
+
+AWS's instances and NVIDIA's GPUs are as their makers publish them; what this machine's CPU can do is measured.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, replace
+from typing import NamedTuple
+
+from transformers_neuronx.inspection.text import scaled
+from transformers_neuronx.planning.host import available_memory, processors, rates_of_cpu
+
+GIB = 2**30
+CPU, CUDA = "cpu", "cuda"
+
+
+@dataclass(frozen=True)
+class Core:
+    """What one of the devices that share a model has: bytes, bytes a second, and FLOPs a second, or None."""
+
+    memory: float
+    bandwidth: float | None
+    peak: float | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Somewhere with devices for any of these `degrees`; `told` is what else people want to know of it.
+
+    Where devices are only parts of one, as the CPU's are, any degree will do: `core` is what they have `together`.
+    """
+
+    name: str
+    degrees: tuple[int, ...]
+    core: Core
+    told: str = ""
+    together: bool = False
+
+    def share(self, degree: int) -> Core:
+        """What each of so many devices has."""
+        return Core(*(value and value / degree for value in astuple(self.core))) if self.together else self.core
+
+
+class Chip(NamedTuple):
+    """One accelerator: its cores, bytes, bytes a second, dense FLOPs a second in 16 bits and in f32."""
+
+    cores: int
+    memory: float
+    bandwidth: float
+    half: float
+    single: float
+
+    def core(self, amp: str) -> Core:
+        peak = self.single if amp == "f32" else self.half
+        return Core(self.memory / self.cores, self.bandwidth / self.cores, peak / self.cores)
+
+
+# Of the Neuron documentation's pages on Trainium, Inferentia2 and Trainium2. A chip of the first generation is two
+# cores with 16 GiB each; one of the second eight, which are used in pairs by default: four logical ones with 24 GiB.
+FIRST = Chip(2, 32 * GIB, 0.82e12, 190e12, 47.5e12)
+SECOND = Chip(4, 96 * GIB, 2.9e12, 667e12, 181e12)
+
+# Of the guide to the original: degrees that the Neuron runtime has on each. It is older than Trainium2, of which those
+# are listed that fill its chips evenly.
+TRN1, INF2, TRN2 = (1, 2, 8, 16, 32), (1, 2, 4, 8, 24), (1, 2, 4, 8, 16, 32, 64)
+INSTANCES: Mapping[str, tuple[Chip, int, tuple[int, ...]]] = {  # with so many cores
+    "inf2.xlarge": (FIRST, 2, INF2),
+    "inf2.8xlarge": (FIRST, 2, INF2),
+    "inf2.24xlarge": (FIRST, 12, INF2),
+    "inf2.48xlarge": (FIRST, 24, INF2),
+    "trn1.2xlarge": (FIRST, 2, TRN1),
+    "trn1.32xlarge": (FIRST, 32, TRN1),
+    "trn1n.32xlarge": (FIRST, 32, TRN1),
+    "trn2.48xlarge": (SECOND, 64, TRN2),
+}
+
+# Of NVIDIA's data sheets, without sparsity, f32 as TF32 where there is that, by what nvidia-smi calls them: the first
+# that is part of the name. What memory is free is asked for, so none stands here.
+GPUS: Mapping[str, Chip] = {
+    "H200": Chip(1, 0, 4.8e12, 989e12, 494e12),
+    "H100 80GB HBM3": Chip(1, 0, 3.35e12, 989e12, 494e12),
+    "H100 PCIe": Chip(1, 0, 2.0e12, 756e12, 378e12),
+    "A100-SXM4-80GB": Chip(1, 0, 2.039e12, 312e12, 156e12),
+    "A100 80GB PCIe": Chip(1, 0, 1.935e12, 312e12, 156e12),
+    "A100": Chip(1, 0, 1.555e12, 312e12, 156e12),
+    "L40S": Chip(1, 0, 0.864e12, 362e12, 183e12),
+    "L4": Chip(1, 0, 0.3e12, 121e12, 60e12),
+    "T4": Chip(1, 0, 0.32e12, 65e12, 8.1e12),
+}
+
+
+def instance(name: str, amp: str) -> Place:
+    """An instance of AWS's by its name, one of INSTANCES, for a model with activations of this type."""
+    chip, cores, degrees = INSTANCES[name]
+    return Place(name, tuple(degree for degree in degrees if degree <= cores), chip.core(amp))
+
+
+def cpu(amp: str) -> Place:
+    """The processor here, with what memory is free, and rates that are measured now."""
+    bandwidth, peak = rates_of_cpu(amp)
+    rates = f"{scaled(bandwidth, 'B/s')} and {scaled(peak, 'FLOP/s')} measured with a linear layer in {amp}"
+    told = f"{processors()} processors, memory that is free; {rates}"
+    return Place(CPU, (1,), Core(available_memory(), bandwidth, peak), told, together=True)
+
+
+def cuda(amp: str) -> Place | None:
+    """The GPUs here, or None: as many as there are of the first one's kind, with what is free on all of them."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    gpus = [line.rpartition(",") for line in listed.splitlines() if line.strip()]
+    alike = [int(free) * 2**20 for name, _, free in gpus if name == gpus[0][0] and free.strip().isdecimal()]
+    if not alike:
+        return None
+    name = gpus[0][0]
+    chip = next((chip for part, chip in GPUS.items() if part in name), None)
+    core = replace(chip.core(amp), memory=min(alike)) if chip else Core(min(alike), None, None)
+    told = f"{len(alike)} × {name}, memory that is free" + ("" if chip else "; its speed is not known")
+    return Place(CUDA, tuple(range(1, len(alike) + 1)), core, told)
+
+
+HERE: Mapping[str, Callable[[str], Place | None]] = {CPU: cpu, CUDA: cuda}
+NAMES = (*HERE, *INSTANCES)
+
+
+def place(name: str, amp: str) -> Place | None:
+    """The place of this name, one of NAMES; None if this machine has none."""
+    return HERE[name](amp) if name in HERE else instance(name, amp)

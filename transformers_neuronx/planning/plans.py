@@ -1,0 +1,178 @@
+"""Whether a model fits, where, and how fast it can be at best, from its configuration alone.
+
+What a device needs is what `inspection` counts of the programs that are written for it; nothing is read or compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from transformers_neuronx.config import Buckets
+from transformers_neuronx.decoder import Decoder, title
+from transformers_neuronx.encoder_decoder import Encode
+from transformers_neuronx.inspection import ModelFacts, facts_of_model
+from transformers_neuronx.models import Model
+from transformers_neuronx.planning.places import CPU, Core, Place
+from transformers_neuronx.planning.text import plan_text
+from transformers_neuronx.programs import Shape, What
+from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.runtimes.absent import absent_runtime
+from transformers_neuronx.runtimes.base import Runtime
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes that a device's operations move, and FLOPs of its products, in one step: as `inspection` counts them."""
+
+    bytes: int
+    flops: int
+
+    def seconds(self, core: Core) -> float | None:
+        """The roofline: memory or arithmetic at its best, whichever takes longer. None where that is not known."""
+        if core.bandwidth is None or core.peak is None:
+            return None
+        return max(self.bytes / core.bandwidth, self.flops / core.peak)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What each of the devices has to hold, in bytes, and do: for a token of each sequence, and for prompts."""
+
+    weights: int
+    caches: int
+    temporaries: int
+    token: Work
+    prompt: Work | None  # where prompts go in token by token
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.caches + self.temporaries
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A place and a degree. Bytes are one device's, which has `memory`; seconds are the roofline's.
+
+    Without `needs`, the place has no such degree.
+    """
+
+    place: str
+    degree: int
+    memory: int
+    needs: Needs | None
+    token_seconds: float | None = None
+    prompt_seconds: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.needs is not None and self.needs.total <= self.memory
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | dict(fits=self.fits)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model at some places.
+
+    `prompts` are how many go in at once, and up to how many tokens of each. `heads_by_degree` are how many of the
+    model's `heads` there are with those of zeros that make a degree divide them.
+    """
+
+    family: str
+    parameters: int
+    amp: str
+    quant: str | None
+    batch_size: int
+    positions: int
+    prompts: tuple[int, int]
+    heads: int
+    heads_by_degree: dict[int, int]
+    places: list[Place]
+    fits: list[Fit]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | dict(fits=[fit.as_dict() for fit in self.fits])
+
+    def __str__(self) -> str:
+        return plan_text(self.as_dict())
+
+
+class Planner:
+    """Plans for one model, which has no weights and is on no device."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        buckets = model.options.buckets
+        largest = Buckets(buckets.positions[-1:], buckets.context[-1:], buckets.sources[-1:])
+        self.options = replace(model.options, buckets=largest)  # smaller programs need less
+        self._written = functools.cache(self._write)
+
+    def plan(self, places: Sequence[Place], degree: int | None = None, every: bool = False) -> Plan:
+        """At each place for this degree, or for `every` one there is, or for the least with which it fits."""
+        fits = [fit for place in places for fit in self._fits(place, degree, every)]
+        options, heads = self.options, self.model.config.attention_heads
+        degrees = sorted({each for place in places for each in (place.degrees if degree is None else [degree])})
+        facts = self._written(1)[1]
+        return Plan(
+            family=facts.family,
+            parameters=facts.weight_count,
+            amp=options.amp,
+            quant=options.quant.quant_dtype if options.quant else None,
+            batch_size=options.batch_size,
+            positions=options.buckets.longest,
+            prompts=(options.prompt_batch_size, (options.buckets.sources or options.buckets.context or (1,))[-1]),
+            heads=heads.heads,
+            heads_by_degree={each: heads.split(0, unit=1).padded(heads.heads, each) for each in degrees},
+            places=list(places),
+            fits=fits,
+        )
+
+    def fit(self, place: Place, degree: int) -> Fit:
+        """At one place, on so many devices."""
+        core = place.share(degree)
+        if degree not in place.degrees and not place.together:
+            return Fit(place.name, degree, int(core.memory), None)
+        needs = self.needs(degree, place.name == CPU)
+        token, prompt = (work.seconds(core) if work else None for work in (needs.token, needs.prompt))
+        return Fit(place.name, degree, int(core.memory), needs, token, prompt)
+
+    def _fits(self, place: Place, degree: int | None, every: bool) -> list[Fit]:
+        if degree is not None:
+            return [self.fit(place, degree)]
+        if every:
+            return [self.fit(place, each) for each in place.degrees]
+        found = (fit for each in place.degrees if (fit := self.fit(place, each)).fits)
+        return [next(found, None) or self.fit(place, place.degrees[-1])]
+
+    def needs(self, degree: int, on_cpu: bool = False) -> Needs:
+        """Of each of so many devices, on this machine's CPU or where there are no kernels."""
+        decoder, facts = self._written(degree, on_cpu)
+        token = _work(decoder, facts, lambda what: isinstance(what, Shape) and what.active == 1)
+        prompt = _work(decoder, facts, lambda what: isinstance(what, Encode) or getattr(what, "active", 1) > 1)
+        assert token is not None
+        return Needs(facts.weight_bytes, facts.caches, facts.temporaries, token, prompt)
+
+    def _write(self, degree: int, on_cpu: bool = False) -> tuple[Decoder, ModelFacts]:
+        """The programs."""
+        runtime: Runtime = get_runtime(CPU, degree) if on_cpu else absent_runtime(degree)
+        options = replace(self.options, tp_degree=degree)
+        decoder = self.model.engine(self.model.family, self.model.config, runtime, options)
+        return decoder, facts_of_model(decoder)
+
+
+def _work(decoder: Decoder, facts: ModelFacts, wanted: Callable[[What], bool]) -> Work | None:
+    """Of the programs of one step; None if there are none."""
+    pieces = decoder.programs.pieces
+    names = {title(what, piece) for what in decoder.planned() if wanted(what) for piece in pieces(what)}
+    programs = [program for program in facts.programs if program.name in names]
+    if not programs:
+        return None
+    totals = [(program.runs, program.total) for program in programs]
+    moved = sum(runs * (total.read + total.written) for runs, total in totals)
+    return Work(moved, sum(runs * total.products for runs, total in totals))

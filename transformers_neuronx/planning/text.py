@@ -1,0 +1,77 @@
+"""A plan as a table of at most WIDTH columns, from the dictionary that JSON is made of."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from transformers_neuronx.inspection.text import WIDTH, scaled
+
+Facts = Mapping[str, Any]
+LINE = "{:14}{:>3}{:>10}{:>9}{:>9}{:>9}  {:5}{:>9}{:>9}"
+TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+ESTIMATED = (
+    "Bytes are of each device. Temporaries are an estimate, of how XLA would lay out what a program works with; "
+    "neuronx-cc decides that for itself."
+)
+ROOFLINE = (
+    "Times are the roofline's: the bytes that operations move at full bandwidth, or their products at the peak, "
+    "whichever takes longer, and nothing for sums over devices. A token is the last of every sequence."
+)
+
+
+def plan_text(facts: Facts) -> str:
+    """What is planned, a line for each place and degree, and what to know about them."""
+    quant = f", weights in {facts['quant']}" if facts["quant"] else ""
+    rows, tokens = facts["prompts"]
+    prompts = f"prompts of {tokens} tokens, {rows} at once" if tokens > 1 else "prompts token by token"
+    head = f"{facts['family']}, {facts['parameters']:,} parameters, {facts['amp']}{quant}: "
+    head += f"batch size {facts['batch_size']}, {facts['positions']} positions, {prompts}"
+    heads = "place", "tp", "weights", "caches", "temp.", "of", "fits", "a token", "prompt"
+    lines = [_wrapped(head), "", LINE.format(*heads).rstrip(), *map(_line, facts["fits"]), ""]
+    lines += map(_wrapped, _notes(facts))
+    return "\n".join(lines)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+
+
+def _line(fit: Facts) -> str:
+    needs = fit["needs"] or {}
+    sizes = [needs.get(name) for name in ("weights", "caches", "temporaries")]
+    cells = [_scaled(size) for size in (*sizes, fit["memory"])]
+    fits = "no tp" if not needs else "yes" if fit["fits"] else "no"
+    times = [_time(fit[name]) for name in ("token_seconds", "prompt_seconds")]
+    return LINE.format(fit["place"], fit["degree"], *cells, fits, *times).rstrip()
+
+
+def _scaled(value: float | None) -> str:
+    return "-" if value is None else scaled(value, "B")
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    size, unit = next((each for each in TIMES if seconds >= each[0]), TIMES[-1])
+    return f"{seconds / size:.{2 if seconds / size < 10 else 1}f} {unit}"
+
+
+def _notes(facts: Facts) -> Iterator[str]:
+    yield ESTIMATED
+    yield ROOFLINE
+    yield from (f"{place['name']}: {place['told']}." for place in facts["places"] if place["told"])
+    heads, there = facts["heads"], facts["heads_by_degree"]
+    if padded := {degree: count for degree, count in there.items() if count != heads}:
+        divisors = _listed(degree for degree in there if degree not in padded)
+        yield (
+            f"{heads} heads: tp {_listed(padded)} does not divide them, and heads of zeros make them "
+            f"{_listed(padded.values())}. The guide to the original wants a degree that does"
+            + (f": {divisors}." if divisors else ".")
+        )
+
+
+def _listed(values: Iterable[Any]) -> str:
+    *most, last = [*map(str, values)] or [""]
+    return f"{', '.join(most)} or {last}" if most else last
