@@ -23,6 +23,7 @@ from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.module import load_config
 from transformers_neuronx.planning import Place, Planner
 from transformers_neuronx.planning.places import Core
+from transformers_neuronx.runtimes import get_runtime
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 CLOSE = 0.05
@@ -89,10 +90,10 @@ def test_weights_and_caches_are_what_is_held(tmp_path, name):
     model = opened(saved(small, tmp_path) if small else TINY_KJV, **options)
     degree = model.options.tp_degree
     planned = Planner(model).needs(degree, on_cpu=True)
-    model.to_neuron()
-    held = model.metrics.held
-    assert abs(planned.weights * degree / held.weights - 1) < CLOSE
-    assert planned.caches * degree == held.caches
+    decoder = model.engine(model.family, model.config, get_runtime("cpu", degree), model.options)
+    decoder.take(decoder.read(model._checkpoint))
+    assert abs(planned.weights * degree / decoder.held.weights - 1) < CLOSE
+    assert planned.caches * degree == decoder.held.caches
 
 
 # Programs are compiled before, and have run with weights that were let go: what code, compiler and threads take is not
