@@ -121,7 +121,8 @@ class Source:
         self.cache_dir = cache_dir
         self.is_artifact = holds_artifact(path)
         alone = Path(path).expanduser()
-        self.attributes = read_json(alone) if alone.is_file() else load_config(path, cache_dir)
+        is_alone = alone.suffix == ".json" and alone.is_file()
+        self.attributes = read_json(alone) if is_alone else load_config(path, cache_dir)
         self.cls = class_of(self.attributes, path)
 
     def open(self, how: How, *, without_weights: bool = False, **options: Any) -> ForSampling:

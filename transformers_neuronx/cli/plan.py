@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.planning import NAMES, Planner, place
+from transformers_neuronx.planning import NAMES, Place, Planner, place
 
 What = Annotated[
     str, typer.Argument(metavar="MODEL", help="A checkpoint, an artifact, a config.json, or a name on the hub.")
@@ -51,15 +52,19 @@ def plan(
     how = o.How(amp, None, quant, rounded, None)
     sizes = dict(n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size)
     planner = Planner(o.Source(model, cache_dir).open(how, without_weights=True, **sizes))
-    names = dict.fromkeys(instance or NAMES)
-    if unknown := [name for name in names if name not in NAMES]:
-        raise ConfigError(f"--instance wants one of {', '.join(NAMES)}, got {', '.join(map(repr, unknown))}")
     if tp is not None and tp < 1:
         raise ConfigError(f"--tp wants a positive number, got {tp}")
-    places = [found for name in names if (found := place(name, planner.options.amp))]
-    if not places:
-        raise ConfigError("--instance cuda: nvidia-smi finds no GPU here")
+    places = _places(instance or NAMES, planner.options.amp)
     planned = planner.plan(places, tp, every=bool(instance))
     typer.echo(json.dumps(planned.as_dict()) if as_json else str(planned))
     if not any(fit.fits for fit in planned.fits):
         raise typer.Exit(1)
+
+
+def _places(names: Sequence[str], amp: str) -> list[Place]:
+    if unknown := [name for name in names if name not in NAMES]:
+        raise ConfigError(f"--instance wants one of {', '.join(NAMES)}, got {', '.join(map(repr, unknown))}")
+    places = [found for name in dict.fromkeys(names) if (found := place(name, amp))]
+    if not places:
+        raise ConfigError("--instance cuda: nvidia-smi finds no GPU here")
+    return places

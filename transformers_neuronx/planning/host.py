@@ -61,18 +61,17 @@ def rates_of_cpu(amp: str) -> tuple[float, float]:
         block = np.random.default_rng(0).standard_normal(2**16).astype(element_type(amp).numpy)
         return runtime.put([np.resize(block, shape)])
 
-    weight = random(table[0].held(1))
-    taken = []
-    for rows in (1, MANY):
-
-        def program(scribe: HloScribe, rows: int = rows) -> Tensor:
+    def seconds(rows: int) -> float:
+        def program(scribe: HloScribe) -> Tensor:
             parameters = hlo.Parameters()
             x = parameters.add(dtype_named(amp)[rows, FEATURES], "x")
             return linear(x, declare(table, parameters, amp, 1).layer)
 
         executable, x = runtime.compile(compile_py_func(program)), random((rows, FEATURES))
-        taken.append(_least(lambda run=executable, x=x: run(x, weight)[0].numpy()))  # type: ignore[misc]
-    return weight.nbytes / taken[0], 2 * MANY * outputs * FEATURES / taken[1]
+        return _least(lambda: executable(x, weight)[0].numpy())
+
+    weight = random(table[0].held(1))
+    return weight.nbytes / seconds(1), 2 * MANY * outputs * FEATURES / seconds(MANY)
 
 
 def _least(way: Callable[[], object]) -> float:

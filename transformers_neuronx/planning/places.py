@@ -77,15 +77,16 @@ INSTANCES: Mapping[str, tuple[Chip, int, tuple[int, ...]]] = {  # with so many c
     "trn2.48xlarge": (SECOND, 64, TRN2),
 }
 
-# Of NVIDIA's data sheets, without sparsity, f32 as TF32 where there is that, by what nvidia-smi calls them: the first
-# that is part of the name. What memory is free is asked for, so none stands here.
+# Of NVIDIA's data sheets, without sparsity, f32 as TF32 where there is that, by what nvidia-smi calls them
+# after the maker. What memory is free is asked for, so none stands here.
 GPUS: Mapping[str, Chip] = {
     "H200": Chip(1, 0, 4.8e12, 989e12, 494e12),
     "H100 80GB HBM3": Chip(1, 0, 3.35e12, 989e12, 494e12),
     "H100 PCIe": Chip(1, 0, 2.0e12, 756e12, 378e12),
     "A100-SXM4-80GB": Chip(1, 0, 2.039e12, 312e12, 156e12),
     "A100 80GB PCIe": Chip(1, 0, 1.935e12, 312e12, 156e12),
-    "A100": Chip(1, 0, 1.555e12, 312e12, 156e12),
+    "A100-SXM4-40GB": Chip(1, 0, 1.555e12, 312e12, 156e12),
+    "A100-PCIE-40GB": Chip(1, 0, 1.555e12, 312e12, 156e12),
     "L40S": Chip(1, 0, 0.864e12, 362e12, 183e12),
     "L4": Chip(1, 0, 0.3e12, 121e12, 60e12),
     "T4": Chip(1, 0, 0.32e12, 65e12, 8.1e12),
@@ -118,7 +119,7 @@ def cuda(amp: str) -> Place | None:
     if not alike:
         return None
     name = gpus[0][0]
-    chip = next((chip for part, chip in GPUS.items() if part in name), None)
+    chip = next((chip for part, chip in GPUS.items() if f" {part} " in f" {name} "), None)
     core = replace(chip.core(amp), memory=min(alike)) if chip else Core(min(alike), None, None)
     told = f"{len(alike)} × {name}, memory that is free" + ("" if chip else "; its speed is not known")
     return Place(CUDA, tuple(range(1, len(alike) + 1)), core, told)
