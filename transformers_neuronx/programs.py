@@ -52,6 +52,11 @@ class Family:
     weights: ModuleType
     graph: ModuleType
 
+    @property
+    def name(self) -> str:
+        """The folder's, which is the package that the graph is in; of a family in one file, that file's."""
+        return self.graph.__name__.split(".")[-2:][0]
+
 
 class What:
     """A program that may be asked for."""

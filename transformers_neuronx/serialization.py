@@ -93,7 +93,7 @@ def description(family: Family, config: Any, options: CompileOptions) -> dict[st
     """What a model has to have in common with an artifact, in the types of JSON."""
     compiled = dataclasses.asdict(options)
     del compiled["workers"]  # how many are compiled at once
-    told = dict(family=family.graph.__name__.split(".")[-2], config=dataclasses.asdict(config), options=compiled)
+    told = dict(family=family.name, config=dataclasses.asdict(config), options=compiled)
     as_json: dict[str, Any] = json.loads(_as_json(told))
     return as_json
 

@@ -552,3 +552,18 @@ def test_a_killed_save_leaves_the_earlier_artifact_or_none(kills, artifact, tmp_
     assert ran.returncode == 0, ran.stderr
     print(ran.stdout)
     assert "'unfinished'" in ran.stdout and "'new'" in ran.stdout
+
+
+def test_a_family_in_one_file_is_saved(checkpoint, tmp_path):
+    one = ModuleType("one")
+    vars(one).update(vars(gpt2.weights) | vars(gpt2.graph) | dict(__name__="one"))
+
+    class OneFile(GPT2ForSampling):
+        family = replace(GPT2ForSampling.family, weights=one, graph=one)
+
+    model = OneFile.from_pretrained(checkpoint)
+    model.to_neuron()
+    model.save(tmp_path / "artifact", sharded_weights=True)
+    again = OneFile.from_pretrained(tmp_path / "artifact")
+    again.to_neuron()
+    assert torch.equal(again(IDS), model(IDS))
