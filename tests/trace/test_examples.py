@@ -1,10 +1,6 @@
 """The tutorials of traced models, run as they stand beside small local checkpoints of the names they mention."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +15,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+from tutorials import EXAMPLES, run
 from zoo import PATCHES, randomized
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 WORDS = """translate english to german lets go home now eat good food the company huggingface is based in new york city
 named after emoji s headquarters are situated manhattan what picture it dark ' . , : ?""".split()
 
@@ -33,19 +29,6 @@ def tokenizer():
 
 SIZES = dict(vocab_size=80, pad_token_id=0)
 TEXT = SIZES | dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
-
-
-def run(name, directory):
-    """The tutorial as one program; what it prints."""
-    text = (EXAMPLES / name).read_text()
-    program = directory / "program.py"
-    program.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)))
-    environment = os.environ | dict(PYTHONPATH=str(EXAMPLES.parent), HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
-    ran = subprocess.run(
-        [sys.executable, program.name], cwd=directory, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 @pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
