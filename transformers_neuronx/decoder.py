@@ -7,7 +7,7 @@ never leaves the devices. This file does not know how tokens are chosen, nor wha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from time import perf_counter
@@ -25,6 +25,7 @@ from transformers_neuronx.programs import (
     Choice,
     DecoderConfig,
     Family,
+    Layerwise,
     Loop,
     Piece,
     Programs,
@@ -207,6 +208,32 @@ class Decoder:
         self.tainted[slots[(length > 0) & ~np.isfinite(logits).all((1, 2))]] = True
         return logits
 
+    def states(self, ids: Array, start: int, end: int, given: Sequence[Array] | None = None) -> list[Array]:
+        """Feed ids s32[n], no more than a context bucket takes, from position `start` on to slot 0.
+
+        -> what the embedding and each layer make of them, f32[n, h], and the logits, f32[n, vocab]. With `given`, a
+        part after the embedding takes the next of these in place of what the part before it has made. `end` as in
+        `run`.
+        """
+        count, active = len(ids), 1 if len(ids) == 1 else self.options.buckets.active(len(ids))
+        packed = np.zeros((1, 4 + active), np.int32)
+        packed[0, : 4 + count] = [0, start, count, end, *ids]
+        parts = self._parts(Layerwise(1, active, self.options.buckets.width(max(active, start + count)), every=True))
+        made: list[Array] = []
+
+        def between(out: DeviceTensor) -> DeviceTensor:
+            state = out.numpy()
+            made.append(state[0, :count].astype(np.float32))
+            if given is None or len(made) == len(parts):
+                return out
+            state = state.copy()
+            state[0, :count] = given[len(made) - 1]
+            return self.runtime.put([state])
+
+        with self.guarded():
+            self._run(parts, self.runtime.put([packed]), between=between)
+        return made
+
     def loop(self, rows: Array, seen: Array, steps: int) -> Array:
         """Make tokens until no row wants more, at most `steps` of one program. -> s32[slots, ·]
 
@@ -262,14 +289,19 @@ class Decoder:
             source[slots] = -1
             self.reorder(source)
 
-    def _run(self, parts: Built, *operands: DeviceTensor) -> DeviceTensor:
+    def _run(
+        self,
+        parts: Built,
+        *operands: DeviceTensor,
+        between: Callable[[DeviceTensor], DeviceTensor] = lambda out: out,
+    ) -> DeviceTensor:
         first, arrays = 0, len(self.programs.cache_arrays)
         for piece, executable in parts:
             layers = range(first, first + len(piece.layers))
             caches = slice(layers.start * arrays, layers.stop * arrays)
             weights = self.operands(layers, shared=piece.embed or piece.head)
             out, *self.caches[caches] = executable(*operands, *self.caches[caches], *weights)
-            operands = operands[0], out
+            operands = operands[0], between(out)
             first = layers.stop
         return operands[1]
 

@@ -76,6 +76,11 @@ class Shape(What):
 
 
 @dataclass(frozen=True)
+class Layerwise(Shape):
+    """A step of which every layer is a program of its own, so that what stands between them can be seen and changed."""
+
+
+@dataclass(frozen=True)
 class Loop(What):
     """A loop over tokens: positions they may look back to, how many it makes at most."""
 
@@ -157,7 +162,9 @@ class Programs:
         unroll = None
         if isinstance(what, Shape):
             unroll = self.options.unroll if what.active == 1 else self.options.context_unroll
-        if unroll is None or unroll >= len(self.layers):
+        if isinstance(what, Layerwise):
+            unroll = 1
+        elif unroll is None or unroll >= len(self.layers):
             return [self.whole]
         groups = [self.layers[first : first + unroll] for first in range(0, len(self.layers), unroll)]
         return [Piece(True, (), False), *(Piece(False, group, False) for group in groups), Piece(False, (), True)]
