@@ -300,6 +300,12 @@ def save_pretrained_split(model: PreTrainedModel, save_directory: PathOrName) ->
         exchange(stage, directory)
 
 
+def checkpoint_of(model: PreTrainedModel) -> Checkpoint:
+    """A transformers model's tensors, as a checkpoint of it would have them."""
+    state = _state_dict(model)
+    return Checkpoint(Path(model.name_or_path or type(model).__name__), dict.fromkeys(state, state.__getitem__))
+
+
 def _save_configs(model: PreTrainedModel, directory: Path) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]

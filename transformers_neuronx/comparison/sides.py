@@ -1,0 +1,176 @@
+"""The two kinds of models that can be compared: those of this package, and Transformers'.
+
+A side is fed a text in pieces, twice: for logits, by the programs that serve it, and for what stands between its parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from transformers_neuronx.decoder import Array, Decoder
+from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.generation import feed
+from transformers_neuronx.inputs import Rows
+from transformers_neuronx.module import checkpoint_of
+from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
+from transformers_neuronx.runtimes.base import DeviceTensor
+from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.weights import Sharded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+class Side(Protocol):
+    """What a comparison asks of a model. `rounded` are the types that it rounds to, but for `quant`, which its weights
+    are stored in if that is another; `sizes` are those of its vocabulary, its layers and a hidden state.
+    """
+
+    name: str
+    rounded: frozenset[str]
+    quant: str | None
+    sizes: tuple[int, ...]
+    longest: float
+
+    def begin(self) -> None:
+        """The next tokens are a text's first."""
+        ...
+
+    def logits(self, tokens: Array) -> Array:
+        """After each of the next tokens, f32[n, vocab]."""
+        ...
+
+    def states(self, tokens: Array) -> list[Array]:
+        """After the embedding and after each layer, f32[n, hidden], and the logits. `logits` comes before it, for all
+        pieces of the text.
+        """
+        ...
+
+    def weights_for(self, decoder: Decoder) -> Iterable[Sharded] | None:
+        """Its weights as the devices of `decoder` would have them, or None where that is not known."""
+        ...
+
+
+class Ours:
+    """A model of this package."""
+
+    def __init__(self, model: ForSampling) -> None:
+        if isinstance(model, EncoderDecoderForSampling):
+            raise ConfigError(f"a comparison wants models without an encoder, got {type(model).__name__}")
+        self.decoder, self.checkpoint = model.decoder, model._checkpoint
+        options, config = model.options, model.config
+        quant, cache = options.quant, options.kv_cache_quant
+        self.quant = quant.quant_dtype if quant else None
+        activations = quant.activation_dtype if quant else None
+        caches = cache.quant_dtype if cache else None
+        self.rounded = frozenset(dtype for dtype in (options.amp, activations, caches) if dtype)
+        degree = options.tp_degree if options.tp_degree > 1 else None
+        told: dict[str, Any] = dict(weights=self.quant, activations=activations, caches=caches, tp=degree)
+        self.name = ", ".join([model.tag, options.amp, *(f"{name} {value}" for name, value in told.items() if value)])
+        self.sizes: tuple[int, ...] = (config.vocab_size, config.n_layer, config.hidden_size)
+        self.longest: float = options.buckets.longest
+        self.fed = 0
+
+    def begin(self) -> None:
+        self.decoder.reset()
+        self.fed = 0
+
+    def logits(self, tokens: Array) -> Array:
+        rows = Rows([tokens], np.array([self.fed]), np.ones((1, len(tokens)), bool), np.array([0]))
+        self.fed += len(tokens)
+        logits: Array = feed(self.decoder, rows, every=True)[0]
+        return logits
+
+    def states(self, tokens: Array, given: Sequence[Array] | None = None) -> list[Array]:
+        """With `given`, of the whole text, each part works on what that has for the one before it."""
+        windows, end = [], self.fed + len(tokens)
+        while self.fed < end:
+            left = tokens[self.fed - end :]
+            window = left[: self.decoder.options.buckets.active(len(left))]
+            after = self.fed + len(window)
+            here = [state[self.fed : after] for state in given] if given else None
+            windows.append(self.decoder.states(window, self.fed, end, here))
+            self.fed = after
+        return [np.concatenate(part) for part in zip(*windows, strict=True)]
+
+    def weights_for(self, decoder: Decoder) -> Iterable[Sharded] | None:
+        """Those on its devices, where they lie alike; else those of its checkpoint, if it has one."""
+        here, there = (
+            (each.options.amp, each.options.quant, each.programs.degree, each.programs.panels)
+            for each in (self.decoder, decoder)
+        )
+        if here == there:
+            return (Sharded([key], "", partial(_shards, tensor)) for key, tensor in self.decoder.weights.items())
+        return decoder.read(self.checkpoint) if self.checkpoint else None
+
+
+def _shards(tensor: DeviceTensor) -> list[torch.Tensor]:
+    return [numpy_to_torch(shard.copy()) for shard in tensor.shards()]
+
+
+class HuggingFace:
+    """A model of Transformers. It runs once: what stands between its parts is kept."""
+
+    quant: str | None = None
+    longest = math.inf
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, config = model, model.config
+        if model.training:
+            raise ConfigError(f"a comparison wants no dropout: call eval() on {type(model).__name__}")
+        if model.dtype not in DTYPES:
+            raise ConfigError(f"a comparison wants a reference in {', '.join(DTYPES.values())}, got {model.dtype}")
+        dtype = DTYPES[model.dtype]
+        self.rounded = frozenset([dtype])
+        self.name = f"{model.name_or_path or type(model).__name__} in Transformers, {dtype}"
+        self.sizes: tuple[int, ...] = (config.vocab_size, config.num_hidden_layers, config.hidden_size)
+        lists = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+        found = next((each for each in lists if len(each) == config.num_hidden_layers), None)
+        if found is None:
+            raise ConfigError(f"{type(model).__name__} has no list of its {config.num_hidden_layers} layers")
+        self.layers = list(found)
+        self.seen: list[list[Array]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.past: Any = None
+        self.again = iter(self.seen)
+
+    def logits(self, tokens: Array) -> Array:
+        states: list[Array] = []
+
+        def note(value: Any) -> None:
+            state = value[0] if isinstance(value, tuple) else value  # older layers return more than that
+            states.append(state[0].float().cpu().numpy())
+
+        def before(_: Any, args: Any, named: Any) -> None:
+            note(args or named["hidden_states"])
+
+        with ExitStack() as hooks, torch.inference_mode():
+            hooks.callback(self.layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
+            for layer in self.layers:
+                hooks.callback(layer.register_forward_hook(lambda *call: note(call[-1])).remove)
+            ids = torch.from_numpy(tokens[None]).to(self.model.device)
+            out = self.model(ids, past_key_values=self.past, use_cache=True)
+        self.past = out.past_key_values
+        note(out.logits)
+        self.seen.append(states)
+        return states[-1]
+
+    def states(self, tokens: Array) -> list[Array]:
+        return next(self.again)
+
+    def weights_for(self, decoder: Decoder) -> Iterable[Sharded] | None:
+        """None where it has rounded them, and the decoder would have rounded others."""
+        rounds_alike = self.rounded == {decoder.options.amp} and decoder.options.quant is None
+        return decoder.read(checkpoint_of(self.model)) if rounds_alike or self.rounded == {"f32"} else None
