@@ -1,6 +1,7 @@
 """The command line: `transformers-neuronx`, or `python -m transformers_neuronx`.
 
-Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong, 3 some lines of the data are, 130 Ctrl-C.
+Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong, 3 some lines of the data are, 4 two models
+part, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from transformers_neuronx.cli.bench import bench
+from transformers_neuronx.cli.check import check
 from transformers_neuronx.cli.compile import compile_artifact
 from transformers_neuronx.cli.generate import generate
 from transformers_neuronx.cli.inspect import inspect
@@ -44,6 +46,7 @@ app.command()(run)
 app.command()(inspect)
 app.command()(bench)
 app.command()(plan)
+app.command()(check)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,160 @@
+"""`check`: a model beside another, token by token and layer by layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
+
+import numpy as np
+import typer
+
+from transformers_neuronx.cli import options as o
+from transformers_neuronx.comparison import compare
+from transformers_neuronx.config import QuantizationConfig
+from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.files import explain
+from transformers_neuronx.module import resolve
+from transformers_neuronx.pyhlo.dtypes import to_torch
+from transformers_neuronx.sampling import ForSampling
+
+PARTED = 4  # the exit status
+NONE = "none"
+RANDOM = 64  # tokens, where no text is given
+SETTINGS = dict(amp="amp", tp="tp_degree", quant="neuron_config", runtime="neuron_config")  # the options they are in
+
+Text = Annotated[
+    str | None,
+    typer.Argument(metavar="TEXT", help=f"What both read; by default {RANDOM} random tokens.", show_default=False),
+]
+Against = Annotated[
+    list[str] | None,
+    o.option(
+        "--against",
+        help="The other side: hf, another MODEL, or what is different there: amp=f32, tp=2, quant=s8 or none, "
+        "runtime=cuda; may be given several times. By default hf: Transformers, in f32.",
+    ),
+]
+New = Annotated[int, o.option("--max-new-tokens", "-n", help="Tokens that the other side goes on with.", default=True)]
+Tolerance = Annotated[
+    float | None,
+    o.option("--tolerance", help="How far apart they may be, of the largest logit; by default what rounding explains."),
+]
+
+
+def check(
+    model: o.Model,
+    text: Text = None,
+    against: Against = None,
+    max_new_tokens: New = 32,
+    tolerance: Tolerance = None,
+    cache_dir: o.CacheDir = None,
+    amp: o.Amp = None,
+    tp: o.Degree = None,
+    quant: o.Quant = None,
+    rounded: o.Rounded = False,
+    runtime: o.Runtime = None,
+    as_json: o.Json = False,
+) -> None:
+    """Where and by how much the logits of two models part, which layer is to blame, and which weight.
+
+    Both read a text, and what the other side then finds likeliest. Each layer
+    is given what that side has before it, so that an error is the layer's own;
+    the smallest are found in f32.
+
+    The exit status is 4 where logits or a layer are further apart than the
+    tolerance, or a weight is not the same.
+    """
+    source, other = o.Source(model, cache_dir), Other.of(against or [])
+    if issubclass(source.cls, EncoderDecoderForSampling):
+        raise ConfigError("check wants a model without an encoder")
+    if source.is_artifact and other.hf and other.path is None:
+        raise ConfigError(f"{model} is an artifact, which Transformers cannot read: --against its checkpoint as well")
+    tokenizer = _tokenizer(source, wanted=text is not None)
+    ids = None if text is None else tokenizer(text).input_ids
+    sizes = source.fitting(RANDOM if ids is None else len(ids), max_new_tokens)
+    compiled = source.open(o.How(amp, tp, quant, rounded, runtime), tag=model, **sizes)
+    reference = other.open(source, compiled)
+    compiled.to_neuron()
+    if ids is None:
+        ids = np.random.default_rng(0).integers(0, compiled.config.vocab_size, RANDOM)
+    found = compare(compiled, reference, ids, max_new_tokens, tolerance)
+    shown = str if tokenizer is None else lambda token: repr(tokenizer.decode([token]))
+    typer.echo(json.dumps(found.as_dict()) if as_json else found.text(shown))
+    if not found.agree:
+        raise typer.Exit(PARTED)
+
+
+def _tokenizer(source: o.Source, wanted: bool) -> Any:
+    """The model's; None if it has none, unless it is wanted."""
+    with nullcontext() if wanted else suppress(CheckpointError):
+        return source.tokenizer()
+
+
+@dataclass(frozen=True)
+class Other:
+    """The other side, as the words after --against have it."""
+
+    hf: bool
+    path: str | None
+    settings: dict[str, str]
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Self:
+        hf, paths = not words, []
+        settings: dict[str, str] = {}
+        for word in words:
+            named = dict(part.partition("=")[::2] for part in word.split(",")) if "=" in word else {}
+            if named and named.keys() <= SETTINGS.keys():
+                settings |= named
+            elif word == "hf":
+                hf = True
+            else:
+                paths.append(word)
+        if len(paths) > 1:
+            raise typer.BadParameter(f"--against wants one other model, got {', '.join(paths)}")
+        if hf and settings.keys() - {"amp"}:
+            raise typer.BadParameter("--against hf is Transformers, which has no setting here but amp")
+        return cls(hf, paths[0] if paths else None, settings)
+
+    def open(self, source: o.Source, model: ForSampling) -> Any:
+        """A model that is ready, with the settings of `model` where there are no others."""
+        other = source if self.path is None else o.Source(self.path, source.cache_dir)
+        return self._transformers(other) if self.hf else self._ours(other, model)
+
+    def _transformers(self, source: o.Source) -> Any:
+        from transformers import AutoModelForCausalLM  # takes seconds
+
+        amp = self.settings.get("amp", "f32")
+        if amp not in o.DTYPES.values():
+            raise ConfigError(f"--against amp wants one of {', '.join(o.DTYPES.values())}, got {amp!r}")
+        directory = resolve(source.path, source.cache_dir)
+        with explain(f"{source.path}: Transformers cannot load it"):
+            return AutoModelForCausalLM.from_pretrained(directory, dtype=to_torch(amp))
+
+    def _ours(self, source: o.Source, model: ForSampling) -> ForSampling:
+        said, switches, buckets = self.settings, model.neuron_config, model.options.buckets
+        if "quant" in said:
+            switches = replace(switches, quant=None if said["quant"] == NONE else QuantizationConfig(said["quant"]))
+        options: dict[str, Any] = dict(
+            amp=said.get("amp", model.options.amp),
+            tp_degree=_whole(said["tp"]) if "tp" in said else model.options.tp_degree,
+            neuron_config=replace(switches, runtime=said.get("runtime", switches.runtime)),
+        )
+        if source.is_artifact:  # which has its own, and says if others are wanted
+            options = {name: options[name] for name in {SETTINGS[name] for name in said}}
+        else:
+            options |= dict(n_positions=buckets.positions, context_length_estimate=buckets.context or 0)
+        other = source.open(o.How(None, None, None, False, None), tag=source.path, **options)
+        other.to_neuron()
+        return other
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"--against tp= wants a whole number, got {text!r}") from None
