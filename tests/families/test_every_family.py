@@ -9,6 +9,7 @@ from parity import DECODERS, assert_close, continued, padded, prompts, randomize
 from transformers import GPT2Config
 
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.comparison import compare
 from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 
 
@@ -86,3 +87,20 @@ def test_beams_of_unequal_prompts(pair):
     want = reference.generate(ids, **options)
     assert torch.equal(HuggingFaceGenerationModelAdapter(reference.config, model).generate(ids, **options), want)
     assert (want[:, ids.shape[1] :] == eos).any()
+
+
+@pytest.mark.slow
+def test_the_layer_that_errs_is_named(pair):
+    """In windows, for one of several slots, on devices that divide nothing."""
+    model, reference = pair
+    [prompt] = prompts(131, [13])
+    found = compare(model, reference, prompt, 4)
+    assert found.agree and found.weights == [] and len(found.parts) == reference.config.num_hidden_layers + 2
+    layers = next(layers for layers in reference.modules() if isinstance(layers, torch.nn.ModuleList))
+    matrix = next(weight for weight in layers[1].parameters() if weight.ndim > 1)
+    whole = matrix.detach().clone()
+    matrix.data *= 1 + 0.01 * torch.randn(matrix.shape)
+    found = compare(model, reference, prompt, 4)
+    matrix.data.copy_(whole)
+    assert found.wrong == ["layer.1"]
+    assert found.weights and all(weight.name.startswith("layer.1.") for weight in found.weights)

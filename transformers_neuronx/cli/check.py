@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from transformers_neuronx.cli import options as o
 from transformers_neuronx.comparison import compare
 from transformers_neuronx.config import QuantizationConfig
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
-from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.errors import CheckpointError, ConfigError, InputError
 from transformers_neuronx.files import explain
 from transformers_neuronx.module import resolve
 from transformers_neuronx.pyhlo.dtypes import to_torch
@@ -72,17 +73,19 @@ def check(
     if issubclass(source.cls, EncoderDecoderForSampling):
         raise ConfigError("check wants a model without an encoder")
     if source.is_artifact and other.hf and other.path is None:
-        raise ConfigError(f"{model} is an artifact, which Transformers cannot read: --against its checkpoint as well")
+        wanted = "name its checkpoint or another model as well, --against PATH"
+        raise ConfigError(f"{model} is an artifact, which Transformers cannot read: {wanted}")
     tokenizer = _tokenizer(source, wanted=text is not None)
-    ids = None if text is None else tokenizer(text).input_ids
-    sizes = source.fitting(RANDOM if ids is None else len(ids), max_new_tokens)
-    compiled = source.open(o.How(amp, tp, quant, rounded, runtime), tag=model, **sizes)
+    count = RANDOM if text is None else len(tokenizer(text).input_ids)
+    compiled = source.open(o.How(amp, tp, quant, rounded, runtime), tag=model, **source.fitting(count, max_new_tokens))
+    if count > (longest := compiled.options.buckets.longest) - max_new_tokens:
+        raise InputError(f"{longest} tokens are what the model takes, got {count} and {max_new_tokens} new ones")
     reference = other.open(source, compiled)
     compiled.to_neuron()
-    if ids is None:
-        ids = np.random.default_rng(0).integers(0, compiled.config.vocab_size, RANDOM)
+    random = np.random.default_rng(0).integers(0, compiled.config.vocab_size, count)
+    ids = random if text is None else tokenizer(text).input_ids
     found = compare(compiled, reference, ids, max_new_tokens, tolerance)
-    shown = str if tokenizer is None else lambda token: repr(tokenizer.decode([token]))
+    shown = str if tokenizer is None else lambda token: repr(tokenizer.decode([token]) or token)
     typer.echo(json.dumps(found.as_dict()) if as_json else found.text(shown))
     if not found.agree:
         raise typer.Exit(PARTED)
@@ -112,6 +115,9 @@ class Other:
                 settings |= named
             elif word == "hf":
                 hf = True
+            elif "=" in word and not os.path.exists(word):
+                wanted = ", ".join(f"{name}=" for name in SETTINGS)
+                raise typer.BadParameter(f"--against wants hf, a model, or some of {wanted}, got {word!r}")
             else:
                 paths.append(word)
         if len(paths) > 1:

@@ -124,7 +124,7 @@ class Comparison:
     def _parts(self) -> Iterator[str]:
         yield "error of      so far   its own   most after"
         for part in self.parts:
-            wrong = "   beyond rounding" if part.name in self.wrong else ""
+            wrong = "   beyond the tolerance" if part.name in self.wrong else ""
             yield f"  {part.name:9}{part.so_far:>9.1e}{part.own:>10.1e}{part.position:>13}{wrong}"
 
     def _weights(self) -> Iterator[str]:
@@ -140,18 +140,19 @@ class Comparison:
         yield from _and_more(self.weights)
 
     def _verdict(self) -> Iterator[str]:
-        beyond, apart = f"{self.tolerance:.1e}, which rounding explains", self.worst.difference > self.tolerance
+        within, apart = f"the tolerance of {self.tolerance:.1e}", self.worst.difference > self.tolerance
         if self.agree:
-            yield f"They agree: nothing is beyond {beyond}."
+            yield f"They agree: nothing is beyond {within}."
         if apart:
-            yield f"The logits part by more than {beyond}."
-        if self.wrong:
-            others = f"; so do {len(self.wrong) - 1} more" if self.wrong[1:] else ""
-            yield f"{self.wrong[0]} makes an error of its own of more than that{others}."
+            yield f"The logits part by more than {within}."
+        if len(self.wrong) == 1:
+            yield f"{self.wrong[0]} makes an error of its own beyond {within}."
+        elif self.wrong:
+            yield f"{self.wrong[0]} is the first of {len(self.wrong)} parts with errors of their own beyond it."
         elif apart:
-            yield "No part makes as large an error of its own."
+            yield "No part makes such an error of its own."
         if self.weights:
-            others = f", nor are {len(self.weights) - 1} more" if self.weights[1:] else ""
+            others = f", the first of {len(self.weights)}" if self.weights[1:] else ""
             yield f"{_cut(self.weights[0].name, 40)} is not the reference's{others}."
 
 

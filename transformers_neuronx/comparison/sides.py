@@ -74,8 +74,10 @@ class Ours:
         activations = quant.activation_dtype if quant else None
         caches = cache.quant_dtype if cache else None
         self.rounded = frozenset(dtype for dtype in (options.amp, activations, caches) if dtype)
-        degree = options.tp_degree if options.tp_degree > 1 else None
-        told: dict[str, Any] = dict(weights=self.quant, activations=activations, caches=caches, tp=degree)
+        degree, runtime = options.tp_degree if options.tp_degree > 1 else None, model.neuron_config.runtime
+        told: dict[str, Any] = dict(
+            weights=self.quant, activations=activations, caches=caches, tp=degree, runtime=runtime
+        )
         self.name = ", ".join([model.tag, options.amp, *(f"{name} {value}" for name, value in told.items() if value)])
         self.sizes: tuple[int, ...] = (config.vocab_size, config.n_layer, config.hidden_size)
         self.longest: float = options.buckets.longest
