@@ -52,6 +52,8 @@ def test_a_changed_weight_is_named_with_its_layer(command, edited):
     assert said == "" or "Loading weights" in said
     assert "layer.3.mlp.up.weight                    1 of 65536 numbers\n" in fits(printed)
     assert "layer.3 makes an error of its own beyond the tolerance of 1.0e-05.\n" in printed
+    narrow, _ = command("check", "edited", TEXT, "-n", 2, *against, "--amp", "bf16", status=4)
+    assert "layer.3 makes an error of its own beyond the tolerance of 0.0e+00.\n" in narrow
     found, _ = command("check", "edited", "-n", 8, *against, "--json", status=4)
     told = json.loads(found)
     assert told["wrong"] == ["layer.3"] and told["prompt_tokens"] == 64 and len(told["places"]) == 72

@@ -70,25 +70,35 @@ def check(
     tolerance, or a weight is not the same.
     """
     source, other = o.Source(model, cache_dir), Other.of(against or [])
-    if issubclass(source.cls, EncoderDecoderForSampling):
-        raise ConfigError("check wants a model without an encoder")
-    if source.is_artifact and other.hf and other.path is None:
-        wanted = "name its checkpoint or another model as well, --against PATH"
-        raise ConfigError(f"{model} is an artifact, which Transformers cannot read: {wanted}")
+    _refuse(source, other)
     tokenizer = _tokenizer(source, wanted=text is not None)
-    count = RANDOM if text is None else len(tokenizer(text).input_ids)
-    compiled = source.open(o.How(amp, tp, quant, rounded, runtime), tag=model, **source.fitting(count, max_new_tokens))
-    if count > (longest := compiled.options.buckets.longest) - max_new_tokens:
-        raise InputError(f"{longest} tokens are what the model takes, got {count} and {max_new_tokens} new ones")
+    ids = None if text is None else tokenizer(text).input_ids
+    compiled = _fitting(source, o.How(amp, tp, quant, rounded, runtime), ids, max_new_tokens)
     reference = other.open(source, compiled)
     compiled.to_neuron()
-    random = np.random.default_rng(0).integers(0, compiled.config.vocab_size, count)
-    ids = random if text is None else tokenizer(text).input_ids
-    found = compare(compiled, reference, ids, max_new_tokens, tolerance)
+    random = np.random.default_rng(0).integers(0, compiled.config.vocab_size, RANDOM)
+    found = compare(compiled, reference, random if ids is None else ids, max_new_tokens, tolerance)
     shown = str if tokenizer is None else lambda token: repr(tokenizer.decode([token]) or token)
     typer.echo(json.dumps(found.as_dict()) if as_json else found.text(shown))
     if not found.agree:
         raise typer.Exit(PARTED)
+
+
+def _refuse(source: o.Source, other: Other) -> None:
+    if issubclass(source.cls, EncoderDecoderForSampling):
+        raise ConfigError("check wants a model without an encoder")
+    if source.is_artifact and other.hf and other.path is None:
+        wanted = "name its checkpoint or another model as well, --against PATH"
+        raise ConfigError(f"{source.path} is an artifact, which Transformers cannot read: {wanted}")
+
+
+def _fitting(source: o.Source, how: o.How, ids: list[int] | None, new: int) -> ForSampling:
+    """The model, not on a device yet, with room for the text."""
+    count = RANDOM if ids is None else len(ids)
+    model = source.open(how, tag=source.path, **source.fitting(count, new))
+    if count > (longest := model.options.buckets.longest) - new:
+        raise InputError(f"{longest} tokens are what the model takes, got {count} and {new} new ones")
+    return model
 
 
 def _tokenizer(source: o.Source, wanted: bool) -> Any:

@@ -56,8 +56,14 @@ class Side(Protocol):
         """
         ...
 
+    def runs_as(self, decoder: Decoder) -> bool:
+        """Whether it runs the very programs of `decoder`, so that equal weights give equal bits."""
+        ...
+
     def weights_for(self, decoder: Decoder) -> Iterable[Sharded] | None:
-        """Its weights as the devices of `decoder` would have them, or None where that is not known."""
+        """Its weights as the devices of `decoder` would have them, or None where that is not known. Raises
+        CheckpointError where they are others.
+        """
         ...
 
 
@@ -105,11 +111,15 @@ class Ours:
             self.fed = after
         return [np.concatenate(part) for part in zip(*windows, strict=True)]
 
+    def runs_as(self, decoder: Decoder) -> bool:
+        one, other = ((d.family, d.config, d.options, dict(d.runtime.fingerprint)) for d in (self.decoder, decoder))
+        return one == other
+
     def weights_for(self, decoder: Decoder) -> Iterable[Sharded] | None:
         """Those on its devices, where they lie alike; else those of its checkpoint, if it has one."""
         here, there = (
-            (each.options.amp, each.options.quant, each.programs.degree, each.programs.panels)
-            for each in (self.decoder, decoder)
+            (d.family, d.config, d.options.amp, d.options.quant, d.programs.degree, d.programs.panels)
+            for d in (self.decoder, decoder)
         )
         if here == there:
             return (Sharded([key], "", partial(_shards, tensor)) for key, tensor in self.decoder.weights.items())
@@ -171,6 +181,9 @@ class HuggingFace:
 
     def states(self, tokens: Array) -> list[Array]:
         return next(self.again)
+
+    def runs_as(self, decoder: Decoder) -> bool:
+        return False
 
     def weights_for(self, decoder: Decoder) -> Iterable[Sharded] | None:
         """None where it has rounded them, and the decoder would have rounded others."""
