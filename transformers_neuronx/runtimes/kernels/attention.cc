@@ -58,7 +58,7 @@ struct Cached : HeadOf<Number, AttentionArguments> {
   }
 
   using Base::Ask;
-  void Ask(const Lanes (&)[2], int64_t) const {}
+  void Ask(const Lanes (&)[2], int64_t, bool) const {}
 
   Floats Score(Floats products, const Lanes& lanes, Ints own, int32_t position) const {
     Floats score = Capped(products);

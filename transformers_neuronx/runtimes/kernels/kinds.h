@@ -81,8 +81,11 @@ struct BF16 {
   static Sums Add(Sums sums, Vector w, Vector x) {
     return Cast<Floats>(_mm512_dpbf16_ps(Cast<__m512>(sums), w, x));
   }
-  // The words of two inputs.
-  static Words Joined(Floats first, Floats second) { return Cast<Words>(Half(first) | Half(second) << 16); }
+  // The words of two inputs, rounded, or of such that need not be.
+  static Floats Joined(Floats first, Floats second) { return Cast<Floats>(Half(first) | Half(second) << 16); }
+  static Floats JoinedExactly(Floats first, Floats second) {
+    return Cast<Floats>(Cast<Ints>(_mm512_srli_epi32(Cast<__m512i>(first), 16)) | Cast<Ints>(second));
+  }
   static Ints Half(Floats x) {
     return Cast<Ints>(_mm512_cvtepu16_epi32(Cast<__m256i>(_mm512_cvtneps_pbh(Cast<__m512>(x)))));
   }

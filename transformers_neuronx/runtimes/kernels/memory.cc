@@ -57,9 +57,11 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
 
   // What belongs to one position is so far from what belongs to the next that processors do not guess where that is.
   using Base::Ask;
-  __attribute__((always_inline)) void Ask(const Lanes (&lanes)[2], int64_t position) const {
-    Ask(Value(position));
-    Ask(Key(position + kAhead));
+  __attribute__((always_inline)) void Ask(const Lanes (&lanes)[2], int64_t position, bool first) const {
+    if (first) {
+      Ask(Value(position));
+      Ask(Key(position + kAhead));
+    }
     if (bias)
       for (const Lanes& each : lanes) __builtin_prefetch(bias + each.biases[0] + position * a.bias_position);
   }

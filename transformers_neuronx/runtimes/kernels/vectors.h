@@ -293,15 +293,40 @@ inline Floats Totals(Floats (&sums)[kLanes]) {
 #endif
 }
 
+// Rows become columns.
+inline void Transpose(Ints (&rows)[kLanes]) {
+#if defined(__AVX512F__)
+  UNROLL for (int step = 1; step < kLanes; step *= 2) {  // of every other lane: pairs of rows exchange halves
+    const Ints lane = Count(), low = (lane & step) != 0 ? lane + (kLanes - step) : lane;
+    const __m512i first = Cast<__m512i>(low), second = Cast<__m512i>(low + step);
+    UNROLL16 for (int i = 0; i < kLanes; ++i) {
+      if (i & step) continue;
+      const __m512i a = Cast<__m512i>(rows[i]), b = Cast<__m512i>(rows[i + step]);
+      rows[i] = Cast<Ints>(_mm512_permutex2var_epi32(a, first, b));
+      rows[i + step] = Cast<Ints>(_mm512_permutex2var_epi32(a, second, b));
+    }
+  }
+#else
+  for (int i = 0; i < kLanes; ++i)
+    for (int j = 0; j < i; ++j) {
+      const int32_t each = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = each;
+    }
+#endif
+}
+
 // e to the power of x, within 2e-7 of it, and 0 where that is below the smallest normal number.
 inline Floats Exp(Floats x) {
   x = x > 88 ? Floats{} + 88 : x;
   const Ints whole = Rounded(x * 1.44269504f);  // 1 / ln 2
   const Floats turns = __builtin_convertvector(whole, Floats);
   const Floats r = (x - turns * 0.693359375f) + turns * 2.12194440e-4f;  // ln 2 in two parts, of which the first is short
-  constexpr float kFactors[] = {1 / 5040.0f, 1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1, 1};
-  Floats power = {};
-  UNROLL for (int i = 0; i < 8; ++i) power = power * r + kFactors[i];
+  // What differs least from it, by Remez, with the last two as they are.
+  constexpr float kFactors[] = {1.38368353e-3f, 8.37482419e-3f, 4.16682251e-2f, 0.166664198f, 0.499999911f, 1};
+  Floats power = Floats{} + kFactors[0];
+  UNROLL for (int i = 1; i < 6; ++i) power = power * r + kFactors[i];
+  power = power * r + 1;
   return x < -87 ? Floats{} : power * Cast<Floats>((whole + 127) << 23);
 }
 

@@ -1,0 +1,50 @@
+// Tiles, the registers of AMX: up to 16 rows of 64 bytes. A product of two adds to a third, of 16 by 16 floats, what 32
+// numbers in bf16 of each row of the first make with 32 of each column of the second, of which pairs are words.
+#pragma once
+
+#include "vectors.h"
+
+#if defined(__AMX_BF16__)
+namespace neuronx::NEURONX_LEVEL {
+namespace {
+
+constexpr int64_t kTile = 16;  // rows, and words of a row
+constexpr int64_t kTileInputs = 2 * kTile, kLineBytes = 4 * kTile, kTileBytes = kTile * kLineBytes;
+
+// The compiler's own functions want numbers of tiles that are written out, and do not say that they read memory.
+template <int TILE>
+inline void LoadTile(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0, %1, 1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(TILE) : "memory");
+}
+
+template <int TILE>
+inline void StoreTile(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0, %1, 1)" : : "r"(to), "r"(stride), "i"(TILE) : "memory");
+}
+
+template <int TILE>
+inline void ClearTile() { asm volatile("tilezero %%tmm%c0" : : "i"(TILE)); }
+
+template <int SUMS, int X, int W>
+inline void AddTileProduct() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(X), "i"(W));
+}
+
+// While this is there, a thread has tiles: 0 to 3 are sums, 4 and 5 activations, of so many rows, 6 and 7 weights. Were
+// they kept, they would be saved whenever another thread takes the processor.
+struct Tiles {
+  explicit Tiles(int64_t rows) {
+    struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } shapes = {};
+    shapes.palette = 1;
+    for (int tile = 0; tile < 8; ++tile) {
+      shapes.bytes[tile] = kLineBytes;
+      shapes.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : kTile);
+    }
+    asm volatile("ldtilecfg %0" : : "m"(shapes));
+  }
+  ~Tiles() { asm volatile("tilerelease"); }
+};
+
+}  // namespace
+}  // namespace neuronx::NEURONX_LEVEL
+#endif
