@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.trace import trace
 from transformers_neuronx.trace.aten import TABLE
-from transformers_neuronx.trace.export import decompositions
+from transformers_neuronx.trace.export import decompositions, export
 
 aten = torch.ops.aten
 
@@ -418,6 +418,93 @@ def test_attention():
     agree("masked", got, want)
 
 
+W, B = torch.randn(7, 5), torch.randn(7)
+# What follows a layer, and how many operations are left of the two.
+FOLLOWING = dict(
+    gelu=(1, lambda y: F.gelu(y)),
+    gelu_tanh=(1, lambda y: F.gelu(y, approximate="tanh")),
+    silu=(1, F.silu),
+    relu=(1, F.relu),
+    tanh=(1, torch.tanh),
+    used_twice=(2, lambda y: F.silu(y) * y),
+    of_another_kind=(2, torch.sigmoid),
+)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(("left", "activation"), FOLLOWING.values(), ids=FOLLOWING)
+def test_activations_of_layers(left, activation, given):
+    def layer(x, *weight):
+        return activation(F.linear(x, *(weight or (W, B)))) * 2
+
+    inputs = [X, W][: 1 + given]
+    operations = [node.target for node in export(layer, inputs).graph.nodes if node.op == "call_function"]
+    assert operations.count(aten.linear.default) == 1 and len(operations) - operations.count(aten.mul.Tensor) == left
+    compare(dict(layer=layer), *inputs)
+
+
+# Masks [2, 1, 3, 6] of which keys [2, 6] are seen, and how many of their rows are read.
+MASKS = dict(
+    expanded=(1, lambda seen: seen[:, None, None].expand(2, 1, 3, 6)),
+    of_all_queries=(1, lambda seen: seen[:, None, None] & (torch.arange(3)[:, None] >= 0)),
+    in_numbers=(1, lambda seen: torch.where(seen[:, None, None].expand(2, 1, 3, 6), 0.0, -3.0) * torch.ones(3, 6)),
+    causal=(3, lambda seen: seen[:, None, None] & (torch.arange(3)[:, None] >= torch.arange(6))),
+    given=(3, lambda seen: seen[:, None, :3, None] & seen[:, None, None]),
+)
+
+
+@pytest.mark.parametrize(("rows", "mask"), MASKS.values(), ids=MASKS)
+def test_masks_that_are_alike_for_all_queries(rows, mask):
+    def attend(q, k, v, seen):
+        return F.scaled_dot_product_attention(q, k, v, mask(seen))
+
+    q, k, v, seen = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8), torch.rand(2, 6) > 0.4
+    seen[:, 0] = True
+    [node] = export(attend, (q, k, v, seen)).graph.find_nodes(
+        op="call_function", target=aten.scaled_dot_product_attention.default
+    )
+    assert node.args[3].meta["val"].shape[-2] == rows
+    compare(dict(attention=attend), q, k, v, seen)
+
+
+def weights_of(q, k, scale=0.3, *biases):
+    scores = q @ k.mT * scale
+    for bias in biases:
+        scores = scores + bias
+    return F.softmax(scores, -1)
+
+
+# Attention that is made of products, and whether there is one operation for it.
+MADE_OF_PRODUCTS = dict(
+    plain=(1, lambda q, k, v: F.softmax(q @ k.mT, -1) @ v),
+    scaled_twice=(1, lambda q, k, v: F.dropout(F.softmax(q @ k.mT / 3 * 2, 3), 0.1, training=False) @ v),
+    biased=(1, lambda q, k, v: weights_of(q, k, 0.3, q[:, :1, :, :1], k[:, :, None, :, 0]) @ v),
+    bias_first=(1, lambda q, k, v: F.softmax(q[..., :1] + q @ k.mT, -1) @ v),
+    in_f32=(1, lambda q, k, v: F.softmax(q @ k.mT, -1, dtype=torch.float32).to(q.dtype) @ v),
+    three_axes=(1, lambda q, k, v: torch.bmm(F.softmax(torch.bmm(q[0], k[0].mT), -1), v[0]) * 2),
+    twice=(2, lambda q, k, v: weights_of(weights_of(q, k) @ v, k) @ v),
+    weights_come_out=(0, lambda q, k, v: ((weights := weights_of(q, k)) @ v, weights)),
+    scores_come_out=(0, lambda q, k, v: (F.softmax(scores := q @ k.mT, -1) @ v, scores)),
+    along_another_axis=(0, lambda q, k, v: F.softmax(q @ k.mT, 1) @ v),
+    scaled_with_a_bias=(0, lambda q, k, v: F.softmax((q @ k.mT + q[..., :1]) * 0.3, -1) @ v),
+    weights_are_changed=(0, lambda q, k, v: weights_of(q, k).square() @ v),
+    no_softmax=(0, lambda q, k, v: q @ k.mT @ v),
+    shared_keys=(0, lambda q, k, v: F.softmax(q @ k[:, :1].mT, -1) @ v),
+)
+
+
+@pytest.mark.parametrize(("joined", "function"), MADE_OF_PRODUCTS.values(), ids=MADE_OF_PRODUCTS)
+def test_attention_made_of_products(joined, function):
+    def used(*inputs):  # what comes out of a function itself is left as it is
+        results = function(*inputs)
+        return [result + 1 for result in (results if isinstance(results, tuple) else (results,))]
+
+    q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
+    operations = [node.target for node in export(used, (q, k, v)).graph.nodes]
+    assert operations.count(aten.scaled_dot_product_attention.default) == joined
+    compare(dict(attention=used), q, k, v)
+
+
 def test_convolutions():
     two, groups, one = torch.randn(4, 6, 3, 2), torch.randn(6, 2, 3, 3), torch.randn(4, 6, 5)
     back, back_groups, bias = torch.randn(6, 4, 3, 2), torch.randn(6, 2, 3, 3), torch.randn(4)
@@ -481,7 +568,12 @@ def test_operations_that_are_called_by_their_own_names():
 
 
 @pytest.mark.parametrize(
-    "function", [lambda x: F.dropout(x, 0.5), lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)]
+    "function",
+    [
+        lambda x: F.dropout(x, 0.5),
+        lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+        lambda x: F.dropout(F.softmax(x @ x.mT, -1), 0.5) @ x * 2,
+    ],
 )
 def test_what_a_model_does_in_training_is_refused(function):
     with pytest.raises(GraphError, match=r"at random while a model is trained: call its eval\(\) first"):

@@ -13,7 +13,7 @@ from transformers_neuronx.layers.distance import (
     distances_both_ways as distances_both_ways,
 )
 from transformers_neuronx.layers.embedding import embedding as embedding, lookup as lookup
-from transformers_neuronx.layers.linear import linear as linear, logits as logits
+from transformers_neuronx.layers.linear import activated as activated, linear as linear, logits as logits
 from transformers_neuronx.layers.memory import (
     Memory as Memory,
     attend_to as attend_to,

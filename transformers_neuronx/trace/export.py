@@ -18,6 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import Node
 
 from transformers_neuronx.errors import GraphError
+from transformers_neuronx.trace.joining import join_activations, join_attention, narrow_masks
 
 aten = torch.ops.aten
 
@@ -127,7 +128,10 @@ def export(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own code
         program = torch.export.export(_Flat(func, structures), tuple(example_inputs), strict=False)
+        join_attention(program.graph)
         program = program.run_decompositions(decompositions())
+        narrow_masks(program.graph)
+        join_activations(program.graph)
     return _classified(program, names, example_inputs, structures[-1], aliases or {})
 
 

@@ -14,7 +14,7 @@ import torch
 
 from transformers_neuronx import hlo, layers
 from transformers_neuronx.pyhlo import Shape, Tensor
-from transformers_neuronx.trace.aten.table import converted, lowers, of_training, wide
+from transformers_neuronx.trace.aten.table import converted, lowers, of_training, wide, widened
 from transformers_neuronx.weights import Parameter, Weight
 
 aten = torch.ops.aten
@@ -35,11 +35,14 @@ def parameter(tensor: Tensor, name: str, sizes: tuple[int, ...], word: int | Non
     return Parameter(tensor, Weight(name, "", sizes, word=word), 1, tensor.dtype.name)
 
 
-def _layer(out: Shape, x: Tensor, weight: Parameter, bias: Tensor | None) -> Tensor:
+def _layer(out: Shape, x: Tensor, weight: Parameter, bias: Tensor | None, activation: str | None = None) -> Tensor:
     w = SimpleNamespace(weight=weight)
     if bias is not None:
         w.bias = SimpleNamespace(tensor=bias)
-    return layers.linear(x, w) if x.dtype is out.dtype else layers.logits(x, w)
+    if x.dtype is not out.dtype:
+        y = layers.logits(x, w)
+        return layers.ACTIVATIONS[activation](y) if activation else y
+    return layers.activated(x, activation, w) if activation else layers.linear(x, w)
 
 
 Axes = tuple[Sequence[int], Sequence[int]]
@@ -50,11 +53,15 @@ def _dot(out: Shape, a: Tensor, b: Tensor, contract: Axes, batch: Axes = ((), ()
 
 
 @lowers(aten.linear.default)
-def linear(out: Shape, x: Tensor, weight: Tensor | Parameter, bias: Tensor | None = None) -> Tensor:
+def linear(
+    out: Shape, x: Tensor, weight: Tensor | Parameter, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """X weightᵀ + bias, and the activation of that which `joining` has found to follow."""
     if isinstance(weight, Parameter):
-        return _layer(out, x, weight, bias)
+        return _layer(out, x, weight, bias, activation)
     y = _dot(out, x, weight, ([-1], [1]))
-    return y if bias is None else y + converted(bias, out.dtype)
+    y = y if bias is None else y + converted(bias, out.dtype)
+    return y if activation is None else hlo.convert(layers.ACTIVATIONS[activation](widened(y)), out.dtype)
 
 
 @lowers(aten.mm.default)
