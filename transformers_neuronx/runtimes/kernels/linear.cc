@@ -12,7 +12,7 @@ constexpr int kRows = kLanes / 2, kPanels = kLanes == 16 ? 3 : 1;
 constexpr int kColumns = kPanel / kLanes;  // vectors of a panel
 
 constexpr int64_t kPage = 1024;            // words of 32 bits
-constexpr int64_t kBlock = 256;            // rows that share a piece of the weights, at most
+constexpr int64_t kBlock = 64;             // rows that share a piece of the weights: few, so that threads end together
 constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
 
 // Weights come as a stream, which the processor asks for by itself. Where words are taken apart it does not get ahead
@@ -158,7 +158,7 @@ struct Product {
   void Run(const Pool& pool) const {
     for (int64_t row = 0; row < a.rows; ++row) factors[row] = 1;
     if (!in_place) ForEach(pool, a.rows, [this](int64_t row) { PrepareRow(row); });
-    const Pieces pieces(a, a.rows < kBlock / 2 ? RoundUp(kPieceBytes / panel_bytes + 1, kPanels) : kPanels);
+    const Pieces pieces(a, a.rows < 2 * kBlock ? RoundUp(kPieceBytes / panel_bytes + 1, kPanels) : kPanels);
     const int64_t blocks = RoundUp(a.rows, kBlock) / kBlock;
     ForEach(pool, pieces.count * blocks, [&](int64_t i) {
       const auto [part, panel] = pieces.At(i / blocks);
