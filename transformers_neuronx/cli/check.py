@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -143,7 +144,10 @@ class Other:
 
     def _transformers(self, source: o.Source) -> Any:
         from transformers import AutoModelForCausalLM  # takes seconds
+        from transformers.utils import logging
 
+        if not sys.stderr.isatty():
+            logging.disable_progress_bar()
         amp = self.settings.get("amp", "f32")
         if amp not in o.DTYPES.values():
             raise ConfigError(f"--against amp wants one of {', '.join(o.DTYPES.values())}, got {amp!r}")
