@@ -23,7 +23,6 @@ from transformers_neuronx.module import resolve
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.sampling import ForSampling
 
-PARTED = 4  # the exit status
 NONE = "none"
 RANDOM = 64  # tokens, where no text is given
 SETTINGS = dict(amp="amp", tp="tp_degree", quant="neuron_config", runtime="neuron_config")  # the options they are in
@@ -82,7 +81,7 @@ def check(
     shown = str if tokenizer is None else lambda token: repr(tokenizer.decode([token]) or token)
     typer.echo(json.dumps(found.as_dict()) if as_json else found.text(shown))
     if not found.agree:
-        raise typer.Exit(PARTED)
+        raise typer.Exit(o.NO)
 
 
 def _refuse(source: o.Source, other: Other) -> None:
@@ -147,7 +146,7 @@ class Other:
         from transformers.utils import logging
 
         if not sys.stderr.isatty():
-            logging.disable_progress_bar()
+            logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         amp = self.settings.get("amp", "f32")
         if amp not in o.DTYPES.values():
             raise ConfigError(f"--against amp wants one of {', '.join(o.DTYPES.values())}, got {amp!r}")

@@ -17,6 +17,7 @@ from transformers_neuronx.module import load_config, resolve_tokenizer
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import holds_artifact, open_artifact
 
+NO = 4  # the exit status where nothing went wrong, and the answer is no
 HOW, CHOICE, WHERE = "How it is compiled", "How tokens are chosen", "Where the model is"
 
 

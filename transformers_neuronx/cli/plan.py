@@ -47,7 +47,7 @@ def plan(
     operations of a step move at full bandwidth, or their products at the peak.
     Both are as published, but measured for this machine's processor.
 
-    Exit status: 0 if it fits somewhere that is asked about, 1 if it does not.
+    Exit status: 0 if it fits somewhere that is asked about, 4 if it does not.
     """
     how = o.How(amp, None, quant, rounded, None)
     sizes = dict(n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size)
@@ -58,7 +58,7 @@ def plan(
     planned = planner.plan(places, tp, every=bool(instance))
     typer.echo(json.dumps(planned.as_dict()) if as_json else str(planned))
     if not any(fit.fits for fit in planned.fits):
-        raise typer.Exit(1)
+        raise typer.Exit(o.NO)
 
 
 def _places(names: Sequence[str], amp: str) -> list[Place]:
