@@ -488,6 +488,8 @@ MADE_OF_PRODUCTS = dict(
     along_another_axis=(0, lambda q, k, v: F.softmax(q @ k.mT, 1) @ v),
     scaled_with_a_bias=(0, lambda q, k, v: F.softmax((q @ k.mT + q[..., :1]) * 0.3, -1) @ v),
     weights_are_changed=(0, lambda q, k, v: weights_of(q, k).square() @ v),
+    in_whole_numbers=(0, lambda q, k, v: F.softmax((q @ k.mT * 3).long().float(), -1) @ v),
+    divided_by_nothing=(0, lambda q, k, v: F.softmax(q.abs() @ k.abs().mT / 0, -1) @ v),
     no_softmax=(0, lambda q, k, v: q @ k.mT @ v),
     shared_keys=(0, lambda q, k, v: F.softmax(q @ k[:, :1].mT, -1) @ v),
 )

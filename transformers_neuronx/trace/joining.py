@@ -12,7 +12,7 @@ aten = torch.ops.aten
 PRODUCTS = {aten.matmul.default, aten.bmm.default}
 # What leaves weights as they are; dropout does where nothing is trained.
 KEPT = {aten.dropout.default, aten.contiguous.default, aten.clone.default, aten.detach.default}
-# What neither makes values that differ.
+# What makes no values that differ of such that are alike.
 SAME = {aten.expand.default, aten._to_copy.default, aten.clone.default, aten.alias.default}
 CONVERSIONS = {aten.to.dtype, aten.to.dtype_layout, aten.type_as.default}
 
@@ -57,13 +57,14 @@ def _taken_apart(scores: Any) -> Scores | None:
         return None
     x, *others = scores.args
     if scores.target in CONVERSIONS:
-        return _taken_apart(x)
+        return _taken_apart(x) if scores.meta["val"].is_floating_point() else None
     if scores.target in PRODUCTS:
         return Scores(x, others[0])
     if scores.target in (aten.mul.Tensor, aten.div.Tensor) and isinstance(factor := others[0], int | float):
         made = _taken_apart(x)
-        scale = factor if scores.target is aten.mul.Tensor else 1 / factor
-        return made._replace(scale=made.scale * scale) if made and not made.biases else None
+        if not made or made.biases or not factor:
+            return None
+        return made._replace(scale=made.scale * (factor if scores.target is aten.mul.Tensor else 1 / factor))
     if scores.target is aten.add.Tensor and not scores.kwargs and isinstance(others[0], Node):
         for first, bias in ((x, others[0]), (others[0], x)):
             if made := _taken_apart(first):
