@@ -41,6 +41,8 @@ PUBLIC: dict[str, list[str] | None] = {
     "metrics": ["Metrics", "Call", "Totals"],
     "profiling": ["Profile"],
     "inspection": None,
+    "planning": None,
+    "comparison": None,
     "trace": None,
     "pyhlo": ["HloScribe", "DType", "Shape", "Tensor", "TupleShape", "active_scribe", "dtype_named"],
     "hlo": None,

@@ -49,6 +49,7 @@ class Needs:
 
     @property
     def total(self) -> int:
+        """All bytes."""
         return self.weights + self.caches + self.temporaries
 
 
@@ -68,6 +69,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
+        """Whether there is such a degree, and memory for what it needs."""
         return self.needs is not None and self.needs.total <= self.memory
 
     def as_dict(self) -> dict[str, Any]:
