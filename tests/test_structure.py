@@ -16,8 +16,8 @@ ORDER = [
     "errors", "version", "env", "progress", "files", "constants", "stopping_criteria", "utils", "switches", "config",
     "pyhlo", "dtypes", "hlo", "compiler", "module", "panels", "weights", "quantization", "layers", "runtimes", "cache",
     "loops", "programs", "decoder", "profiling", "metrics", "serialization", "inputs", "generation", "models",
-    "sampling_functions", "sampling", "encoder_decoder", "comparison", "speculation", "fused_speculation", "FAMILY",
-    "auto", "inspection", "planning", "modeling_auto", "generation_utils", "trace", "cli", "__main__", "__init__",
+    "sampling_functions", "sampling", "encoder_decoder", "speculation", "fused_speculation", "FAMILY", "auto",
+    "inspection", "planning", "comparison", "modeling_auto", "generation_utils", "trace", "cli", "__main__", "__init__",
 ]  # fmt: skip
 FILE_LINES, FUNCTION_LINES = 400, 40
 FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 60, "model.py": 40}  # an encoder takes 20 of weights

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from transformers_neuronx.inspection.text import cut
+
 SHOWN = 10  # places where both part, and weights that differ
 
 
@@ -105,8 +107,8 @@ class Comparison:
 
     def _logits(self, shown: Callable[[int], str]) -> Iterator[str]:
         count, parting, (mean, most) = len(self.places), self.parting, self.divergence
-        yield f"model      {_cut(self.model, 69)}"
-        yield f"reference  {_cut(self.reference, 69)}"
+        yield f"model      {cut(self.model, 69)}"
+        yield f"reference  {cut(self.reference, 69)}"
         yield f"text       {self.prompt_tokens} tokens, and {count - self.prompt_tokens} that the reference chooses"
         yield ""
         yield f"logits     differ by {self.worst.difference:.1e} of the largest, after token {self.worst.position}"
@@ -117,7 +119,7 @@ class Comparison:
             yield "  {:>6}  {:18}{:>6}  {:18}{:>6}{:>11}{:>9}".format(*heads)
         for place in parting[:SHOWN]:
             both = (place.wanted, place.wanted_probability), (place.chosen, place.chosen_probability)
-            wanted, chosen = (f"  {_cut(shown(token), 17):18}{p:>6.1%}" for token, p in both)
+            wanted, chosen = (f"  {cut(shown(token), 17):18}{p:>6.1%}" for token, p in both)
             yield f"  {place.position:>6}{wanted}{chosen}{place.difference:>11.1e}{place.kl:>9.1e}"
         yield from _and_more(parting)
 
@@ -136,7 +138,7 @@ class Comparison:
             return
         yield "weights that are not the reference's"
         for weight in self.weights[:SHOWN]:
-            yield f"  {_cut(weight.name, 40):41}{weight.count} of {weight.total} numbers"
+            yield f"  {cut(weight.name, 40):41}{weight.count} of {weight.total} numbers"
         yield from _and_more(self.weights)
 
     def _verdict(self) -> Iterator[str]:
@@ -153,11 +155,7 @@ class Comparison:
             yield "No part makes such an error of its own."
         if self.weights:
             others = f", the first of {len(self.weights)}" if self.weights[1:] else ""
-            yield f"{_cut(self.weights[0].name, 40)} is not the reference's{others}."
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+            yield f"{cut(self.weights[0].name, 40)} is not the reference's{others}."
 
 
 def _and_more(found: Sequence[Any]) -> Iterator[str]:

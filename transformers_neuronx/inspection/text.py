@@ -25,12 +25,14 @@ def _unit(value: float) -> tuple[float, str]:
     return next(((size, letter) for size, letter in _UNITS if value >= size), _UNITS[-1])
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """So many characters of a text, the last of which says that there were more."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=True)
+def wrapped(text: str) -> str:
+    """A text in lines of WIDTH."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
 def _share(part: float, whole: float) -> str:
@@ -50,7 +52,7 @@ def _costs(title: str, rows: Sequence[Facts], total: Facts) -> Iterator[str]:
         numbers = f"{flops / flop:.3f}", _share(flops, total["flops"]), f"{read / byte:.3f}", f"{written / byte:.3f}"
         count = f"× {times}" if times > 1 else ""
         cells = (*numbers, _share(read + written, moved))
-        yield "  {:24}{:>6}{:>11}{:>8}{:>11}{:>11}{:>7}".format(_cut(name, 24), count, *cells)
+        yield "  {:24}{:>6}{:>11}{:>8}{:>11}{:>11}{:>7}".format(cut(name, 24), count, *cells)
 
 
 def _with_rest(rows: Sequence[Facts], total: Facts) -> list[Facts]:
@@ -73,14 +75,14 @@ def program_text(facts: Facts) -> str:
     sizes = [f"{scaled(size, 'B')} of {kind}s" for kind, size in held.items() if size]
     results = sum(result["bytes"] for result in facts["outputs"] if result["takes"] is None)
     in_place = sum(result["takes"] is not None for result in facts["outputs"])
-    lines = [_cut(facts["name"], WIDTH)]
+    lines = [cut(facts["name"], WIDTH)]
     if facts["runs"] > 1:
         lines.append(f"{facts['runs']} times in a step, for groups of layers; what follows is of one")
-    lines.append(_wrapped(", ".join(sizes) + f"; {scaled(facts['temporaries'], 'B')} of temporaries, estimated"))
-    lines.append(_wrapped(f"{scaled(results, 'B')} of results of their own, {in_place} results in place"))
+    lines.append(wrapped(", ".join(sizes) + f"; {scaled(facts['temporaries'], 'B')} of temporaries, estimated"))
+    lines.append(wrapped(f"{scaled(results, 'B')} of results of their own, {in_place} results in place"))
     moved = total["read"] + total["written"]
     costs = f"{scaled(total['flops'], 'FLOP')}, of which products {_share(total['products'], total['flops'])}"
-    lines.append(_wrapped(f"{costs}; {scaled(moved, 'B')} read and written"))
+    lines.append(wrapped(f"{costs}; {scaled(moved, 'B')} read and written"))
     if facts["loops"]:
         lines.append("What is in a loop is counted for one iteration.")
     lines += [
@@ -101,7 +103,7 @@ def model_text(facts: Facts) -> str:
         f"{facts['family']}, {facts['weight_count']:,} parameters, {options['amp']}, on {devices}:",
         f"  weights {scaled(facts['weight_bytes'], 'B')}, caches {scaled(facts['caches'], 'B')}, "
         f"temporaries at most {scaled(facts['temporaries'], 'B')}",
-        _wrapped(config),
+        wrapped(config),
         "",
         *_weights(facts["weights"]),
     ]
@@ -124,5 +126,5 @@ def _weights(weights: Sequence[Facts]) -> Iterator[str]:
         shape = f"{dtype}[{','.join(map(str, row['whole']))}]"
         size = scaled(row["bytes"] * row["layers"], "B") if row["same_as"] is None else f"= {row['same_as']}"
         layers = f"× {row['layers']}" if row["layers"] > 1 else ""
-        cells = _cut(row["name"], 25), _cut(shape, 23), layers, split_text(row), _cut(size, 11)
+        cells = cut(row["name"], 25), cut(shape, 23), layers, split_text(row), cut(size, 11)
         yield "{:25}{:>23}{:>8}{:>13}{:>11}".format(*cells)

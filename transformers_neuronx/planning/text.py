@@ -1,12 +1,11 @@
-"""A plan as a table of at most WIDTH columns, from the dictionary that JSON is made of."""
+"""A plan as a table of at most 80 columns, from the dictionary that JSON is made of."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from transformers_neuronx.inspection.text import WIDTH, scaled
+from transformers_neuronx.inspection.text import scaled, wrapped
 
 Facts = Mapping[str, Any]
 LINE = "{:14}{:>3}{:>10}{:>9}{:>9}{:>9}  {:5}{:>9}{:>9}"
@@ -29,13 +28,9 @@ def plan_text(facts: Facts) -> str:
     head = f"{facts['family']}, {facts['parameters']:,} parameters, {facts['amp']}{quant}: "
     head += f"batch size {facts['batch_size']}, {facts['positions']} positions, {prompts}"
     heads = "place", "tp", "weights", "caches", "temp.", "of", "fits", "a token", "prompt"
-    lines = [_wrapped(head), "", LINE.format(*heads).rstrip(), *map(_line, facts["fits"]), ""]
-    lines += map(_wrapped, _notes(facts))
+    lines = [wrapped(head), "", LINE.format(*heads).rstrip(), *map(_line, facts["fits"]), ""]
+    lines += map(wrapped, _notes(facts))
     return "\n".join(lines)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
 def _line(fit: Facts) -> str:
