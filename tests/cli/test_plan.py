@@ -180,13 +180,14 @@ def test_a_degree_that_a_place_has_not(command):
     printed, _ = command(*arguments, "--instance", "trn1.2xlarge", status=4)
     assert re.search(r"^trn1\.2xlarge +8 +- +- +- +17\.2 GB  no tp +- +-$", printed, re.M)
     command(*arguments, "--instance", "trn1.2xlarge", "--instance", "trn1.32xlarge")
+    _, said = command("plan", TINY_KJV, "--tp", 0, status=2)
+    assert "wanted 1 or more, got 0" in said
 
 
 REFUSED = {
     "a name that is nowhere": (("no/such",), "is neither a directory here nor a hub model that is cached"),
     "a file that is no configuration": (("broken.json",), "broken.json: not valid JSON"),
     "a place that is unknown": ((TINY_KJV, "--instance", "p4d"), "--instance wants one of cpu, cuda, inf2.xlarge, "),
-    "no devices": ((TINY_KJV, "--tp", 0), "--tp wants a positive number, got 0"),
     "more positions than there are": ((TINY_KJV, "--n-positions", 4096), "n_positions=4096 is more than the 512"),
 }
 

@@ -1,7 +1,7 @@
 """The command line: `transformers-neuronx`, or `python -m transformers_neuronx`.
 
-Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong, 3 some lines of the data are, 4 two models
-part, 130 Ctrl-C.
+Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong, 3 some lines of the data are, 4 the answer is
+no, 130 Ctrl-C.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ Instances = Annotated[
     list[str] | None,
     o.option("--instance", help=f"Where it is to run; may be repeated. By default all: {', '.join(NAMES)}."),
 ]
-Tp = Annotated[int | None, o.option("--tp", help="Devices that share each layer; by default as few as will do.")]
+Tp = Annotated[
+    int | None, o.option("--tp", help="Devices that share each layer; by default as few as will do.", count=True)
+]
 
 
 def plan(
@@ -52,8 +54,6 @@ def plan(
     how = o.How(amp, None, quant, rounded, None)
     sizes = dict(n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size)
     planner = Planner(o.Source(model, cache_dir).open(how, without_weights=True, **sizes))
-    if tp is not None and tp < 1:
-        raise ConfigError(f"--tp wants a positive number, got {tp}")
     places = _places(instance or NAMES, planner.options.amp)
     planned = planner.plan(places, tp, every=bool(instance))
     typer.echo(json.dumps(planned.as_dict()) if as_json else str(planned))
