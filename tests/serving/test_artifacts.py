@@ -481,8 +481,9 @@ def test_a_full_disk_leaves_what_was_there(model, copy):
 # Saves by turns what two artifacts hold, each in a process that is killed in the midst of it, and looks each time at
 # what is there. A runtime is not needed for that, nor are new processes: starting them takes the time.
 KILLED = """
-import collections, os, random, shutil, signal, sys, time
+import collections, faulthandler, os, random, shutil, signal, sys, threading, time
 from types import SimpleNamespace as made_of
+from tqdm import tqdm
 from transformers_neuronx import serialization
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -505,7 +506,9 @@ def decoder_like(source):
         programs=made_of(panels=True, in_place=True),
     )
 
+tqdm.set_lock(threading.RLock())  # its own one is shared by forked processes: who is killed with it stops all others
 target, kills = sys.argv[1], int(sys.argv[2])
+faulthandler.dump_traceback_later(580, exit=True)  # where it hangs, should it
 sources = [decoder_like(source) for source in sys.argv[3:]]
 kept = [files for files, *_ in sources]
 assert kept[0] != kept[1]
