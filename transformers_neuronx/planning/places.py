@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 from transformers_neuronx.inspection.text import scaled
+from transformers_neuronx.neuron.targets import TARGETS
 from transformers_neuronx.planning.host import available_memory, processors, rates_of_cpu
 
 GIB = 2**30
@@ -63,18 +64,15 @@ class Chip(NamedTuple):
 FIRST = Chip(2, 32 * GIB, 0.82e12, 190e12, 47.5e12)
 SECOND = Chip(4, 96 * GIB, 2.9e12, 667e12, 181e12)
 
-# Of the guide to the original: degrees that the Neuron runtime has on each. It is older than Trainium2, of which those
-# are listed that fill its chips evenly.
-TRN1, INF2, TRN2 = (1, 2, 8, 16, 32), (1, 2, 4, 8, 24), (1, 2, 4, 8, 16, 32, 64)
-INSTANCES: Mapping[str, tuple[Chip, int, tuple[int, ...]]] = {  # with so many cores
-    "inf2.xlarge": (FIRST, 2, INF2),
-    "inf2.8xlarge": (FIRST, 2, INF2),
-    "inf2.24xlarge": (FIRST, 12, INF2),
-    "inf2.48xlarge": (FIRST, 24, INF2),
-    "trn1.2xlarge": (FIRST, 2, TRN1),
-    "trn1.32xlarge": (FIRST, 32, TRN1),
-    "trn1n.32xlarge": (FIRST, 32, TRN1),
-    "trn2.48xlarge": (SECOND, 64, TRN2),
+INSTANCES: Mapping[str, tuple[Chip, int, str]] = {  # with so many cores, as the compiler calls them
+    "inf2.xlarge": (FIRST, 2, "inf2"),
+    "inf2.8xlarge": (FIRST, 2, "inf2"),
+    "inf2.24xlarge": (FIRST, 12, "inf2"),
+    "inf2.48xlarge": (FIRST, 24, "inf2"),
+    "trn1.2xlarge": (FIRST, 2, "trn1"),
+    "trn1.32xlarge": (FIRST, 32, "trn1"),
+    "trn1n.32xlarge": (FIRST, 32, "trn1"),
+    "trn2.48xlarge": (SECOND, 64, "trn2"),
 }
 
 # Of NVIDIA's data sheets, without sparsity, f32 as TF32 where there is that, by what nvidia-smi calls them
@@ -95,8 +93,8 @@ GPUS: Mapping[str, Chip] = {
 
 def instance(name: str, amp: str) -> Place:
     """An instance of AWS's by its name, one of INSTANCES, for a model with activations of this type."""
-    chip, cores, degrees = INSTANCES[name]
-    return Place(name, tuple(degree for degree in degrees if degree <= cores), chip.core(amp))
+    chip, cores, target = INSTANCES[name]
+    return Place(name, tuple(degree for degree in TARGETS[target].degrees if degree <= cores), chip.core(amp))
 
 
 def cpu(amp: str) -> Place:

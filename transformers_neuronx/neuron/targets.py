@@ -1,0 +1,42 @@
+"""The kinds of instances that programs are compiled for, and what differs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from transformers_neuronx.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Target:
+    """What `neuronx-cc` calls a kind of instance; the tensor-parallel `degrees` that its runtime has.
+
+    `float8` says whether there are numbers of 8 bits with a point, `sorts` whether there is an operation that sorts.
+    """
+
+    name: str
+    degrees: tuple[int, ...]
+    float8: bool = False
+    sorts: bool = True
+
+
+# Degrees are of the guide to the original, which is older than Trainium2: of that, those are listed that fill its chips
+# evenly. Types and sorting are of the compiler's error codes (NCC_ESPP047, NCC_EVRF029).
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        Target("trn1", (1, 2, 8, 16, 32)),
+        Target("inf2", (1, 2, 4, 8, 24)),
+        Target("trn2", (1, 2, 4, 8, 16, 32, 64), float8=True, sorts=False),
+    )
+}
+DEFAULT = "trn1"
+
+
+def target_named(name: str) -> Target:
+    """The one called so; "neuron" is the default."""
+    name = DEFAULT if name == "neuron" else name
+    if name not in TARGETS:
+        raise ConfigError(f"target wants to be one of neuron, {', '.join(TARGETS)}, got {name!r}")
+    return TARGETS[name]
