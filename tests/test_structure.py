@@ -14,8 +14,8 @@ FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 # Each imports only what stands before it; families stand beside each other.
 ORDER = [
     "errors", "version", "env", "progress", "files", "constants", "stopping_criteria", "utils", "switches", "config",
-    "pyhlo", "dtypes", "hlo", "neuron", "compiler", "module", "panels", "weights", "quantization", "layers", "runtimes", "cache",
-    "loops", "programs", "decoder", "profiling", "metrics", "serialization", "inputs", "generation", "models",
+    "pyhlo", "dtypes", "hlo", "neuron", "compiler", "module", "panels", "weights", "quantization", "layers", "runtimes",
+    "cache", "loops", "programs", "decoder", "profiling", "metrics", "serialization", "inputs", "generation", "models",
     "sampling_functions", "sampling", "encoder_decoder", "speculation", "fused_speculation", "FAMILY", "auto",
     "inspection", "planning", "comparison", "modeling_auto", "generation_utils", "trace", "cli", "__main__", "__init__",
 ]  # fmt: skip
