@@ -28,7 +28,6 @@ from transformers_neuronx.runtimes.base import Executable, Runtime
 
 _LOG = logging.getLogger(__name__)
 
-PATIENCE = 600.0  # seconds to wait for another process that compiles the same
 MAGIC = b"transformers_neuronx executable 1\n"  # an entry: this, the SHA-256 of what follows, an executable
 
 
@@ -75,7 +74,7 @@ def _through_cache(runtime: Runtime, module: HloModuleProto, key: str) -> tuple[
         return runtime.compile(module), "compiled"
     if executable := _loaded(runtime, module, cache.read(key), str(cache.entry(key))):
         return executable, "loaded from the cache"
-    with cache.alone(key):
+    with cache.alone(key, runtime.patience):
         # Meanwhile another process may have made it.
         if executable := _loaded(runtime, module, cache.read(key), str(cache.entry(key))):
             return executable, "loaded from the cache"
@@ -152,16 +151,16 @@ class Cache:
             warn_once(f"compiled programs are not kept in {self.directory}: {reason}")
 
     @contextmanager
-    def alone(self, key: str) -> Iterator[None]:
-        """Hold the lock of an entry, so that of several processes one compiles. Without one after PATIENCE seconds."""
-        lock = self._lock(key)
+    def alone(self, key: str, patience: float) -> Iterator[None]:
+        """Hold the lock of an entry, so that of several processes one compiles. Without one after so many seconds."""
+        lock = self._lock(key, patience)
         try:
             yield
         finally:
             if lock is not None:
                 os.close(lock)  # the file stays: whoever deletes it may delete one that is held
 
-    def _lock(self, key: str) -> int | None:
+    def _lock(self, key: str, patience: float) -> int | None:
         import fcntl
 
         path = self.directory / f"{key}.lock"
@@ -170,7 +169,7 @@ class Cache:
         except OSError as error:
             warn_once(f"{path} cannot be locked, and another process may compile the same: {error}")
             return None
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + patience
         while time.monotonic() < until:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,18 +179,19 @@ class Cache:
             except OSError as error:
                 warn_once(f"{self.directory} has no locks, and another process may compile the same: {error}")
                 return lock
-        warn_once(f"{path} has been locked for {PATIENCE:.0f} s by another process, which is no longer waited for")
+        warn_once(f"{path} has been locked for {patience:.0f} s by another process, which is no longer waited for")
         return lock
 
 
 def _dump(directory: Path, runtime: Runtime, module: HloModuleProto, executable: Executable, line: str) -> None:
-    """Show a program: HLO as protobuf and text, what XLA made of it, and what that depends on."""
+    """Show a program: HLO as protobuf and text, what the compiler made of it, and what that depends on."""
     name = re.sub(r"[^-.\w]", "_", line.partition(":")[0])
     shown = {
         "hlo.pb": module.SerializeToString(deterministic=True),
         "hlo.txt": runtime.module_text(module).encode(),
         "compiled.txt": executable.text().encode(),
         "flags.json": json.dumps(dict(runtime.fingerprint), indent=2).encode(),
+        **executable.files(),
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)

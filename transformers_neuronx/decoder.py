@@ -123,7 +123,7 @@ class Decoder:
     @property
     def loops(self) -> bool:
         """Whether tokens are made in a loop on the devices."""
-        return self.options.chunk > 0 and self.options.unroll is None
+        return self.options.chunk > 0 and self.options.unroll is None and self.runtime.loops
 
     def compile(
         self,

@@ -49,7 +49,7 @@ _LOG = logging.getLogger(__name__)
 
 FORMAT = 2
 MANIFEST, CONFIG = "manifest.json", "config.json"
-OWN_FILES = re.compile(r"program-.*\.(hlo\.pb|executable)|weights-.*\.safetensors")
+OWN_FILES = re.compile(r"program-.*\.(hlo\.pb|executable|neff)|weights-.*\.safetensors")
 Tensors = dict[str, list[str]]  # of a file of weights: each tensor, and the weights that it is
 
 
@@ -127,9 +127,9 @@ def _save_programs(decoder: Decoder, stage: Path) -> dict[str, dict[str, str]]:
     programs = {}
     for identity, (module, executable) in list(decoder.executables.items()):
         stem = f"program-{re.sub(r'[^-_A-Za-z0-9]', '_', module.name)}-{identity[:12]}"
-        programs[identity] = dict(hlo=f"{stem}.hlo.pb", executable=f"{stem}.executable")
+        programs[identity] = dict(hlo=f"{stem}.hlo.pb", executable=f"{stem}.{decoder.runtime.suffix}")
         files.write(stage / f"{stem}.hlo.pb", module.SerializeToString(deterministic=True))
-        files.write(stage / f"{stem}.executable", executable.serialize())
+        files.write(stage / programs[identity]["executable"], executable.serialize())
     return programs
 
 

@@ -238,9 +238,9 @@ def test_a_directory_for_reading_only_is_no_reason_to_stop(runtime, directory, c
 
 
 def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(runtime, directory, caplog, monkeypatch):
-    monkeypatch.setattr(cache, "PATIENCE", 0.1)
+    monkeypatch.setattr(XlaRuntime, "patience", 0.1)
     directory.mkdir(mode=0o700)
-    with cache.Cache(directory).alone(cache._key(runtime, identity(doubling()))):
+    with cache.Cache(directory).alone(cache._key(runtime, identity(doubling())), 600):
         check(runtime)
     assert "has been locked for 0 s by another process" in warnings(caplog)[0]
 

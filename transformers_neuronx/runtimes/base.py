@@ -61,6 +61,10 @@ class Executable(Protocol):
         """The compiled program, for people."""
         ...
 
+    def files(self) -> Mapping[str, bytes]:
+        """What else there is to be looked at, by the endings of files."""
+        ...
+
     def serialize(self) -> bytes:
         """What `Runtime.load` makes the same executable of: machine code, to be trusted like a program."""
         ...
@@ -84,6 +88,16 @@ class Runtime(Protocol):
         ...
 
     @property
+    def suffix(self) -> str:
+        """What the name of a file with an executable ends in."""
+        ...
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which whoever compiles a program is taken to be stuck."""
+        ...
+
+    @property
     def fingerprint(self) -> Mapping[str, str]:
         """All that an executable depends on, but its module: engine, version, options, devices, the processor."""
         ...
@@ -102,6 +116,11 @@ class Runtime(Protocol):
 
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
         """Whether attention reads a cache of this type where it lies, and of it only the positions in use."""
+        ...
+
+    @property
+    def loops(self) -> bool:
+        """Whether a program may have a loop of which only the devices know when it ends."""
         ...
 
     def spent(self) -> Mapping[str, tuple[int, float]]:

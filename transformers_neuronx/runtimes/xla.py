@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,11 @@ from transformers_neuronx import env, hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
-from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
-from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, PrimitiveType, ShapeProto
+from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import kernels
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
 from transformers_neuronx.runtimes.processor import processor
+from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
 
 # The versions this file was tested with; the first one below and the first one above are not.
 OLDEST, NEWEST = (0, 10, 2), (0, 13)
@@ -74,29 +74,6 @@ def _hlo() -> Any:
     return importlib.import_module("jaxlib._hlo")
 
 
-class Aval(NamedTuple):
-    """Shape and element type, in the form jaxlib asks for. What it returns has one only where it finds JAX."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    weak_type: bool = False
-
-    @staticmethod
-    def leaves(shape: ShapeProto) -> list[Aval]:
-        """Those of an array, or of all the arrays in a tuple."""
-        if shape.element_type == TUPLE:
-            return [aval for element in shape.tuple_shapes for aval in Aval.leaves(element)]
-        name = PrimitiveType.Name(shape.element_type).lower()
-        return [_aval(tuple(shape.dimensions), element_type(name).numpy)]
-
-    def __repr__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
-# Of a shape and a type there is one: to compare hundreds of equal objects, at each call, would be slow.
-_aval = functools.cache(Aval)
-
-
 @functools.cache
 def _on_device(device: Any) -> Any:
     """The sharding "all of it on `device`". jaxlib 0.10 asks it for two things that only JAX's own subclass has."""
@@ -108,6 +85,11 @@ def _on_device(device: Any) -> Any:
             return _hlo().HloSharding.replicate()
 
     return OnDevice(device)
+
+
+def module_text(module: HloModuleProto) -> str:
+    """HLO as XLA prints it."""
+    return str(_hlo().XlaComputation(module.SerializeToString()).as_hlo_text())
 
 
 @contextmanager
@@ -158,43 +140,22 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
 
 
 class XlaExecutable:
-    """A loaded program. It checks its arguments: XLA compares nothing of them but the number of bytes."""
+    """A loaded program."""
 
     def __init__(self, loaded: Any, devices: Any, module: HloModuleProto, data: bytes | None) -> None:
         self.loaded = loaded
         self.data = data
         self.devices = devices
-        self.name = module.name
-        signature = module.host_program_shape
-        self.parameters = [Aval.leaves(shape)[0] for shape in signature.parameters]
-        self.parameter_names = list(signature.parameter_names)
-        self.results = Aval.leaves(signature.result)
-        self.donated = dict.fromkeys(entry.parameter_number for entry in module.input_output_alias.entries)
+        self.signature = Signature(module)
 
     def __call__(self, *tensors: Any) -> list[DeviceTensor]:
-        self._check(tensors)
-        with _engine_errors(self.name):
+        self.signature.take(tensors)
+        with _engine_errors(self.signature.name):
             arguments = [tensor.argument for tensor in tensors]
             results = self.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
-        return [XlaTensor(arrays, self.devices, aval) for arrays, aval in zip(results, self.results, strict=True)]
-
-    def _check(self, tensors: Sequence[Any]) -> None:
-        got = [tensor.aval for tensor in tensors]
-        if len(got) != len(self.parameters):
-            raise EngineError(f"{self.name} wants {len(self.parameters)} arguments, got {len(got)}")
-        if got != self.parameters:
-            wrong = next(i for i, (have, want) in enumerate(zip(got, self.parameters, strict=True)) if have != want)
-            raise EngineError(
-                f"{self.name} wants {self.parameters[wrong]} as parameter {wrong}, "
-                f"{self.parameter_names[wrong]}, got {got[wrong]}"
-            )
-        if spent := [name for name, tensor in zip(self.parameter_names, tensors, strict=True) if tensor.donated]:
-            raise EngineError(f"{self.name} got a tensor as {spent[0]} that was donated to an earlier program")
-        taken = {id(tensors[number]) for number in self.donated}
-        if sum(id(tensor) in taken for tensor in tensors) > len(taken):
-            raise EngineError(f"{self.name} got one tensor twice, of which it takes the memory once")
-        for number in self.donated:
-            tensors[number].donated = True
+        return [
+            XlaTensor(arrays, self.devices, aval) for arrays, aval in zip(results, self.signature.results, strict=True)
+        ]
 
     def memory(self) -> MemoryStats:
         stats = self.loaded.get_compiled_memory_stats()
@@ -204,14 +165,20 @@ class XlaExecutable:
     def text(self) -> str:
         return "\n".join(module.to_string() for module in self.loaded.hlo_modules())
 
+    def files(self) -> Mapping[str, bytes]:
+        return {}
+
     def serialize(self) -> bytes:
         if self.data is None:
-            raise EngineError(f"{self.name} cannot be had as bytes from this engine")
+            raise EngineError(f"{self.signature.name} cannot be had as bytes from this engine")
         return self.data
 
 
 class XlaRuntime:
     """A PJRT client and the devices that a program of the given tensor-parallel degree runs on."""
+
+    suffix, patience = "executable", 600.0
+    loops = True
 
     def __init__(self, client: Any, platform: str, degree: int) -> None:
         self.platform = platform
@@ -272,7 +239,7 @@ class XlaRuntime:
         return kernels.spent() if self.platform == "cpu" else {}
 
     def module_text(self, module: HloModuleProto) -> str:
-        return str(_hlo().XlaComputation(module.SerializeToString()).as_hlo_text())
+        return module_text(module)
 
     def _options(self) -> Any:
         jaxlib = _jaxlib()
@@ -288,7 +255,7 @@ class XlaRuntime:
         shards = list(shards) * self.device_count if len(shards) == 1 else shards
         if len(shards) != self.device_count:
             raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
-        aval = _aval(shards[0].shape, shards[0].dtype)
+        aval = aval_of(shards[0].shape, shards[0].dtype)
         if any((shard.shape, shard.dtype) != aval[:2] for shard in shards):
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
             raise EngineError(f"put wants shards of one shape and type, got {got}")
