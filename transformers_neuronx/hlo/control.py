@@ -13,6 +13,8 @@ from transformers_neuronx.pyhlo import HloScribe, Shape, Tensor, TupleShape, act
 
 COMPOSITE_NAME = "composite.name"
 COMPOSITE_ATTRIBUTES = "composite.attributes"
+ROUNDS = "while.rounds"  # of a loop, where it is known how many there will be
+WEIGHT = "weight"  # of a parameter: "true" if it is one
 
 
 class Parameters:
@@ -21,10 +23,11 @@ class Parameters:
     def __init__(self) -> None:
         self.count = 0
 
-    def add(self, shape: Shape, name: str) -> Tensor:
-        """The next one, whose name the module keeps."""
+    def add(self, shape: Shape, name: str, weight: bool = False) -> Tensor:
+        """The next one, whose name the module keeps, and whether it is a weight: the same at every call."""
         self.count += 1
-        return shape.Parameter(parameter_number=self.count - 1, name=name)
+        attributes = dict(map={WEIGHT: "true"} if weight else {})
+        return shape.Parameter(parameter_number=self.count - 1, name=name, frontend_attributes=attributes)
 
 
 def _parameters(shapes: Sequence[Shape]) -> list[Tensor]:
@@ -110,11 +113,15 @@ class _Closure:
 
 
 def while_loop(
-    condition: Callable[..., Tensor], body: Callable[..., Sequence[Tensor]], state: Sequence[Tensor]
+    condition: Callable[..., Tensor],
+    body: Callable[..., Sequence[Tensor]],
+    state: Sequence[Tensor],
+    rounds: int | None = None,
 ) -> list[Tensor]:
     """Apply `body(*state)` while `condition(*state)`, a pred scalar, holds; the state keeps its shapes.
 
-    The body may use tensors from around the loop, which stay as they are; the condition looks at the state only.
+    The body may use tensors from around the loop, which stay as they are; the condition looks at the state only. If it
+    is known how often it holds, `rounds` says so: where there are no loops, the body is written as often instead.
     """
     shapes = _array_shapes("while_loop", state)
 
@@ -133,7 +140,13 @@ def while_loop(
             raise GraphError(f"while_loop wants a condition that is a pred scalar, got {holds!r}")
         return holds
 
-    result = loop.shape.While(loop.shape.Tuple(*loop.operands), body=loop.id, condition=checked_condition)
+    known = {} if rounds is None else {ROUNDS: str(rounds)}
+    result = loop.shape.While(
+        loop.shape.Tuple(*loop.operands),
+        body=loop.id,
+        condition=checked_condition,
+        frontend_attributes=dict(map=known),
+    )
     return [element(result, index) for index in range(len(shapes))]
 
 

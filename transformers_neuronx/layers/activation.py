@@ -9,12 +9,12 @@ from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
 
 
-def gelu(x: Tensor) -> Tensor:
+def _gelu(x: Tensor) -> Tensor:
     """X Φ(x), with the normal distribution's Φ itself (Hendrycks and Gimpel, arXiv:1606.08415)."""
     return x * (hlo.erf(x * math.sqrt(0.5)) + 1.0) * 0.5
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
+def _gelu_tanh(x: Tensor) -> Tensor:
     """The same paper's approximation of gelu by a hyperbolic tangent."""
     inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
     return x * (hlo.tanh(inner) + 1.0) * 0.5
@@ -24,8 +24,18 @@ def relu(x: Tensor) -> Tensor:
     return hlo.maximum(x, 0.0)
 
 
-def silu(x: Tensor) -> Tensor:
+def _silu(x: Tensor) -> Tensor:
     return x * hlo.logistic(x)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    """Over the last axis."""
+    e = hlo.exp(x - hlo.max(x, -1, keep=True))
+    return e / hlo.sum(e, -1, keep=True)
+
+
+gelu, gelu_tanh = hlo.composite("gelu", _gelu), hlo.composite("gelu_tanh", _gelu_tanh)
+silu, softmax = hlo.composite("silu", _silu), hlo.composite("softmax", _softmax)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

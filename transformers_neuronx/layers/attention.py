@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.linear import linear, linears
 from transformers_neuronx.layers.norm import rms_norm
 from transformers_neuronx.layers.step import Cache, Step
@@ -143,8 +144,8 @@ def _weights(
     if window is not None:
         seen = hlo.logical_and(seen, distance < window)
     scores = hlo.select(seen, scores, -math.inf)
-    e = hlo.exp(scores - hlo.max(scores, -1, keep=True))
-    return e / hlo.sum(e, -1, keep=True)
+    weights: Tensor = softmax(scores)
+    return weights
 
 
 def _write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Tensor) -> Tensor:

@@ -132,4 +132,4 @@ def _largest(rows: int, holds: Callable[[Tensor], Tensor]) -> Tensor:
         return [hlo.shift_right(bit, 1), hlo.select(holds(candidate), candidate, key)]
 
     start = [hlo.constant(1 << 31, "u32"), hlo.full(0, "u32", [rows])]
-    return hlo.while_loop(lambda bit, _: hlo.not_equal(bit, 0), with_next_bit, start)[1]
+    return hlo.while_loop(lambda bit, _: hlo.not_equal(bit, 0), with_next_bit, start, rounds=32)[1]
