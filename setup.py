@@ -95,6 +95,8 @@ setup(
         "plot": ["matplotlib>=3.8"],
         "docs": ["pdoc>=15"],
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],
+        # From an index of AWS's own: those of these names on PyPI are empty, and are 1.0.
+        "neuron": ["libneuronxla>=2", "neuronx-cc>=2", "torch-neuronx>=2"],
         "test": [
             "grpcio-tools==1.75.1",
             "jax>=0.10.2,<0.13",
