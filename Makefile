@@ -27,9 +27,10 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[docs]"
 	$(BIN)/python docs/reference.py build/docs
 
-# Regenerate the Python of the wire format.
+# Regenerate the Python of the wire formats.
 proto: $(VENV)/.installed-for-tests
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. transformers_neuronx/pyhlo/hlo.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
+		transformers_neuronx/pyhlo/hlo.proto transformers_neuronx/neuron/metaneff.proto
 
 $(VENV)/.installed: setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'

@@ -63,6 +63,7 @@ setup(
     packages=find_packages(include=["transformers_neuronx", "transformers_neuronx.*"]),
     package_data={
         "transformers_neuronx": ["py.typed", "pyhlo/hlo.proto", "pyhlo/hlo_pb2.pyi"],
+        "transformers_neuronx.neuron": ["metaneff.proto", "metaneff_pb2.pyi"],
         "transformers_neuronx.inspection": ["page.html", "page.css", "page.js"],
     },
     ext_modules=[

@@ -13,11 +13,12 @@ from google.protobuf import descriptor_pb2
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.neuron import metaneff_pb2
 from transformers_neuronx.pyhlo import dtype_named, hlo_pb2
 from transformers_neuronx.pyhlo.opcodes import OPCODES
 
 ROOT = Path(__file__).parents[2]
-PROTO = "transformers_neuronx/pyhlo/hlo.proto"
+PROTOS = ("transformers_neuronx/pyhlo/hlo.proto", "transformers_neuronx/neuron/metaneff.proto")
 GENERATOR = "1.75.1"  # of grpcio-tools: another one writes other code
 F32, S32 = dtype_named("f32"), dtype_named("s32")
 
@@ -28,19 +29,21 @@ def jaxlib_hlo():
     return importlib.import_module("jaxlib._hlo")
 
 
-def test_the_generated_code_is_what_make_proto_writes(tmp_path):
-    pytest.importorskip("grpc_tools", reason="hlo_pb2.py is regenerated with grpcio-tools")
+@pytest.mark.parametrize("proto", PROTOS)
+def test_the_generated_code_is_what_make_proto_writes(tmp_path, proto):
+    pytest.importorskip("grpc_tools", reason="it is regenerated with grpcio-tools")
     if (version := metadata.version("grpcio-tools")) != GENERATOR:
         pytest.skip(f"grpcio-tools {version} is not the {GENERATOR} that `make proto` wants")
     out = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *out, PROTO], cwd=ROOT, check=True)
-    for name in ("hlo_pb2.py", "hlo_pb2.pyi"):
-        path = Path(PROTO).with_name(name)
-        assert (tmp_path / path).read_bytes() == (ROOT / path).read_bytes(), f"run `make proto`: {name} is not current"
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *out, proto], cwd=ROOT, check=True)
+    for ending in ("py", "pyi"):
+        path = Path(proto).with_name(f"{Path(proto).stem}_pb2.{ending}")
+        assert (tmp_path / path).read_bytes() == (ROOT / path).read_bytes(), f"run `make proto`: {path} is not current"
 
 
 def test_the_schema_lives_under_a_name_that_no_other_library_registers():
     assert hlo_pb2.DESCRIPTOR.package == "transformers_neuronx.pyhlo"
+    assert metaneff_pb2.DESCRIPTOR.package == "transformers_neuronx.neuron"
 
 
 def _described(data, name):
