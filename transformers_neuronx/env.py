@@ -35,4 +35,16 @@ CACHE_DIR = Variable("NEURONX_CACHE_DIR", "", "Where they are kept; by default t
 CACHE_HOME = Variable("XDG_CACHE_HOME", "~/.cache", "Where programs keep what they can make again.")
 DUMP_TO = Variable("NEURONX_DUMP_TO", "", "A directory for the HLO of every program, before and after XLA, and a log.")
 XLA_FLAGS = Variable("XLA_FLAGS", "", "XLA's own options. Read only to tell executables apart.")
+CC_FLAGS = Variable("NEURON_CC_FLAGS", "", "Options for neuronx-cc, besides or in place of this package's own.")
+PLATFORM_TARGET = Variable(
+    "NEURON_PLATFORM_TARGET_OVERRIDE", "", "The kind of instance to compile for, where NEURON_CC_FLAGS has no --target."
+)
+COMPILE_TIMEOUT = Variable("NEURONX_COMPILE_TIMEOUT", "14400", "Seconds for neuronx-cc to compile a program, or 0.")
+PYTHONPATH = Variable("PYTHONPATH", "", "Where Python finds modules. A child that compiles gets this package's place.")
 LOG_LEVEL = Variable("TF_CPP_MIN_LOG_LEVEL", "1", "XLA's own log: 0 everything, 1 warnings, 2 errors. Set, not read.")
+
+
+def for_child(*places: str) -> dict[str, str]:
+    """The environment of a process in another directory. Its Python finds modules where ours does, and in `places`."""
+    found = [os.path.abspath(place) for place in PYTHONPATH.get().split(os.pathsep) if place]
+    return os.environ | {PYTHONPATH.name: os.pathsep.join([*found, *places])}

@@ -1,0 +1,48 @@
+"""The stand-in for `neuronx-cc` as tests use it: where it lies, how it misbehaves, what it was asked for, what is left.
+
+It is `neuronx-cc` beside this file, which is no compiler.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("neuronx-cc")
+LIBNEURONXLA = Path(__file__).with_name("stand_ins")  # what has to be on `sys.path` for that
+MAGIC = b"stand-in NEFF 1\n"
+# What would change how the compiler is called, or where: tests begin without them.
+VARIABLES = ("NEURON_CC_FLAGS", "NEURON_PLATFORM_TARGET_OVERRIDE", "NEURONX_COMPILE_TIMEOUT", "NEURONX_DUMP_TO")
+
+
+def install(folder):
+    """Put a copy that this Python runs into a folder, as the program `neuronx-cc`."""
+    folder.mkdir()
+    program = folder / SOURCE.name
+    program.write_text(f"#!{sys.executable}\n" + SOURCE.read_text().partition("\n")[2])
+    program.chmod(0o755)
+    return program
+
+
+class StandIn:
+    """`log` has a line for each run; `temporary` is where temporary directories are made."""
+
+    def __init__(self, program, log, temporary):
+        self.program, self.log, self.temporary = program, log, temporary
+
+    def notes(self, event):
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [note for note in map(json.loads, lines) if note["event"] == event]
+
+    def processes(self):
+        """Those that run now of any that the stand-in has started, or are one: they have its log in the environment."""
+        mark = f"STANDIN_NEURONX_CC_LOG={self.log}".encode()
+        return [int(place.name) for place in Path("/proc").glob("[0-9]*") if _has(place, mark)]
+
+
+def _has(place, mark):
+    try:
+        # The test's own process may have it as well.
+        return int(place.name) != os.getpid() and mark in (place / "environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return False

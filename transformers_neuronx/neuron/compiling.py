@@ -1,0 +1,280 @@
+"""From a module to a NEFF, the file that a Neuron device runs. The compiler runs in a process of its own.
+
+So a compiler that crashes, or hangs, does not take the user's process along, and several can run at once. What belongs
+to a run is in a directory of its own, which is kept if the run fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import math
+import os
+import pkgutil
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from transformers_neuronx import env
+from transformers_neuronx.errors import ConfigError, EngineError
+from transformers_neuronx.neuron.targets import DEFAULT, TARGETS, Target
+from transformers_neuronx.pyhlo import HloModuleProto
+
+DEFAULTS = ("--model-type=transformer", "--auto-cast=none")
+OURS = ("--framework", "--output")
+# For libneuronxla's cache, which is not used: neuronx-cc does not know them.
+OF_ITS_CACHE = ("--cache_dir", "--no_cache", "--retry_failed_compilation")
+
+PROGRAM = "neuronx-cc"
+PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")  # on EC2 the kind of instance: trn1.32xlarge
+MODULE, NEFF, LOG = "module.pb", "module.neff", "log.txt"
+SHOWN = 24  # lines of a log: the real one ends with a dozen about versions
+GRACE = 5.0  # seconds from asking a compiler to end to killing it
+
+
+def flags(target: Target | None = None) -> list[str]:
+    """Options for the compiler: `--target` if one is given, our defaults, and the user's, which take their place.
+
+    Raises ConfigError where NEURON_CC_FLAGS is not a list of options, or has one that is not the user's to give.
+    """
+    given = _given()
+    if taken := [option for option in OURS if option in map(_name, given)]:
+        raise ConfigError(f"{env.CC_FLAGS.name} wants no {taken[0]}: this package says that itself")
+    named = f"--target={target.name}" if target else ""
+    defaults = [option for option in DEFAULTS if _name([option]) not in map(_name, given)]
+    rest = [words for words in given if _name(words) not in ("--target", *OF_ITS_CACHE)]
+    return [*filter(None, [named]), *defaults, *itertools.chain(*rest)]
+
+
+def _given() -> list[list[str]]:
+    """The user's options, each with the words of its value, as `["--x=y"]` or `["--x", "y"]`."""
+    try:
+        words = shlex.split(env.CC_FLAGS.get())
+    except ValueError as error:
+        raise ConfigError(
+            f"{env.CC_FLAGS.name} wants options as in a shell, got {env.CC_FLAGS.get()!r}: {error}"
+        ) from None
+    options: list[list[str]] = []
+    for word in words:
+        if word.startswith("-") or not options:
+            options.append([])
+        options[-1].append(word)
+    return options
+
+
+def _name(words: Sequence[str]) -> str:
+    return words[0].partition("=")[0]
+
+
+def compile_target() -> Target:
+    """The kind of instance to compile for: the user's, or the one this machine is, or the default.
+
+    Raises ConfigError where the user names one that there is not.
+    """
+    for words in reversed(_given()):
+        if _name(words) == "--target":
+            return _target(" ".join([words[0].partition("=")[2], *words[1:]]).strip(), f"{env.CC_FLAGS.name}: --target")
+    if override := env.PLATFORM_TARGET.get():
+        return _target(override, env.PLATFORM_TARGET.name)
+    with suppress(OSError):
+        family = PRODUCT_NAME.read_text(errors="replace").partition(".")[0]
+        # trn1n is a trn1 with more of a network, and trn2u more of them in a server.
+        return next((target for name, target in TARGETS.items() if family.startswith(name)), TARGETS[DEFAULT])
+    return TARGETS[DEFAULT]
+
+
+def _target(name: str, origin: str) -> Target:
+    if name not in TARGETS:
+        raise ConfigError(f"{origin} wants to be one of {', '.join(TARGETS)}, got {name!r}")
+    return TARGETS[name]
+
+
+def compiler_version() -> str:
+    """The compiler's version, of its package or as it prints it. Raises EngineError if there is no compiler."""
+    try:
+        return metadata.version(PROGRAM)
+    except metadata.PackageNotFoundError:
+        return _printed_version(_program())
+
+
+@functools.cache
+def _printed_version(program: str) -> str:
+    command = [program, "--version"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineError(f"{program} does not say its version: {error}") from error
+    # It may be written to either; lines about Python, NumPy and the machine follow.
+    text = (done.stdout + done.stderr).decode(errors="replace")
+    if found := re.search(r"version\s+(\S+)", text):
+        return found[1]
+    raise EngineError(f"{program} --version printed none, but {text.strip()!r}")
+
+
+def _program() -> str:
+    if program := shutil.which(PROGRAM):
+        return program
+    raise EngineError(
+        f"compiling for Neuron wants libneuronxla or the program {PROGRAM}, and there is neither: "
+        'pip install "transformers-neuronx[neuron]" --extra-index-url https://pip.repos.neuron.amazonaws.com'
+    )
+
+
+def has_libneuronxla() -> bool:
+    """Whether it is installed. The package of that name on PyPI has nothing in it."""
+    spec = importlib.util.find_spec("libneuronxla")
+    return spec is not None and any(pkgutil.iter_modules(spec.submodule_search_locations or []))
+
+
+def compile_module(module: HloModuleProto, stop: threading.Event | None = None) -> bytes:
+    """The NEFF of `module`. Raises EngineError, with the end of the compiler's log, when there comes none.
+
+    Setting `stop` is to other threads what Ctrl-C is to the main thread: the compiler is ended, and KeyboardInterrupt
+    raised. Nothing is left of a run that succeeds or is stopped.
+    """
+    target, seconds = compile_target(), _time_limit()
+    name = re.sub(r"[^-.\w]", "_", module.name)[:80]
+    work = None
+    try:
+        work = Path(tempfile.mkdtemp(prefix=f"neuronx-{name}-"))
+        (work / MODULE).write_bytes(module.SerializeToString(deterministic=True))
+        compiler, command = _command(target)
+        wrong = _run(command, work, seconds, stop)
+        neff = (work / NEFF).read_bytes() if (work / NEFF).is_file() else b""
+        wrong = wrong or ("" if neff else "exited with status 0, but left no NEFF")
+        if not wrong:
+            shutil.rmtree(work, ignore_errors=True)
+            return neff
+    except BaseException as error:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise EngineError(f"{module.name}: the compiler for Neuron could not be run: {error}") from error
+        raise
+    raise EngineError(
+        f"{compiler} did not compile {module.name} for {target.name}: it {wrong}{_end_of_log(work / LOG)}\n"
+        f"{MODULE} and {LOG} are kept in {_kept(work)}"
+    )
+
+
+def _time_limit() -> float | None:
+    text = env.COMPILE_TIMEOUT.get()
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"{env.COMPILE_TIMEOUT.name} wants a number of seconds, or 0 for no limit, got {text!r}")
+    return seconds or None
+
+
+def _command(target: Target) -> tuple[str, list[str]]:
+    """What compiles, for people, and the command for it, in a directory that has the module."""
+    if has_libneuronxla():
+        through = [sys.executable, "-m", "transformers_neuronx.neuron.through_libneuronxla"]
+        return "libneuronxla", [*through, MODULE, NEFF, target.name, *flags()]
+    named, *rest = flags(target)
+    return PROGRAM, [_program(), "compile", "--framework=XLA", named, MODULE, f"--output={NEFF}", *rest]
+
+
+def _run(command: Sequence[str], work: Path, seconds: float | None, stop: threading.Event | None) -> str:
+    """Run a command in `work` to its end, or to ours. What went wrong, or nothing."""
+    home = Path(__file__).parents[2]
+    installed = home.name in ("site-packages", "dist-packages")  # which nobody has to be told of
+    with open(work / LOG, "wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=work,
+            env=env.for_child(*([] if installed else [str(home)])),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # and with it a group, of which all can be killed at once
+        )
+    try:
+        in_time = _wait(process, seconds, stop)
+    finally:
+        _end(process)
+    if not in_time:
+        return f"was stopped after {seconds:g} s, the limit that {env.COMPILE_TIMEOUT.name} sets"
+    if process.returncode >= 0:
+        return f"exited with status {process.returncode}" if process.returncode else ""
+    number = -process.returncode
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"was ended by {name}" + (", as when memory runs out" if number == signal.SIGKILL else "")
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float | None, stop: threading.Event | None = None) -> bool:
+    """Whether a process has ended, waiting so long for it."""
+    until = time.monotonic() + (math.inf if seconds is None else seconds)
+    while not _has_ended(process):
+        if stop is not None and stop.is_set():
+            raise KeyboardInterrupt
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    # Without taking note of it: until that is done nothing else gets the number that its group has.
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # where the user's process ignores SIGCHLD
+        return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process, if it has not, and all that it has started, and wait for them."""
+    try:
+        if not _has_ended(process):
+            _signal(process, signal.SIGTERM)
+            _wait(process, GRACE)
+    finally:
+        _signal(process, signal.SIGKILL)
+        process.wait()
+        # Its children are not ours to wait for. While they die they may yet write where we are about to delete.
+        until = time.monotonic() + 1
+        while _signal(process, 0) and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Send a signal to a whole group. Whether there was anyone to get it."""
+    try:
+        os.killpg(process.pid, number)
+    except OSError:
+        return False
+    return True
+
+
+def _end_of_log(path: Path) -> str:
+    text = ""
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(max(path.stat().st_size - (1 << 16), 0))  # verbose ones are long
+        text = file.read().decode(errors="replace")
+    lines = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text).splitlines()
+    shown = [f"    {line[:300].rstrip()}" for line in lines if line.strip()][-SHOWN:]
+    return "\n".join([". The end of its log:", *shown]) if shown else ", without a word."
+
+
+def _kept(work: Path) -> Path:
+    """Where the directory of a run that failed stays: among the dumps, if there are any."""
+    if not env.DUMP_TO.get():
+        return work
+    dumps = Path(env.DUMP_TO.get()).expanduser()
+    with suppress(OSError):  # then it stays where it is
+        dumps.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(work, dumps / work.name.replace("neuronx-", "failed-", 1)))
+    return work

@@ -1,0 +1,40 @@
+"""`python -m transformers_neuronx.neuron.through_libneuronxla IN.pb OUT.neff TARGET FLAG…`: a module becomes a NEFF.
+
+libneuronxla runs `neuronx-cc` as PyTorch's programs have it run. It is imported here alone, in a process that
+`compiling` starts and ends: what it does to a process, and what may end it, is not the user's.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers_neuronx import files
+from transformers_neuronx.errors import EngineError
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the NEFF, whole or not at all. Whatever libneuronxla raises ends the process, with a traceback."""
+    source, neff, target, *flags = arguments
+    import libneuronxla
+
+    data = libneuronxla.neuron_xla_compile(
+        Path(source).read_bytes(),
+        shlex.join(flags),
+        input_format="hlo",
+        platform_target=target,
+        cache_key=None,
+        retry_failed_compilation=False,
+        lazy=True,
+        use_cache=False,  # transformers_neuronx.cache is the one that users can switch off
+        cache_dir=None,
+    )
+    if not isinstance(data, bytes):
+        raise EngineError(f"neuron_xla_compile wants to return the bytes of a NEFF, got {type(data).__name__}")
+    files.replace(Path(neff), data)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
