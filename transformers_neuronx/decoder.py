@@ -160,6 +160,7 @@ class Decoder:
                     program.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                self.runtime.stop()
                 raise
         self.compile_seconds += max(finished) - began
 

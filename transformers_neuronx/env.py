@@ -24,7 +24,12 @@ class Variable(NamedTuple):
         os.environ.setdefault(self.name, self.default)
 
 
-RUNTIME = Variable("NEURONX_RUNTIME", "cpu", "Where programs run when NeuronConfig does not say: cpu or cuda.")
+RUNTIME = Variable(
+    "NEURONX_RUNTIME",
+    "",
+    "Where programs run when NeuronConfig does not say: cpu, cuda or neuron. By default neuron where there is a device "
+    "and torch_neuronx, otherwise cpu.",
+)
 KERNELS = Variable(
     "NEURONX_KERNELS",
     "auto",
@@ -42,6 +47,8 @@ PLATFORM_TARGET = Variable(
 COMPILE_TIMEOUT = Variable("NEURONX_COMPILE_TIMEOUT", "14400", "Seconds for neuronx-cc to compile a program, or 0.")
 PYTHONPATH = Variable("PYTHONPATH", "", "Where Python finds modules. A child that compiles gets this package's place.")
 LOG_LEVEL = Variable("TF_CPP_MIN_LOG_LEVEL", "1", "XLA's own log: 0 everything, 1 warnings, 2 errors. Set, not read.")
+VISIBLE_CORES = Variable("NEURON_RT_VISIBLE_CORES", "", "NeuronCores that this process may use: 0-3,6. Read only.")
+NUM_CORES = Variable("NEURON_RT_NUM_CORES", "", "How many NeuronCores this process may use. Read only.")
 
 
 def for_child(*places: str) -> dict[str, str]:

@@ -68,7 +68,8 @@ class FusedSpeculativeDecoder:
             yield generation.take(self._run(generation))
 
     def _run(self, generation: Generation) -> Array:
-        target, draft, steps = self.target.decoder, self.draft.decoder, max(self.target.options.chunk, 1)
+        target, draft = self.target.decoder, self.draft.decoder
+        steps = max(self.target.options.chunk, 1) if target.runtime.loops else 1
         rows, width = target.capped(generation.rows, steps)
         previous = np.zeros((target.slots, 1), np.int32)
         previous[: generation.count, 0] = [history[-2] for history in generation.history]
@@ -105,6 +106,7 @@ class FusedSpeculativeDecoder:
                 state,
                 before,
                 None if target.in_place and draft.in_place else width,
+                None if self.target.decoder.runtime.loops else 1,  # this is called while a row wants tokens
             )
             return [tokens, made, *after]
 

@@ -6,7 +6,7 @@ It knows no family: a subclass names one. What a model is called with is for `sa
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
@@ -42,6 +42,7 @@ class Model:
     _checkpoint: Checkpoint | None = None
     _artifact: Artifact | None = None
     _decoder: Decoder | None = None
+    _compiled: Decoder | None = None  # without weights
 
     def __init__(
         self,
@@ -134,7 +135,10 @@ class Model:
         An earlier artifact there is replaced at the end or not at all. What is saved is machine code: `load` it from
         where you would run a program. ConfigError where nothing can be written.
         """
-        save_artifact(directory, self.decoder, self._attributes, sharded_weights)
+        decoder = self._decoder or self._compiled
+        if decoder is None or (decoder is self._compiled and sharded_weights):
+            raise ConfigError(f"{self.tag} has no {'weights' if decoder else 'programs'} yet: call to_neuron() first")
+        save_artifact(directory, decoder, self._attributes, sharded_weights)
 
     def load(self, directory: str | os.PathLike[str]) -> None:
         """Let `to_neuron` take programs, and weights if they are there, from what `save` has made of such a model.
@@ -173,15 +177,32 @@ class Model:
         source = artifact if artifact and artifact.has_weights else self._checkpoint
         if source is None:
             raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained, of what has some")
-        runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree)
-        decoder = self.engine(self.family, self.config, runtime, self.options)
-        decoder.saved = artifact.programs(decoder) if artifact else None
-        planned = decoder.planned() + [Reorder()] * (self.reorders or self._broadcasts)
+        decoder = self._new_decoder(device=True)
         incoming = source.weights(decoder) if isinstance(source, Artifact) else decoder.read(source)
         count = len(list(expand(decoder.programs.table, self.config.n_layer)))
-        with bar(f"{self.tag}: weights ", count) as read, bar(f"{self.tag}: programs", len(planned)) as built:
-            decoder.compile(planned, lambda _: built.update(), lambda: decoder.take(incoming, lambda _: read.update()))
+        with bar(f"{self.tag}: weights ", count) as read:
+            self._compile(decoder, lambda: decoder.take(incoming, lambda _: read.update()))
         self._decoder = decoder
+
+    def cpu_compile(self) -> None:
+        """Compile the programs, on a machine that may have no device to run them: `save` them then.
+
+        Where they are to run, `load` takes them, and `to_neuron` brings them and the weights to the devices.
+        """
+        decoder = self._new_decoder(device=False)
+        self._compile(decoder)
+        self._compiled = decoder
+
+    def _new_decoder(self, device: bool) -> Decoder:
+        runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree, device)
+        decoder = self.engine(self.family, self.config, runtime, self.options)
+        decoder.saved = self._artifact.programs(decoder) if self._artifact else None
+        return decoder
+
+    def _compile(self, decoder: Decoder, meanwhile: Callable[[], object] = lambda: None) -> None:
+        planned = decoder.planned() + [Reorder()] * (self.reorders or self._broadcasts)
+        with bar(f"{self.tag}: programs", len(planned)) as built:
+            decoder.compile(planned, lambda _: built.update(), meanwhile)
 
     def _rules(self, *values: Any) -> Rules:
         """The fields of `Rules` in order; in place of None is what on_device_generation says."""

@@ -361,15 +361,16 @@ def looped(
     state: list[Tensor],
     caches: list[Cache],
     width: int | None,
+    rounds: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """A `while_loop` with `state` and then the caches as its state: the state after it, and the caches in place.
 
     While it runs the caches are cut to `width` positions, if that is given: cutting them at each step costs more than
-    it saves.
+    it saves. There are so many `rounds`, if that is known.
     """
     flat = flattened(caches)
     cut = [cache if width in (None, cache.sizes[1]) else hlo.slice(cache, 1, 0, width) for cache in flat]
-    result = hlo.while_loop(condition, body, [*state, *cut])
+    result = hlo.while_loop(condition, body, [*state, *cut], rounds)
     after = [
         new if new.sizes == cache.sizes else hlo.dynamic_update_slice(cache, new, [0, 0, 0])
         for new, cache in zip(result[len(state) :], flat, strict=True)

@@ -235,12 +235,12 @@ def _check_cast(config: QuantizationConfig | KVCacheQuantizationConfig) -> None:
 class NeuronConfig:
     """Options that are not of one model.
 
-    `runtime` is where programs run: "cpu" (the default) or "cuda"; None leaves it to NEURONX_RUNTIME. With
+    `runtime` is where programs run: "cpu", "cuda" or "neuron"; None leaves it to NEURONX_RUNTIME. With
     `output_all_logits`, `forward` returns the logits of every token it is given; with `log_softmax_scores` their
     log-softmax as well; with `on_device_generation` the token that they lead to instead. `continuous_batching` has
     requests come and go, and `padding_side="right"`, which it brings along, has calls that name positions and slots
     row by row. `compilation_worker_count` programs are compiled at once. `tokens_per_dispatch` is how many tokens
-    `sample` makes in a loop on the devices before the host sees them; with 0 the host has the loop.
+    `sample` makes in a loop on the devices before the host sees them; with 0, and on Neuron, the host has the loop.
     """
 
     runtime: str | None = works(None, _made_of(str, "a name"))

@@ -1,11 +1,15 @@
 """Stand-ins for what only a Neuron machine has."""
 
+import sys
 import tempfile
 
 import pytest
+import standin_device
+import torch
 from standin_cc import VARIABLES, StandIn, install
 
 from transformers_neuronx.neuron import compiling
+from transformers_neuronx.runtimes import neuron
 
 
 @pytest.fixture
@@ -24,3 +28,15 @@ def neuronx_cc(tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, "PRODUCT_NAME", tmp_path / "product_name")
     monkeypatch.setattr(compiling, "has_libneuronxla", lambda: False)
     return standin
+
+
+@pytest.fixture
+def neuron_device(monkeypatch):
+    """The stand-in for `torch_neuronx` and its devices."""
+    monkeypatch.setitem(sys.modules, "torch_neuronx", standin_device.PACKAGE)
+    monkeypatch.setattr(torch.classes, "neuron", standin_device.CLASSES, raising=False)
+    monkeypatch.setattr(torch.ops, "neuron", standin_device.OPERATIONS, raising=False)
+    standin_device.loads.clear()
+    neuron._library.cache_clear()
+    yield
+    neuron._library.cache_clear()

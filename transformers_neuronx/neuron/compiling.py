@@ -31,6 +31,8 @@ from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.neuron.targets import DEFAULT, TARGETS, Target
 from transformers_neuronx.pyhlo import HloModuleProto
 
+INSTALL = 'pip install "transformers-neuronx[neuron]" --extra-index-url https://pip.repos.neuron.amazonaws.com'
+
 DEFAULTS = ("--model-type=transformer", "--auto-cast=none")
 OURS = ("--framework", "--output")
 # For libneuronxla's cache, which is not used: neuronx-cc does not know them.
@@ -126,8 +128,7 @@ def _program() -> str:
     if program := shutil.which(PROGRAM):
         return program
     raise EngineError(
-        f"compiling for Neuron wants libneuronxla or the program {PROGRAM}, and there is neither: "
-        'pip install "transformers-neuronx[neuron]" --extra-index-url https://pip.repos.neuron.amazonaws.com'
+        f"compiling for Neuron wants libneuronxla or the program {PROGRAM}, and there is neither: {INSTALL}"
     )
 
 
@@ -143,7 +144,7 @@ def compile_module(module: HloModuleProto, stop: threading.Event | None = None) 
     Setting `stop` is to other threads what Ctrl-C is to the main thread: the compiler is ended, and KeyboardInterrupt
     raised. Nothing is left of a run that succeeds or is stopped.
     """
-    target, seconds = compile_target(), _time_limit()
+    target, seconds = compile_target(), time_limit()
     name = re.sub(r"[^-.\w]", "_", module.name)[:80]
     work = None
     try:
@@ -168,7 +169,8 @@ def compile_module(module: HloModuleProto, stop: threading.Event | None = None) 
     )
 
 
-def _time_limit() -> float | None:
+def time_limit() -> float | None:
+    """Seconds that a compilation may take, or None. Raises ConfigError where the environment has no such number."""
     text = env.COMPILE_TIMEOUT.get()
     try:
         seconds = float(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transformers_neuronx.errors import EngineError
+from transformers_neuronx.hlo.control import WEIGHT
 from transformers_neuronx.neuron.metaneff_pb2 import MetaNeff, MetaTensor
 from transformers_neuronx.pyhlo import HloModuleProto, hlo_pb2
 from transformers_neuronx.pyhlo.hlo_pb2 import ShapeProto
@@ -28,28 +29,20 @@ TYPES = {
 }
 
 
-def metaneff_of(module: HloModuleProto, user_inputs: int | None = None) -> MetaNeff:
+def metaneff_of(module: HloModuleProto) -> MetaNeff:
     """The description of a module. Raises EngineError where it has an input or output of a type that Neuron has not.
 
-    A parameter whose memory an output takes is a state. Of the others the first `user_inputs` parameters are the
-    user's, and the rest weights. Without that number it is that of the parameters before the first state, as the
-    programs here have states after what changes from call to call, and weights after them; without a state all are
-    the user's.
+    A parameter whose memory an output takes is a state; of the others those are weights that were declared to be.
     """
     signature = module.host_program_shape
     results = signature.result.tuple_shapes if signature.result.element_type == hlo_pb2.TUPLE else [signature.result]
-    aliases = {
-        entry.output_shape_index[0] if entry.output_shape_index else 0: entry.parameter_number
-        for entry in module.input_output_alias.entries
-    }
-    states = set(aliases.values())
-    if user_inputs is None:
-        user_inputs = min(states, default=len(signature.parameters))
+    aliases = {(*entry.output_shape_index, 0)[0]: entry.parameter_number for entry in module.input_output_alias.entries}
+    kinds = dict.fromkeys(_weights(module), MetaTensor.INPUT_WEIGHT)
+    kinds |= dict.fromkeys(aliases.values(), MetaTensor.INPUT_STATE)
     meta = MetaNeff(output_aliases_to=aliases)
     for number, shape in enumerate(signature.parameters):
         tensor = _tensor(module, f"input{number}", shape)
-        user = MetaTensor.USER_INPUT if number < user_inputs else MetaTensor.INPUT_WEIGHT
-        tensor.type = MetaTensor.INPUT_STATE if number in states else user
+        tensor.type = kinds.get(number, MetaTensor.USER_INPUT)
         meta.input_tensors.append(tensor)
     meta.output_tensors.extend(_tensor(module, f"output{number}", shape) for number, shape in enumerate(results))
     types = [tensor.type for tensor in meta.input_tensors]
@@ -57,6 +50,13 @@ def metaneff_of(module: HloModuleProto, user_inputs: int | None = None) -> MetaN
     meta.num_states = types.count(MetaTensor.INPUT_STATE)
     meta.num_weights = types.count(MetaTensor.INPUT_WEIGHT)
     return meta
+
+
+def _weights(module: HloModuleProto) -> list[int]:
+    """The numbers of the parameters that were declared to be weights."""
+    entry = next(each for each in module.computations if each.id == module.entry_computation_id)
+    parameters = (each for each in entry.instructions if each.opcode == "parameter")
+    return [each.parameter_number for each in parameters if WEIGHT in each.frontend_attributes.map]
 
 
 def _tensor(module: HloModuleProto, name: str, shape: ShapeProto) -> MetaTensor:

@@ -55,7 +55,7 @@ def _is_finite(_: str, __: HloInstructionProto, x: Tensor) -> Tensor:
 
 
 def _log1p(_: str, __: HloInstructionProto, x: Tensor) -> Tensor:
-    """Near zero by the series of 2 artanh(x / (2 + x)): compilers take apart what makes up for the rounding of 1 + x."""
+    """Near zero by the series of 2 artanh(x / (2 + x)): what makes up for rounding 1 + x, compilers simplify away."""
     near = hlo.abs(x) < 0.5
     ratio = hlo.select(near, x, 0.0) / (hlo.select(near, x, 0.0) + 2.0)
     square, series = ratio * ratio, hlo.full(1 / 13, x.dtype, x.sizes)

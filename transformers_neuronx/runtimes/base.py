@@ -87,6 +87,10 @@ class Runtime(Protocol):
         """An executable for all devices. Raises EngineError with the compiler's words when it refuses."""
         ...
 
+    def stop(self) -> None:
+        """End the compilations that are under way, where they can be ended: to them it is as if Ctrl-C were pressed."""
+        ...
+
     @property
     def suffix(self) -> str:
         """What the name of a file with an executable ends in."""

@@ -215,6 +215,9 @@ class XlaRuntime:
             raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
         return XlaExecutable(loaded, self._devices, module, self._as_bytes(loaded))
 
+    def stop(self) -> None:
+        pass  # XLA finishes what it has begun
+
     def _as_bytes(self, loaded: Any) -> bytes | None:
         # At once: jaxlib 0.10.2 refuses to write a program with a sort that has run, and leaves the code out of one
         # that it has loaded itself.
