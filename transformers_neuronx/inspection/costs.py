@@ -29,11 +29,9 @@ from transformers_neuronx.inspection.flow import (
     Flow,
     attributes_of,
     composite_of,
-    element_bits,
-    elements,
-    nbytes,
 )
 from transformers_neuronx.pyhlo.hlo_pb2 import HloInstructionProto
+from transformers_neuronx.pyhlo.shapes import element_bits, elements, nbytes
 from transformers_neuronx.runtimes.kernels import CACHE
 
 PRODUCTS = frozenset("convolution dot".split())

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from transformers_neuronx.inspection.costs import Cost, costs_of
-from transformers_neuronx.inspection.flow import Flows, nbytes, shape_text
+from transformers_neuronx.inspection.flow import Flows
 from transformers_neuronx.inspection.temporaries import temporaries
 from transformers_neuronx.inspection.text import program_text
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, ShapeProto
+from transformers_neuronx.pyhlo.shapes import nbytes, shape_text
 from transformers_neuronx.weights import Weight
 
 WEIGHT, CACHE, INPUT = "weight", "cache", "input"

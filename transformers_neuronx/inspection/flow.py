@@ -8,20 +8,13 @@ not such a loop. What is computed and never used is left out.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
 from transformers_neuronx.pyhlo import HloModuleProto
-from transformers_neuronx.pyhlo.dtypes import element_type
-from transformers_neuronx.pyhlo.hlo_pb2 import (
-    TUPLE,
-    HloComputationProto,
-    HloInstructionProto,
-    PrimitiveType,
-    ShapeProto,
-)
+from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloComputationProto, HloInstructionProto
+from transformers_neuronx.pyhlo.shapes import nbytes
 from transformers_neuronx.runtimes.kernels import ACCEPTS
 
 # The same numbers in the same places, by another name.
@@ -42,31 +35,6 @@ LOOPS = VIEWS - {"opt-barrier"} | {"reduce", "reduce-window"}  # take what is wo
 PICKS = frozenset("dynamic-slice gather slice".split())  # reads of the first operand no more than it returns
 
 Reads = Mapping[tuple[int, int], int]  # bytes, by the number of the array and that of the operation that picks, or 0
-
-
-def element_bits(shape: ShapeProto) -> int:
-    return element_type(PrimitiveType.Name(shape.element_type).lower()).bits
-
-
-def elements(shape: ShapeProto) -> int:
-    """Of an array; of a tuple, of all arrays in it."""
-    if shape.element_type == TUPLE:
-        return sum(map(elements, shape.tuple_shapes))
-    return math.prod(shape.dimensions)
-
-
-def nbytes(shape: ShapeProto) -> int:
-    """Of an array, whole bytes; of a tuple, of all arrays in it."""
-    if shape.element_type == TUPLE:
-        return sum(map(nbytes, shape.tuple_shapes))
-    return -(-elements(shape) * element_bits(shape) // 8)
-
-
-def shape_text(shape: ShapeProto) -> str:
-    """As the scribe writes it: f32[8,16]."""
-    if shape.element_type == TUPLE:
-        return f"({', '.join(map(shape_text, shape.tuple_shapes))})"
-    return f"{PrimitiveType.Name(shape.element_type).lower()}[{','.join(map(str, shape.dimensions))}]"
 
 
 def composite_of(instruction: HloInstructionProto) -> str:

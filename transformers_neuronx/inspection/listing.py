@@ -8,9 +8,10 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from transformers_neuronx.inspection.flow import composite_of, shape_text
+from transformers_neuronx.inspection.flow import composite_of
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.hlo_pb2 import HloComputationProto, HloInstructionProto
+from transformers_neuronx.pyhlo.shapes import shape_text
 
 LONGEST = 60  # characters of a constant
 _SAID = frozenset(  # elsewhere in the line, or in the shape

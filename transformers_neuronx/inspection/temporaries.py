@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from transformers_neuronx.inspection.flow import VIEWS, Flow, composite_of, nbytes
+from transformers_neuronx.inspection.flow import VIEWS, Flow, composite_of
 from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloInstructionProto, ShapeProto
+from transformers_neuronx.pyhlo.shapes import nbytes
 from transformers_neuronx.runtimes.kernels import CACHE
 
 ALIGNMENT = 64  # bytes, at whose multiples arrays begin
