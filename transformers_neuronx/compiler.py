@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from transformers_neuronx.neuron.rules import Finding as Finding, check as check
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe
 from transformers_neuronx.pyhlo.scribe import Function
 
