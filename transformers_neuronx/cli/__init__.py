@@ -17,6 +17,7 @@ from transformers_neuronx.cli.check import check
 from transformers_neuronx.cli.compile import compile_artifact
 from transformers_neuronx.cli.generate import generate
 from transformers_neuronx.cli.inspect import inspect
+from transformers_neuronx.cli.lint import lint
 from transformers_neuronx.cli.plan import plan
 from transformers_neuronx.cli.run import run
 from transformers_neuronx.errors import TransformersNeuronxError
@@ -47,6 +48,7 @@ app.command()(inspect)
 app.command()(bench)
 app.command()(plan)
 app.command()(check)
+app.command()(lint)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,106 @@
+"""`lint`: what the compiler for Neuron would refuse of programs, and where in the code that stands."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from transformers_neuronx import files
+from transformers_neuronx.cli import options as o
+from transformers_neuronx.compiler import Finding, check
+from transformers_neuronx.decoder import title
+from transformers_neuronx.inspection.text import WIDTH, cut
+from transformers_neuronx.neuron.form import neuron_form
+from transformers_neuronx.neuron.targets import TARGETS, target_named
+from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.runtimes.absent import absent_runtime
+
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="WHAT", help="An artifact, a checkpoint, a config.json, a name on the hub, or a module in a .pb file."
+    ),
+]
+Target = Annotated[
+    str, o.option("--target", help=f"What it is compiled for: neuron, {', '.join(TARGETS)}.", default=True)
+]
+Form = Annotated[
+    bool, o.option("--form", help="Bring a module to the form for Neuron first, as a model's programs are.")
+]
+
+Linted = tuple[str, list[Finding]]  # a program's name, and what is found in it
+
+
+def lint(
+    what: What,
+    target: Target = "neuron",
+    form: Form = False,
+    cache_dir: o.CacheDir = None,
+    n_positions: o.Positions = None,
+    context: o.Context = None,
+    batch_size: o.Batch = None,
+    amp: o.Amp = None,
+    tp: o.Degree = None,
+    quant: o.Quant = None,
+    rounded: o.Rounded = False,
+    as_json: o.Json = False,
+) -> None:
+    """What neuronx-cc would refuse of programs, and the lines of code that wrote it.
+
+    Neither that compiler nor a device is needed: rules are what AWS's public
+    documents say. Of a checkpoint the programs are written that these options
+    ask for. A module is judged as it is, or with --form.
+
+    Exit status: 0 if nothing is found, 4 if something is.
+    """
+    how, name = o.How(amp, tp, quant, rounded, None), target_named(target).name
+    sizes = dict(n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size)
+    linted = []
+    for program, found in _linted(what, form, name, cache_dir, how, **sizes):
+        linted.append((program, found))
+        if not as_json:
+            typer.echo("\n".join(_text(program, found)))
+    if as_json:
+        programs = [dict(name=program, findings=[asdict(each) for each in found]) for program, found in linted]
+        typer.echo(json.dumps(dict(target=name, programs=programs)))
+    else:
+        typer.echo(_sum(linted, name))
+    if any(found for _, found in linted):
+        raise typer.Exit(o.NO)
+
+
+def _linted(what: str, form: bool, target: str, cache_dir: str | None, how: o.How, **options: Any) -> Iterator[Linted]:
+    path = Path(what).expanduser()
+    if path.is_file() and path.suffix != ".json":  # which is a configuration
+        with files.explain(f"{what}: not a module", "wanted an HloModuleProto, as NEURONX_DUMP_TO writes them"):
+            module = HloModuleProto.FromString(path.read_bytes())
+            found = check(neuron_form(module) if form else module, target)
+        yield module.name, found
+        return
+    model = o.Source(what, cache_dir).open(how, without_weights=True, **options)
+    decoder = model.engine(model.family, model.config, absent_runtime(model.options.tp_degree), model.options)
+    for planned in decoder.planned():
+        for piece in dict.fromkeys(decoder.programs.pieces(planned)):
+            yield title(planned, piece), check(neuron_form(decoder.programs.module(planned, piece)), target)
+
+
+def _text(program: str, found: list[Finding]) -> Iterator[str]:
+    """A line for a program, and one or more for each that is found."""
+    yield cut(f"{program}: {_count(len(found), 'finding') if found else 'nothing found'}", WIDTH)
+    for finding in found:
+        yield textwrap.fill(str(finding), WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+def _sum(linted: list[Linted], target: str) -> str:
+    count, bad = sum(len(found) for _, found in linted), sum(bool(found) for _, found in linted)
+    return f"{_count(count, 'finding')} in {bad} of {_count(len(linted), 'program')}, for {target}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
