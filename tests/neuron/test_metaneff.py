@@ -178,6 +178,18 @@ def test_without_states_all_are_the_users():
     assert [tensor.type for tensor in meta.input_tensors] == [USER_INPUT] * 2 and meta.num_user_inputs == 2
 
 
+def test_what_stands_between_states_is_a_weight():
+    def updated(_):
+        given, first, weight, second = (F32[3].Parameter(parameter_number=number) for number in range(4))
+        outputs = first + given, second * weight
+        for output, state in zip(outputs, (first, second), strict=True):
+            output.set_alias_to(state)
+        return outputs
+
+    meta = metaneff_of(compile_py_func(updated))
+    assert [tensor.type for tensor in meta.input_tensors] == [USER_INPUT, INPUT_STATE, INPUT_WEIGHT, INPUT_STATE]
+
+
 TYPES = dict(
     pred=6, s8=7, s16=9, s32=2, s64=10, u8=6, u16=8, u32=2, u64=10, f16=12, f32=1, f64=13, bf16=14, f8e4m3fn=7, f8e5m2=7
 )  # fmt: skip
