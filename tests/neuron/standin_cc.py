@@ -6,7 +6,12 @@ It is `neuronx-cc` beside this file, which is no compiler.
 import json
 import os
 import sys
+import time
 from pathlib import Path
+
+from transformers_neuronx import hlo
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.pyhlo import dtype_named
 
 SOURCE = Path(__file__).with_name("neuronx-cc")
 LIBNEURONXLA = Path(__file__).with_name("stand_ins")  # what has to be on `sys.path` for that
@@ -46,3 +51,29 @@ def _has(place, mark):
         return int(place.name) != os.getpid() and mark in (place / "environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is another user's
         return False
+
+
+def doubling(size=4, name="doubling"):
+    def double(_):
+        return hlo.multiply(dtype_named("f32")[size].Parameter(parameter_number=0), 2.0)
+
+    module = compile_py_func(double)
+    module.name = name
+    return module
+
+
+def binary(module):
+    return MAGIC + module.SerializeToString(deterministic=True)
+
+
+def soon(condition, seconds=60):
+    """Wait for something that another process does."""
+    until = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return found
+
+
+def gone(standin):
+    """Whether nothing of the stand-in runs. What was killed needs a moment."""
+    return soon(lambda: not standin.processes(), 10)
