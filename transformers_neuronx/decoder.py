@@ -19,7 +19,8 @@ import torch
 from transformers_neuronx.cache import Saved, build
 from transformers_neuronx.compiler import identity
 from transformers_neuronx.config import CompileOptions
-from transformers_neuronx.layers.choice import BROKEN
+from transformers_neuronx.layers.choice import BROKEN, NOTHING
+from transformers_neuronx.loops import EOS, POLICY
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.programs import (
     Choice,
@@ -240,11 +241,29 @@ class Decoder:
 
         rows s32[slots, LOOP_COLUMNS] and seen pred[slots, vocab] as `Programs.loop` has them.
         """
+        if not self.runtime.loops:
+            return self._loop_on_host(rows.copy(), seen.copy(), steps)
         rows, width = self.capped(rows, steps)
         parts = self._parts(Loop(width, max(steps, self.options.chunk)))
         with self.guarded():
             tokens = self._run(parts, self.runtime.put([rows]), self.runtime.put([seen])).numpy()
         return self.noted(tokens)[:, :steps]
+
+    def _loop_on_host(self, rows: Array, seen: Array, steps: int) -> Array:
+        """As `loop`, by two programs for each token. Writes to its operands."""
+        columns: list[Array] = []
+        while len(columns) < steps and (rows[:, 2] > 0).any():
+            active = rows[:, 2] > 0
+            end = rows[:, 1] + active
+            logits = self.run(rows[:, :1], rows[:, 1], active.astype(np.int32), end)[:, -1]
+            chosen = self.choose(logits, seen, np.concatenate([end[:, None], rows[:, POLICY]], 1))
+            chosen = np.where(active, chosen, NOTHING)
+            found = np.flatnonzero(chosen >= 0)
+            seen[found, chosen[found]], rows[found, 0] = True, chosen[found]
+            ended = (chosen < 0) | (chosen[:, None] == rows[:, EOS]).any(1)
+            rows[:, 1], rows[:, 2] = end, np.where(ended, 0, rows[:, 2] - active)
+            columns.append(chosen)
+        return np.stack(columns, 1)
 
     def capped(self, rows: Array, steps: int) -> tuple[Array, int]:
         """`rows` of a loop that want at most `steps` tokens, and the positions that it may look back to."""

@@ -5,6 +5,7 @@ custom calls of Neuron's compiler are written out as below. It is stricter than 
 the shapes and types that the module says, and results that take a parameter's memory to be given just that.
 """
 
+import functools
 import math
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -112,6 +113,13 @@ class OnDevice:
         self.shards = [shard.clone() for shard in shards]
 
 
+@functools.cache
+def compiled(neff, degree):
+    """What runs a NEFF, and where; tests load many more than once."""
+    runtime = get_runtime("cpu", degree)
+    return runtime, runtime.compile(without_custom_calls(HloModuleProto.FromString(neff[len(MAGIC) :])))
+
+
 class ParallelModel:
     def __init__(self, neff, degree, first, count):
         assert isinstance(neff, bytes) and (first, count) == (0, degree)
@@ -125,8 +133,7 @@ class ParallelModel:
         except Exception as error:
             raise RuntimeError("nrt_load: the NEFF is damaged") from error
         loads.append(self.degree)
-        self.runtime = get_runtime("cpu", self.degree)
-        self.executable = self.runtime.compile(without_custom_calls(self.module))
+        self.runtime, self.executable = compiled(self.neff, self.degree)
 
 
 class ParallelTensorSet:
@@ -149,7 +156,7 @@ def array_of(shard, shape):
     want = STORED.get(name) or getattr(torch, element.torch)
     if shard.dtype != want or list(shard.shape) != list(shape.dimensions):
         raise RuntimeError(f"wanted {name}{list(shape.dimensions)}, got {shard.dtype}{list(shard.shape)}")
-    return torch_to_numpy(shard).view(element.numpy)
+    return torch_to_numpy(shard).view(element.numpy).reshape(shard.shape)
 
 
 def run(model, inputs, outputs):
@@ -166,7 +173,7 @@ def run(model, inputs, outputs):
     for tensor, got, want in zip(taken, model.executable(*arrays), results, strict=True):
         for shard, array in zip(tensor.shards, got.shards(), strict=True):
             array_of(shard, want)
-            shard.copy_(numpy_to_torch(array.copy()).view(shard.dtype))
+            shard.copy_(numpy_to_torch(array.copy()).view(shard.dtype).reshape(shard.shape))
 
 
 def write(tensor, shards):

@@ -68,11 +68,10 @@ def theirs():
 
 def step(_):
     """Two inputs, two caches whose memory the second and third output take, two weights."""
-    token = S32[2, 1].Parameter(parameter_number=0)
-    position = S32[2].Parameter(parameter_number=1)
-    keys, values = (BF16[4, 8].Parameter(parameter_number=number) for number in (2, 3))
-    weight = F32[2, 3].Parameter(parameter_number=4)
-    bias = F32[3].Parameter(parameter_number=5)
+    parameters = hlo.Parameters()
+    token, position = parameters.add(S32[2, 1], "token"), parameters.add(S32[2], "position")
+    keys, values = (parameters.add(BF16[4, 8], name) for name in ("keys", "values"))
+    weight, bias = parameters.add(F32[2, 3], "weight", weight=True), parameters.add(F32[3], "bias", weight=True)
     # Crosswise, so that an output's number is not that of its state less something.
     new_values, new_keys = values + 1.0, keys + 1.0
     new_values.set_alias_to(values, must=True)
@@ -154,23 +153,7 @@ def test_a_result_that_is_no_tuple_can_take_the_memory_of_a_state(theirs):
     assert [(pair.key, pair.value) for pair in read.output_aliases_to] == [(0, 0)]
 
 
-@pytest.mark.parametrize(
-    ("user_inputs", "expected"),
-    [
-        (0, [INPUT_WEIGHT] * 2 + [INPUT_STATE] * 2 + [INPUT_WEIGHT] * 2),
-        (1, [USER_INPUT, INPUT_WEIGHT] + [INPUT_STATE] * 2 + [INPUT_WEIGHT] * 2),
-        (5, [USER_INPUT] * 2 + [INPUT_STATE] * 2 + [USER_INPUT, INPUT_WEIGHT]),
-        (6, [USER_INPUT] * 2 + [INPUT_STATE] * 2 + [USER_INPUT] * 2),
-    ],
-)
-def test_how_many_are_the_users_can_be_said(user_inputs, expected):
-    meta = metaneff_of(compile_py_func(step), user_inputs)
-    assert [tensor.type for tensor in meta.input_tensors] == expected
-    assert meta.num_user_inputs == expected.count(USER_INPUT)
-    assert (meta.num_states, meta.num_weights) == (2, expected.count(INPUT_WEIGHT))
-
-
-def test_without_states_all_are_the_users():
+def test_what_is_no_state_and_no_weight_is_the_user_s():
     def added(_):
         return F32[3].Parameter(parameter_number=0) + F32[3].Parameter(parameter_number=1)
 
@@ -178,9 +161,10 @@ def test_without_states_all_are_the_users():
     assert [tensor.type for tensor in meta.input_tensors] == [USER_INPUT] * 2 and meta.num_user_inputs == 2
 
 
-def test_what_stands_between_states_is_a_weight():
+def test_a_weight_may_stand_between_states():
     def updated(_):
-        given, first, weight, second = (F32[3].Parameter(parameter_number=number) for number in range(4))
+        parameters = hlo.Parameters()
+        given, first, weight, second = (parameters.add(F32[3], str(n), weight=n == 2) for n in range(4))
         outputs = first + given, second * weight
         for output, state in zip(outputs, (first, second), strict=True):
             output.set_alias_to(state)

@@ -5,6 +5,7 @@ the end, here with the kernels off, so results have to be the same to the last b
 """
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -60,9 +61,10 @@ def without_kernels():
 
 
 @pytest.fixture(autouse=True)
-def machine(neuronx_cc, neuron_device):
-    """Everywhere here there are a compiler and a device."""
-    return neuronx_cc
+def machine(neuronx_cc, neuron_device, caplog):
+    """Everywhere here there are a compiler and a device; no program is one that the compiler may refuse."""
+    yield neuronx_cc
+    assert not [record.message for record in caplog.records if "may refuse" in record.message]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +80,9 @@ def checkpoint(tmp_path_factory):
             kind = AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM
             model = kind.from_config(MODELS[name][1])
             with torch.no_grad():
-                for weight in model.parameters():
-                    weight.copy_(torch.randn_like(weight) * 0.3 if weight.ndim > 1 else torch.rand_like(weight) + 0.5)
+                for weight_name, weight in model.named_parameters():
+                    one = weight.ndim == 1 and not weight_name.endswith("bias")  # of a norm
+                    weight.copy_(torch.randn_like(weight) * 0.3 + one)
             known[name, seed] = tmp_path_factory.mktemp(name)
             model.save_pretrained(known[name, seed])
         return known[name, seed]
@@ -104,7 +107,7 @@ def made(*model, **options):
 
 
 def results(name, model):
-    """Logits after a prompt and after tokens that follow, across the edge of a bucket; tokens, the likeliest and drawn."""
+    """Logits after a prompt and after tokens, across the edge of a bucket; tokens, the likeliest and drawn."""
     if name == "t5":
         model.encode(IDS)
         logits = [model.forward([[0] * n, [0] * n]) for n in (1, 2)]
@@ -118,9 +121,14 @@ def same(got, want):
     return len(got) == len(want) and all(torch.equal(*pair) for pair in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("quant", [None, "s8"])
-@pytest.mark.parametrize("degree", [1, 2, 8])
-@pytest.mark.parametrize("name", MODELS)
+def combinations():
+    """One of each model; the others are left to `make test-all`."""
+    soon = {("gpt2", 1, None), ("llama", 2, "s8"), ("t5", 8, None)}
+    for each in itertools.product(MODELS, (1, 2, 8), (None, "s8")):
+        yield pytest.param(*each, marks=[] if each in soon else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("name", "degree", "quant"), list(combinations()))
 def test_exactly_what_the_cpu_computes(name, degree, quant, checkpoint):
     switches = dict(quant=quant and QuantizationConfig(quant))
     model = made(checkpoint(name), name, "neuron", degree, **switches)
@@ -162,6 +170,7 @@ def test_several_models_share_the_cores(checkpoint):
             assert same(results(name, model), want)
 
 
+@pytest.mark.slow
 def test_beams_and_speculation(checkpoint):
     reference = MODELS["gpt2"][1]
     made_of = {
@@ -171,14 +180,14 @@ def test_beams_and_speculation(checkpoint):
     for target, draft in made_of.values():
         adapter = HuggingFaceGenerationModelAdapter(reference, target)
         beams = adapter.generate(IDS[:1], num_beams=2, max_new_tokens=8, do_sample=False, pad_token_id=0)
-        speculated = SpeculativeGenerator(draft, target, k=3).sample(IDS, 24)
-        fused = FusedSpeculativeDecoder(draft, target, k=3).sample(IDS, 24, top_k=1)
-        assert torch.equal(fused, target.sample(IDS, 24, top_k=1))
+        speculated = SpeculativeGenerator(draft, target, k=2).sample(IDS, 20, top_k=1)
+        fused = FusedSpeculativeDecoder(draft, target, k=2).sample(IDS, 20, top_k=1)
+        assert torch.equal(fused, target.sample(IDS, 20, top_k=1)) and len(set(fused[:, 7:].flatten().tolist())) > 4
         tokens.append([beams, speculated, fused])
     assert same(*tokens)
 
 
-def test_artifacts_hold_neffs_that_are_not_compiled_again(checkpoint, tmp_path, machine):
+def test_artifacts_hold_neffs_that_are_not_compiled_again(checkpoint, tmp_path, machine, monkeypatch):
     model = made(checkpoint("llama"), "llama", "neuron", 2)
     want = results("llama", model)
     model.save(tmp_path / "artifact", sharded_weights=True)
@@ -186,10 +195,12 @@ def test_artifacts_hold_neffs_that_are_not_compiled_again(checkpoint, tmp_path, 
     assert len(neffs) == len(model.decoder.executables) and all(
         path.read_bytes().startswith(standin_device.MAGIC) for path in neffs
     )
+    monkeypatch.setenv("NEURONX_RUNTIME", "neuron")
+    monkeypatch.setenv("NEURONX_CACHE", "off")
     count = len(machine.notes("compile"))
     again = LlamaForSampling.from_pretrained(tmp_path / "artifact")
     again.to_neuron()
-    assert again.neuron_config.runtime == "neuron" and same(results("llama", again), want)
+    assert "NeuronCores" in again.decoder.runtime.description and same(results("llama", again), want)
     assert len(machine.notes("compile")) == count
     neffs[0].write_bytes(neffs[0].read_bytes()[:-1])
     with pytest.raises(Exception, match=neffs[0].name):
@@ -228,6 +239,7 @@ def test_a_neff_that_cannot_be_loaded_is_said_to_be_one(checkpoint, tmp_path, mo
 
 
 def test_compiling_where_there_is_no_device(checkpoint, tmp_path, monkeypatch, machine):
+    monkeypatch.setenv("NEURONX_CACHE", "off")
     monkeypatch.delitem(sys.modules, "torch_neuronx")
     standin_device.loads.clear()
     model = opened(checkpoint("gpt2"), "gpt2", "neuron")
@@ -306,7 +318,7 @@ def test_states_stay_on_the_devices_and_results_are_not_overwritten(program):
     assert [shard.tolist() for shard in state.shards()] == [(5 * x + 6).tolist(), (5 * x + 16).tolist()]
     memory = {id(each.memory) for each in kept}
     assert len(memory) == 4
-    del each, kept, result
+    del kept, result
     gc.collect()
     result, state = executable(runtime.put([x]), state)
     assert id(result.memory) in memory, "memory that nobody holds is used again"

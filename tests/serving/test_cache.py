@@ -237,8 +237,8 @@ def test_a_directory_for_reading_only_is_no_reason_to_stop(runtime, directory, c
     assert len(warnings(caplog)) == 2
 
 
-def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(runtime, directory, caplog, monkeypatch):
-    monkeypatch.setattr(XlaRuntime, "patience", 0.1)
+def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(runtime, directory, caplog):
+    runtime.patience = 0.1
     directory.mkdir(mode=0o700)
     with cache.Cache(directory).alone(cache._key(runtime, identity(doubling())), 600):
         check(runtime)

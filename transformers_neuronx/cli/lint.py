@@ -84,7 +84,8 @@ def _linted(what: str, form: bool, target: str, cache_dir: str | None, how: o.Ho
         yield module.name, found
         return
     model = o.Source(what, cache_dir).open(how, without_weights=True, **options)
-    decoder = model.engine(model.family, model.config, absent_runtime(model.options.tp_degree), model.options)
+    runtime = absent_runtime(model.options.tp_degree, loops=False)
+    decoder = model.engine(model.family, model.config, runtime, model.options)
     for planned in decoder.planned():
         for piece in dict.fromkeys(decoder.programs.pieces(planned)):
             yield title(planned, piece), check(neuron_form(decoder.programs.module(planned, piece)), target)

@@ -48,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 # What Neuron keeps in another type of as many bits.
-KEPT_AS = {"uint32": np.int32, "uint16": np.int16, "float8_e4m3fn": np.int8, "float8_e5m2": np.int8}
+KEPT_AS: Mapping[str, Any] = {"uint32": np.int32, "uint16": np.int16, "float8_e4m3fn": np.int8, "float8_e5m2": np.int8}
 
 
 def torch_neuronx() -> Any:
@@ -125,7 +125,8 @@ class NeuronTensor:
 
     def for_device(self) -> list[torch.Tensor]:
         """Its shards as Neuron takes them."""
-        return [numpy_to_torch(array.view(KEPT_AS.get(array.dtype.name, array.dtype))) for array in self.host]
+        kept = (array.view(KEPT_AS.get(array.dtype.name, array.dtype)) for array in self.host)
+        return [numpy_to_torch(array).reshape(self.shape) for array in kept]
 
     def numpy(self) -> Array:
         return self.shards()[0]

@@ -1,0 +1,58 @@
+"""Every program of every family, as Neuron's compiler would be given it, is one that public documents say it takes."""
+
+import pytest
+import test_t5
+from test_every_family import tiny
+
+from transformers_neuronx.auto import families, family_of
+from transformers_neuronx.compiler import check
+from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
+from transformers_neuronx.encoder_decoder import EncoderDecoder, Redirect
+from transformers_neuronx.neuron.form import neuron_form
+from transformers_neuronx.neuron.targets import TARGETS
+from transformers_neuronx.programs import Layerwise, Reorder, Shape, Verify
+from transformers_neuronx.runtimes.absent import absent_runtime
+
+IN_S8 = NeuronConfig(quant=QuantizationConfig("s8"), kv_cache_quant=KVCacheQuantizationConfig("s8"))
+IN_S4 = NeuronConfig(quant=QuantizationConfig("s4", quantize_head=True, activation_dtype="s8"))
+IN_F8 = NeuronConfig(quant=QuantizationConfig("f8e4m3fn"), kv_cache_quant=KVCacheQuantizationConfig("f8e4m3fn"))
+OPTIONS = {
+    "f32": dict(),
+    "bf16 on eight": dict(amp="bf16", tp_degree=8),
+    "s8 on two": dict(amp="f16", tp_degree=2, neuron_config=IN_S8),
+    "s4": dict(amp="bf16", neuron_config=IN_S4),
+}
+
+
+def modules(family, **options):
+    """Those of the programs that a model may ask for."""
+    config = test_t5.config() if family == "t5" else tiny(family)
+    kind = family_of(family)
+    model = kind(config, n_positions=[16], batch_size=2, context_length_estimate=[8], **options)
+    runtime = absent_runtime(model.options.tp_degree, loops=False)
+    decoder = model.engine(kind.family, model.config, runtime, model.options)
+    whats = [*decoder.planned(), Shape(1, 8, 16, True), Layerwise(1, 8, 16), Reorder(), Verify(3, 16)]
+    if isinstance(decoder, EncoderDecoder):
+        whats = [what for what in [*whats, Redirect()] if type(what) is not Layerwise]
+    for what in whats:
+        for piece in dict.fromkeys(decoder.programs.pieces(what)):
+            yield decoder.programs.module(what, piece)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(name, marks=[] if name in ("f32", "s8 on two") else [pytest.mark.slow]) for name in OPTIONS],
+)
+@pytest.mark.parametrize("family", families())
+def test_nothing_is_found(family, options):
+    count = 0
+    for module in modules(family, **OPTIONS[options]):
+        form, count = neuron_form(module), count + 1
+        for target in TARGETS:
+            assert [str(finding) for finding in check(form, target)] == []
+    assert count >= 7
+
+
+def test_numbers_that_neuron_does_not_have_are_all_that_is_found():
+    found = [finding for module in modules("llama", neuron_config=IN_F8) for finding in check(neuron_form(module))]
+    assert found and {finding.message for finding in found} == {"f8e4m3fn is not a type of this target"}
