@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1611)
     parser.add_argument("--amp", default="f32", choices=["f32", "bf16", "f16"])
     parser.add_argument("--tp-degree", type=int, default=1)
-    parser.add_argument("--runtime", choices=["cpu", "cuda"], default=None)
+    parser.add_argument("--runtime", choices=["cpu", "cuda", "neuron"], default=None)
     arguments = parser.parse_args()
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)

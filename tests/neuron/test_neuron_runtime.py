@@ -7,13 +7,16 @@ the end, here with the kernels off, so results have to be the same to the last b
 import gc
 import itertools
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 import standin_device
 import torch
+from standin_cc import gone, soon
 from transformers import GPT2Config, LlamaConfig, T5Config
 
 from transformers_neuronx.config import ContinuousBatchingConfig, NeuronConfig, QuantizationConfig
@@ -230,6 +233,22 @@ def test_nothing_half_written_stays_in_the_cache(how, checkpoint, tmp_path, monk
     assert list((tmp_path / "cache").glob("*.bin"))
 
 
+def test_ctrl_c_ends_the_compilers(checkpoint, machine, monkeypatch):
+    monkeypatch.setenv("NEURONX_CACHE", "off")
+    monkeypatch.setenv("STANDIN_NEURONX_CC", "hang")
+
+    def interrupt():
+        soon(lambda: machine.notes("hangs"))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        made(checkpoint("gpt2"), "gpt2", "neuron")
+    thread.join()
+    assert gone(machine) and not list(machine.temporary.iterdir())
+
+
 def test_a_neff_that_cannot_be_loaded_is_said_to_be_one(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("NEURONX_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STANDIN_NEURONX_CC", "truncated")
@@ -365,6 +384,18 @@ def test_arguments_are_checked(program):
         runtime.put([x] * 3)
     with pytest.raises(EngineError, match="put wants shards of one shape and type"):
         runtime.put([x, x[:2]])
+
+
+def test_how_large_something_is_is_known_without_reading_it(program, monkeypatch):
+    runtime, executable, x = program
+
+    def read(_):
+        raise AssertionError
+
+    monkeypatch.setattr(standin_device.OPERATIONS, "_parallel_from_neuron", read)
+    result, state = executable(runtime.put([x]), runtime.put([x], given=True))
+    assert result.nbytes == state.nbytes == runtime.put([x]).nbytes == 2 * x.nbytes
+    assert executable.memory() == (2 * x.nbytes, 2 * x.nbytes, x.nbytes, 0)
 
 
 def test_what_goes_wrong_on_the_devices_is_an_engine_error(program, monkeypatch):

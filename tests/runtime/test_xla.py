@@ -98,7 +98,7 @@ def test_the_canary_dies_of_jaxlibs_defaults_and_lives_with_ours(cpu, monkeypatc
 
 
 def test_an_unknown_runtime_is_refused_with_those_that_there_are(monkeypatch):
-    message = "runtime wants to be one of cpu, cuda, got 'tpu'"
+    message = "runtime wants to be one of cpu, cuda, neuron, got 'tpu'"
     with pytest.raises(ConfigError, match=message):
         get_runtime("tpu", 1)
     monkeypatch.setenv("NEURONX_RUNTIME", "tpu")

@@ -501,7 +501,8 @@ def decoder_like(source):
     tensors = [(names, held_by(pieces)) for names, pieces in artifact.tensors()]
     return artifact.manifest["files"], model._attributes, made_of(
         family=model.family, config=model.config, options=model.options, executables=executables,
-        runtime=made_of(fingerprint=artifact.manifest["runtime"]), asked=artifact.manifest["asked"],
+        runtime=made_of(fingerprint=artifact.manifest["runtime"], suffix="executable"),
+        asked=artifact.manifest["asked"],
         weights={serialization._key(name): tensor for names, tensor in tensors for name in names},
         programs=made_of(panels=True, in_place=True),
     )

@@ -106,7 +106,7 @@ def test_options_are_checked_when_given(options, message):
 
 def test_an_unknown_runtime_is_named():
     model = GPT2ForSampling.from_pretrained(TINY_KJV, neuron_config=NeuronConfig(runtime="tpu"))
-    with pytest.raises(ConfigError, match="runtime wants to be one of cpu, cuda, got 'tpu'"):
+    with pytest.raises(ConfigError, match="runtime wants to be one of cpu, cuda, neuron, got 'tpu'"):
         model.to_neuron()
 
 

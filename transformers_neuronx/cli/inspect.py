@@ -70,7 +70,7 @@ def _facts(what: str, cache_dir: str | None, how: o.How, **options: Any) -> Mode
     if holds_artifact(what):
         return facts_of_artifact(what)
     model = o.Source(what, cache_dir).open(how, without_weights=True, **options)
-    runtime = get_runtime(model.neuron_config.runtime, model.options.tp_degree)
+    runtime = get_runtime(model.neuron_config.runtime, model.options.tp_degree, device=False)
     return facts_of_model(model.engine(model.family, model.config, runtime, model.options))
 
 

@@ -74,7 +74,7 @@ Context = Annotated[
 ]
 Quant = Annotated[str | None, option("--quant", help="Weights in fewer bits: s8, s4 or f8e4m3fn.", panel=HOW)]
 Rounded = Annotated[bool, option("--round-activations", help="Activations in 8 bits, too, beside --quant.", panel=HOW)]
-Runtime = Annotated[str | None, option("--runtime", help="Where it runs: cpu or cuda; by default cpu.", panel=HOW)]
+Runtime = Annotated[str | None, option("--runtime", help="Where it runs: cpu, cuda or neuron.", panel=HOW)]
 TopK = Annotated[int, option("--top-k", help="Draw from so many likeliest tokens; 1 is greedy, 0 all.", panel=CHOICE)]
 TopP = Annotated[float, option("--top-p", help="… of those from the fewest that are so probable.", panel=CHOICE)]
 Temperature = Annotated[float, option("--temperature", help="Divides the logits.", panel=CHOICE)]

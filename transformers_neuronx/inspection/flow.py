@@ -7,11 +7,13 @@ not such a loop. What is computed and never used is left out.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
+from transformers_neuronx.neuron.operations import EXCHANGED
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloComputationProto, HloInstructionProto
 from transformers_neuronx.pyhlo.shapes import nbytes
@@ -48,6 +50,12 @@ def attributes_of(instruction: HloInstructionProto) -> dict[str, object]:
     return attributes
 
 
+def _is_for_others(instruction: HloInstructionProto) -> bool:
+    """Whether it is a composite that is there for Neuron's sake, and elsewhere no more than what it does."""
+    name = composite_of(instruction)
+    return name in EXCHANGED and name not in ACCEPTS
+
+
 class Flows:
     """The computations of a module. With `kernels`, composites that one of the CPU's kernels takes are its calls."""
 
@@ -56,6 +64,8 @@ class Flows:
         self.kernels = kernels
         self._computations = {computation.id: computation for computation in module.computations}
         self._flows: dict[int, Flow] = {}
+        instructions = (each.id for computation in module.computations for each in computation.instructions)
+        self._numbers = itertools.count(max(instructions, default=0) + 1)
 
     @property
     def entry(self) -> Flow:
@@ -63,8 +73,30 @@ class Flows:
 
     def __getitem__(self, number: int) -> Flow:
         if number not in self._flows:
-            self._flows[number] = Flow(self, self._computations[number])
+            self._flows[number] = Flow(self, self._written_out(self._computations[number]))
         return self._flows[number]
+
+    def _written_out(self, computation: HloComputationProto) -> HloComputationProto:
+        """With what composites do that are for Neuron alone where they are called, as other engines have it."""
+        if not any(map(_is_for_others, computation.instructions)):
+            return computation
+        whole = HloComputationProto(id=computation.id, root_id=computation.root_id)
+        for instruction in computation.instructions:
+            if not _is_for_others(instruction):
+                whole.instructions.append(instruction)
+                continue
+            body = self._written_out(self._computations[instruction.called_computation_ids[0]])
+            numbers = {body.root_id: instruction.id}
+            for each in body.instructions:
+                if each.opcode == "parameter":
+                    numbers[each.id] = instruction.operand_ids[each.parameter_number]
+                    continue
+                copy = whole.instructions.add()
+                copy.CopyFrom(each)
+                copy.id = numbers.setdefault(each.id, next(self._numbers))
+                copy.operand_ids[:] = [numbers[number] for number in each.operand_ids]
+                copy.metadata.op_name = f"{instruction.metadata.op_name}/{each.metadata.op_name}"
+        return whole
 
     def called(self, instruction: HloInstructionProto) -> list[Flow]:
         """The computations that an instruction runs: a body and its condition, branches, what is called."""

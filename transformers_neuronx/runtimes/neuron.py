@@ -47,6 +47,8 @@ _LOG = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
+_DEVICES = threading.Lock()  # the original brings programs and tensors there one after the other
+
 # What Neuron keeps in another type of as many bits.
 KEPT_AS: Mapping[str, Any] = {"uint32": np.int32, "uint16": np.int16, "float8_e4m3fn": np.int8, "float8_e5m2": np.int8}
 
@@ -98,9 +100,15 @@ class NeuronTensor:
     """One array per core, all of one shape: on the host until a program wants it on the devices."""
 
     def __init__(
-        self, aval: Aval, host: Sequence[Array] = (), memory: Memory | None = None, lease: Lease | None = None
+        self,
+        aval: Aval,
+        cores: int,
+        host: Sequence[Array] = (),
+        memory: Memory | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self.aval = aval
+        self.cores = cores
         self.host = host
         self.memory = memory
         self.lease = lease
@@ -113,12 +121,12 @@ class NeuronTensor:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.shards())
+        return self.aval.nbytes * self.cores
 
     def on_device(self) -> Memory:
         """Where it lies on the devices; from now on it does."""
         if self.memory is None:
-            with _engine_errors("bringing a tensor to the devices"):
+            with _DEVICES, _engine_errors("bringing a tensor to the devices"):
                 self.memory = Memory(_library().ops.neuron._parallel_to_neuron(self.for_device()))
             self.host = ()
         return self.memory
@@ -156,7 +164,7 @@ class NeuronExecutable:
     @functools.cached_property
     def model(self) -> Any:
         """The NEFF on the devices."""
-        with _engine_errors(f"loading {self.signature.name}"):
+        with _DEVICES, _engine_errors(f"loading {self.signature.name}"):
             count = self.runtime.device_count
             model = _library().classes.neuron.ParallelModel(self.neff, count, 0, count)
             model.load()
@@ -185,20 +193,20 @@ class NeuronExecutable:
 
     def _result(self, number: int, tensors: Sequence[NeuronTensor]) -> NeuronTensor:
         """A result that is to be written: in the memory of a parameter, or in some that nobody holds."""
-        aval = self.signature.results[number]
+        aval, cores = self.signature.results[number], self.runtime.device_count
         if (parameter := self.signature.aliases.get(number)) is not None:
             taken = tensors[parameter]
-            return NeuronTensor(aval, memory=taken.memory, lease=taken.lease)
+            return NeuronTensor(aval, taken.cores, memory=taken.memory, lease=taken.lease)
         free = self._free.setdefault(number, [])
         if not free:
-            free.append(NeuronTensor(aval, [np.zeros(*aval[:2])] * self.runtime.device_count).on_device())
+            free.append(NeuronTensor(aval, cores, [np.zeros(*aval[:2])] * cores).on_device())
         lease, memory = Lease(), free.pop()
         weakref.finalize(lease, free.append, memory)
-        return NeuronTensor(aval, memory=memory, lease=lease)
+        return NeuronTensor(aval, cores, memory=memory, lease=lease)
 
     def _set(self, names: list[str], memory: list[Memory]) -> Any:
         """These tensors as Neuron takes them. Most calls have the same ones as the call before."""
-        key = (len(names), *map(id, memory))
+        key = (id(names), *map(id, memory))
         known = self._sets.get(key)
         if known and all(reference() is each for reference, each in zip(known[1], memory, strict=True)):
             return known[0]
@@ -212,12 +220,8 @@ class NeuronExecutable:
 
     def memory(self) -> MemoryStats:
         """Without temporaries: neuronx-cc does not say."""
-        sizes = [
-            [each.dtype.itemsize * int(np.prod(each.shape)) for each in side]
-            for side in (self.signature.parameters, self.signature.results)
-        ]
-        aliased = sum(sizes[1][number] for number in self.signature.aliases)
-        return MemoryStats(sum(sizes[0]), sum(sizes[1]), aliased, 0)
+        given, made = ([each.nbytes for each in side] for side in (self.signature.parameters, self.signature.results))
+        return MemoryStats(sum(given), sum(made), sum(made[number] for number in self.signature.aliases), 0)
 
     def text(self) -> str:
         return self.runtime.module_text(neuron_form(self.module))
@@ -292,6 +296,8 @@ class NeuronRuntime:
         return module_text(module)
 
     def put(self, shards: Sequence[Array], given: bool = False) -> DeviceTensor:
+        if not given:  # the caller may write to its own again
+            shards = [np.array(shard) for shard in shards]
         shards = list(shards) * self.device_count if len(shards) == 1 else list(shards)
         if len(shards) != self.device_count:
             raise EngineError(f"put wants one array or {self.device_count}, one per core, got {len(shards)}")
@@ -299,8 +305,7 @@ class NeuronRuntime:
         if any((shard.shape, shard.dtype) != aval[:2] for shard in shards):
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
             raise EngineError(f"put wants shards of one shape and type, got {got}")
-        # Others may be written to once this returns.
-        tensor = NeuronTensor(aval, shards if given else [np.array(shard) for shard in shards])
+        tensor = NeuronTensor(aval, self.device_count, shards)
         if given and self.device:
             tensor.on_device()
         return tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,10 @@ class Aval(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     weak_type: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __repr__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
