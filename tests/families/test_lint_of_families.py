@@ -39,10 +39,7 @@ def modules(family, **options):
             yield decoder.programs.module(what, piece)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param(name, marks=[] if name in ("f32", "s8 on two") else [pytest.mark.slow]) for name in OPTIONS],
-)
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("family", families())
 def test_nothing_is_found(family, options):
     count = 0

@@ -92,6 +92,7 @@ def test_rows_that_end_early_and_the_end_of_the_sequence(target, draft, fused, b
         assert torch.equal(speculator.sample(batch.input_ids, 128, **options), want)
 
 
+@pytest.mark.slow
 def test_over_two_devices(draft, target, batch):
     options = dict(seed=4, attention_mask=batch.attention_mask)
     two, other = compiled(TINY_KJV, tp_degree=2), compiled(EXAMPLES / "tiny-kjv-draft", tp_degree=2)
