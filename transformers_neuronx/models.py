@@ -42,7 +42,7 @@ class Model:
     _checkpoint: Checkpoint | None = None
     _artifact: Artifact | None = None
     _decoder: Decoder | None = None
-    _compiled: Decoder | None = None  # without weights
+    _compiled: Decoder | None = None  # perhaps without weights
 
     def __init__(
         self,
@@ -135,9 +135,9 @@ class Model:
         An earlier artifact there is replaced at the end or not at all. What is saved is machine code: `load` it from
         where you would run a program. ConfigError where nothing can be written.
         """
-        decoder = self._decoder or self._compiled
-        if decoder is None or (decoder is self._compiled and sharded_weights):
-            raise ConfigError(f"{self.tag} has no {'weights' if decoder else 'programs'} yet: call to_neuron() first")
+        decoder = self._compiled or self.decoder
+        if sharded_weights and not decoder.weights:
+            self._take(decoder, self._source())
         save_artifact(directory, decoder, self._attributes, sharded_weights)
 
     def load(self, directory: str | os.PathLike[str]) -> None:
@@ -164,7 +164,7 @@ class Model:
     @property
     def metrics(self) -> Metrics:
         """What the last call took, and all so far, and what is held on the devices."""
-        decoder = self.decoder
+        decoder = self._compiled or self.decoder
         measured = self.meter.last, self.meter.totals
         return Metrics(self.tag, *measured, decoder.compile_seconds, decoder.load_seconds, decoder.held)
 
@@ -173,25 +173,41 @@ class Model:
 
         Weights that can be used as they lie in a file stay there: it may be deleted then, but not be written to.
         """
-        artifact = self._artifact
-        source = artifact if artifact and artifact.has_weights else self._checkpoint
-        if source is None:
-            raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained, of what has some")
+        source = self._source()
         decoder = self._new_decoder(device=True)
-        incoming = source.weights(decoder) if isinstance(source, Artifact) else decoder.read(source)
-        count = len(list(expand(decoder.programs.table, self.config.n_layer)))
-        with bar(f"{self.tag}: weights ", count) as read:
-            self._compile(decoder, lambda: decoder.take(incoming, lambda _: read.update()))
-        self._decoder = decoder
+        self._compile(decoder, lambda: self._take(decoder, source))
+        self._decoder = self._compiled = decoder
 
     def cpu_compile(self) -> None:
         """Compile the programs, on a machine that may have no device to run them: `save` them then.
 
-        Where they are to run, `load` takes them, and `to_neuron` brings them and the weights to the devices.
+        Where they are to run, `load` takes them, and `to_neuron` brings them and the weights to the devices. Weights
+        are read only if they are saved as well.
         """
         decoder = self._new_decoder(device=False)
         self._compile(decoder)
         self._compiled = decoder
+
+    @property
+    def programs(self) -> list[str]:
+        """The names of the programs compiled so far."""
+        decoder = self._compiled or self.decoder
+        return sorted(module.name for module, _ in decoder.executables.values())
+
+    def _source(self) -> Artifact | Checkpoint:
+        """Where the weights are."""
+        artifact = self._artifact
+        source = artifact if artifact and artifact.has_weights else self._checkpoint
+        if source is None:
+            raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained, of what has some")
+        return source
+
+    def _take(self, decoder: Decoder, source: Artifact | Checkpoint) -> None:
+        """Bring the weights to where the decoder wants them."""
+        incoming = source.weights(decoder) if isinstance(source, Artifact) else decoder.read(source)
+        count = len(list(expand(decoder.programs.table, self.config.n_layer)))
+        with bar(f"{self.tag}: weights ", count) as read:
+            decoder.take(incoming, lambda _: read.update())
 
     def _new_decoder(self, device: bool) -> Decoder:
         runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree, device)

@@ -18,7 +18,9 @@ import standin_device
 import torch
 from standin_cc import gone, soon
 from transformers import GPT2Config, LlamaConfig, T5Config
+from typer.testing import CliRunner
 
+from transformers_neuronx.cli import app
 from transformers_neuronx.config import ContinuousBatchingConfig, NeuronConfig, QuantizationConfig
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError
@@ -275,21 +277,34 @@ def test_compiling_where_there_is_no_device(checkpoint, tmp_path, monkeypatch, m
     monkeypatch.delitem(sys.modules, "torch_neuronx")
     standin_device.loads.clear()
     model = opened(checkpoint("gpt2"), "gpt2", "neuron")
-    with pytest.raises(ConfigError, match="no programs yet: call to_neuron"):
+    with pytest.raises(ConfigError, match="is not on a device yet: call to_neuron"):
         model.save(tmp_path / "artifact")
     model.cpu_compile()
-    with pytest.raises(ConfigError, match="no weights yet: call to_neuron"):
-        model.save(tmp_path / "artifact", sharded_weights=True)
     model.save(tmp_path / "artifact")
-    assert not standin_device.loads
+    model.save(tmp_path / "whole", sharded_weights=True)
+    assert model.programs == ["shape_rows2_active1_width16"] and not standin_device.loads
+    with pytest.raises(ConfigError, match="is not on a device yet: call to_neuron"):
+        model(IDS)
     with pytest.raises(EngineError, match="wants torch-neuronx to run programs: pip install"):
         model.to_neuron()
     monkeypatch.setitem(sys.modules, "torch_neuronx", standin_device.PACKAGE)
     count, elsewhere = len(machine.notes("compile")), opened(checkpoint("gpt2"), "gpt2", "neuron")
     elsewhere.load(tmp_path / "artifact")
     elsewhere.to_neuron()
+    monkeypatch.setenv("NEURONX_RUNTIME", "neuron")
+    whole = GPT2ForSampling.from_pretrained(tmp_path / "whole")
+    whole.to_neuron()
     assert len(machine.notes("compile")) == count > 0
-    assert same(logits("gpt2", elsewhere), logits("gpt2", made(checkpoint("gpt2"), "gpt2", "cpu")))
+    want = logits("gpt2", made(checkpoint("gpt2"), "gpt2", "cpu"))
+    assert same(logits("gpt2", elsewhere), want) and same(logits("gpt2", whole), want)
+
+
+def test_the_command_line_compiles_where_there_is_no_device(checkpoint, tmp_path, monkeypatch, one_program):
+    monkeypatch.delitem(sys.modules, "torch_neuronx")
+    arguments = ["compile", str(checkpoint("gpt2")), str(tmp_path / "artifact"), "--runtime", "neuron", "--batch-size"]
+    ran = CliRunner().invoke(app, [*arguments, "2", "--n-positions", "32"])
+    assert ran.exit_code == 0 and "1 programs:" in ran.output and "weights" in ran.output, ran.output
+    assert list((tmp_path / "artifact").glob("*.neff")) and not standin_device.loads
 
 
 def test_it_is_chosen_where_there_is_a_device(monkeypatch):

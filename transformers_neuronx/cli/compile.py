@@ -36,7 +36,8 @@ def compile_artifact(
 ) -> None:
     """Compile a checkpoint's programs and save them, with the weights as the devices have them.
 
-    What is saved starts in a second, where processor and jaxlib are the same: `generate ARTIFACT`, `run ARTIFACT`.
+    What is saved starts in a second, where processor and jaxlib are the same: `generate ARTIFACT`, `run ARTIFACT`. For
+    Neuron the compiler is needed, and no device.
     """
     want_place(artifact)  # before minutes are spent, if it cannot be there
     source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
@@ -44,7 +45,7 @@ def compile_artifact(
         n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size
     )
     compiled = source.open(how, weights=checkpoint_name, **sizes)
-    compiled.to_neuron()
+    compiled.cpu_compile()  # nothing is run, so there need be no device
     compiled.save(artifact, sharded_weights=weights)
     try:
         source.tokenizer().save_pretrained(artifact)
@@ -54,14 +55,13 @@ def compile_artifact(
 
 
 def _show(compiled: ForSampling, artifact: str, as_json: bool) -> None:
-    metrics = compiled.metrics
-    programs = sorted(module.name for module, _ in compiled.decoder.executables.values())
+    metrics, programs = compiled.metrics, compiled.programs
     if as_json:
         facts = dict(artifact=artifact, programs=programs, **metrics.as_dict())
         typer.echo(json.dumps(facts))
     else:
         lines = [f"{len(programs)} programs:", *(f"  {name}" for name in programs)]
-        held = metrics.held
-        lines.append(f"weights {held.weights / 2**20:,.1f} MiB, caches {held.caches / 2**20:,.1f} MiB")
+        if metrics.held.weights:
+            lines.append(f"weights {metrics.held.weights / 2**20:,.1f} MiB")
         lines.append(f"compiled in {metrics.compile_seconds:.1f} s, saved to {artifact}")
         typer.echo("\n".join(lines))
