@@ -156,10 +156,12 @@ def test_ctrl_c_leaves_no_process_and_no_directory(neuronx_cc, tmp_path, monkeyp
     monkeypatch.setenv("STANDIN_NEURONX_CC", "hang")
     (tmp_path / "module.pb").write_bytes(doubling().SerializeToString())
     program = f"""
+        import signal
         from pathlib import Path
         from transformers_neuronx.neuron import compiling
         from transformers_neuronx.pyhlo import HloModuleProto
         compiling.has_libneuronxla = lambda: False
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
         try:
             compiling.compile_module(HloModuleProto.FromString(Path({str(tmp_path / "module.pb")!r}).read_bytes()))
         except KeyboardInterrupt:

@@ -251,16 +251,23 @@ def test_nothing_half_written_stays_in_the_cache(how, checkpoint, tmp_path, monk
 def test_ctrl_c_ends_the_compilers(checkpoint, machine, monkeypatch, one_program):
     monkeypatch.setenv("NEURONX_CACHE", "off")
     monkeypatch.setenv("STANDIN_NEURONX_CC", "hang")
+    monkeypatch.setenv("NEURONX_COMPILE_TIMEOUT", "120")
 
     def interrupt():
         soon(lambda: machine.notes("hangs"))
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what a shell starts in the background ignores it
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        made(checkpoint("gpt2"), "gpt2", "neuron")
-    thread.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            made(checkpoint("gpt2"), "gpt2", "neuron")
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
     assert gone(machine) and not list(machine.temporary.iterdir())
 
 
