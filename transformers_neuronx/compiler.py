@@ -1,4 +1,4 @@
-"""From a PyHLO function to an HloModuleProto, and what tells modules apart. It does not know what will run them."""
+"""From a PyHLO function to an HloModuleProto, what tells modules apart, and `check`, the rules of Neuron for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers_neuronx.pyhlo.scribe import Function
 
 
 def compile_py_func(py_func: Function) -> HloModuleProto:
-    """The module that `py_func(scribe)` describes: valid input for XLA and for `neuronx-cc`.
+    """The module that `py_func(scribe)` describes: valid input for XLA, and what `neuron.form` starts from.
 
     `py_func` writes its inputs as `dtype[sizes].Parameter(parameter_number=…)` and returns its output, or several.
     """
