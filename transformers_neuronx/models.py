@@ -135,7 +135,7 @@ class Model:
         An earlier artifact there is replaced at the end or not at all. What is saved is machine code: `load` it from
         where you would run a program. ConfigError where nothing can be written.
         """
-        decoder = self._compiled or self.decoder
+        decoder = self._decoder or self._compiled or self.decoder
         if sharded_weights and not decoder.weights:
             self._take(decoder, self._source())
         save_artifact(directory, decoder, self._attributes, sharded_weights)
@@ -164,7 +164,7 @@ class Model:
     @property
     def metrics(self) -> Metrics:
         """What the last call took, and all so far, and what is held on the devices."""
-        decoder = self._compiled or self.decoder
+        decoder = self._decoder or self._compiled or self.decoder
         measured = self.meter.last, self.meter.totals
         return Metrics(self.tag, *measured, decoder.compile_seconds, decoder.load_seconds, decoder.held)
 
@@ -176,22 +176,23 @@ class Model:
         source = self._source()
         decoder = self._new_decoder(device=True)
         self._compile(decoder, lambda: self._take(decoder, source))
-        self._decoder = self._compiled = decoder
+        self._decoder = decoder
 
-    def cpu_compile(self) -> None:
+    def cpu_compile(self, weights: bool = False) -> None:
         """Compile the programs, on a machine that may have no device to run them: `save` them then.
 
         Where they are to run, `load` takes them, and `to_neuron` brings them and the weights to the devices. Weights
-        are read only if they are saved as well.
+        that are to be saved as well are read by `save`, or, with `weights`, here meanwhile.
         """
+        source = self._source() if weights else None
         decoder = self._new_decoder(device=False)
-        self._compile(decoder)
+        self._compile(decoder, lambda: self._take(decoder, source) if source else None)
         self._compiled = decoder
 
     @property
     def programs(self) -> list[str]:
         """The names of the programs compiled so far."""
-        decoder = self._compiled or self.decoder
+        decoder = self._decoder or self._compiled or self.decoder
         return sorted(module.name for module, _ in decoder.executables.values())
 
     def _source(self) -> Artifact | Checkpoint:

@@ -45,7 +45,7 @@ def compile_artifact(
         n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size
     )
     compiled = source.open(how, weights=checkpoint_name, **sizes)
-    compiled.cpu_compile()  # nothing is run, so there need be no device
+    compiled.cpu_compile(weights)  # nothing is run, so there need be no device
     compiled.save(artifact, sharded_weights=weights)
     try:
         source.tokenizer().save_pretrained(artifact)
