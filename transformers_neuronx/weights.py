@@ -298,7 +298,7 @@ def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree:
     """The table's rows as parameters of the open graph: `w.attn.q.weight` of what this returns is a `Parameter`."""
     root = SimpleNamespace()
     add = parameters.add
-    shares = {r.name: add(dtype_named(r.dtype or dtype)[r.held(degree)], scope + r.name, True) for r in table}
+    shares = {r.name: add(dtype_named(r.dtype or dtype)[r.held(degree)], scope + r.name, weight=True) for r in table}
     for row in table:
         if row.name.endswith(SCALE):
             continue

@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import torch
+from standin_cc import MAGIC
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
@@ -20,7 +21,6 @@ from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, PrimitiveType
 from transformers_neuronx.pyhlo.rewriting import shape_of
 from transformers_neuronx.runtimes import get_runtime
 
-MAGIC = b"stand-in NEFF 1\n"
 STORED = {"pred": torch.bool, "u32": torch.int32, "u16": torch.int16, "f8e4m3fn": torch.int8, "f8e5m2": torch.int8}
 
 loads: list[int] = []  # the degree of every model that was loaded

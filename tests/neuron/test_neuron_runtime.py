@@ -467,6 +467,10 @@ def test_dumps_have_what_the_compiler_was_given_and_made(checkpoint, tmp_path, m
 
 
 def test_nothing_of_neuron_is_imported_without_it():
-    code = "import sys, transformers_neuronx.gpt2.model, transformers_neuronx.runtimes.neuron as n; n.torch_neuronx()\n"
-    code += "assert not {'torch_neuronx', 'libneuronxla', 'neuronxcc'} & sys.modules.keys()"
+    code = """
+import sys, transformers_neuronx.gpt2.model, transformers_neuronx.runtimes.neuron
+from transformers_neuronx.neuron.presence import torch_neuronx
+torch_neuronx()
+assert not {"torch_neuronx", "libneuronxla", "neuronxcc"} & sys.modules.keys()
+"""
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,9 +7,7 @@ It has been tried with a stand-in for both, never on a device.
 from __future__ import annotations
 
 import functools
-import glob
 import importlib
-import importlib.util
 import logging
 import math
 import threading
@@ -51,14 +49,6 @@ _DEVICES = threading.Lock()  # the original brings programs and tensors there on
 
 # What Neuron keeps in another type of as many bits.
 KEPT_AS: Mapping[str, Any] = {"uint32": np.int32, "uint16": np.int16, "float8_e4m3fn": np.int8, "float8_e5m2": np.int8}
-
-
-def torch_neuronx() -> Any:
-    """`torch_neuronx`, if it is installed and there is a device for it; else None. PyPI's package is empty."""
-    if not glob.glob("/dev/neuron*") or importlib.util.find_spec("torch_neuronx") is None:
-        return None
-    module = importlib.import_module("torch_neuronx")
-    return module if hasattr(module, "trace") else None
 
 
 @functools.cache
@@ -223,11 +213,16 @@ class NeuronExecutable:
         given, made = ([each.nbytes for each in side] for side in (self.signature.parameters, self.signature.results))
         return MemoryStats(sum(given), sum(made), sum(made[number] for number in self.signature.aliases), 0)
 
+    @functools.cached_property
+    def form(self) -> HloModuleProto:
+        """What the compiler was given."""
+        return neuron_form(self.module)
+
     def text(self) -> str:
-        return self.runtime.module_text(neuron_form(self.module))
+        return self.runtime.module_text(self.form)
 
     def files(self) -> Mapping[str, bytes]:
-        formed = neuron_form(self.module).SerializeToString(deterministic=True)
+        formed = self.form.SerializeToString(deterministic=True)
         return {"neuron.hlo.pb": formed, "neff": self.neff, "metaneff": self.metaneff.SerializeToString()}
 
     def serialize(self) -> bytes:
@@ -257,7 +252,7 @@ class NeuronRuntime:
     def patience(self) -> float:
         return time_limit() or math.inf
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> Mapping[str, str]:
         return dict(
             platform="neuron",

@@ -160,7 +160,7 @@ class Lowering:
             if node:
                 self.values[node] = self._kept(parameters.add(shape_of(node.meta["val"]), name))
         for node, placed in self.places.items():
-            tensor = parameters.add(dtype_named(placed.dtype)[placed.held(self.in_panels)], names[node])
+            tensor = parameters.add(dtype_named(placed.dtype)[placed.held(self.in_panels)], names[node], weight=True)
             word = placed.word if self.in_panels else None
             self.values[node] = parameter(tensor, names[node], placed.sizes, word) if placed.matrix else tensor
         for node, state in exported.states.items():
