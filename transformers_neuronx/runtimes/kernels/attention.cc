@@ -60,11 +60,14 @@ struct Cached : HeadOf<Number, AttentionArguments> {
   using Base::Ask;
   void Ask(const Lanes (&)[2], int64_t, bool) const {}
 
-  Floats Score(Floats products, const Lanes& lanes, Ints own, int32_t position) const {
-    Floats score = Capped(products);
-    if (a.slopes) score -= lanes.slope * __builtin_convertvector(own - position, Floats);
-    if (a.biases) score += Gather(a.biases, lanes.biases + Within(own - position));
-    return score;
+  void Score(int half, const Lanes& lanes, Ints own, int64_t position, int64_t count, Floats (*scores)[2]) const {
+    const Ints distance = own - static_cast<int32_t>(position);
+    if (a.softcap > 0)
+      for (int i = 0; i < count; ++i) scores[i][half] = Capped(scores[i][half]);
+    if (a.slopes)
+      for (int i = 0; i < count; ++i) scores[i][half] -= lanes.slope * __builtin_convertvector(distance - i, Floats);
+    if (a.biases)
+      for (int i = 0; i < count; ++i) scores[i][half] += Gather(a.biases, lanes.biases + Within(distance - i));
   }
 
   // What a query's scores gain at a distance. A function of its own, since the loop over keys is faster without it.

@@ -10,7 +10,7 @@
 //   NextKeys()                         what is looked at after this head
 //   Own(query), Oldest(own)            the last position that a query sees, or -1, and the first one
 //   Score(products, query, position, count, distance)  of a query, so many positions along the lanes from one on
-//   Score(products, lanes, own, position)              of a position, queries along the lanes
+//   Score(half, lanes, own, position, count, scores)   of half of the queries, along the lanes, and so many positions
 //   Lanes(head, query, count)          what the latter wants to know of so many queries
 //   Ask(lanes, position, first)        what that will want soon, and whether it is wanted for the first time
 //   kScaled, key_scales, value_scales  whether numbers of a position are multiplied by a scale, which is there then

@@ -8,16 +8,23 @@ namespace neuronx::NEURONX_LEVEL {
 namespace {
 
 // Rows of activations and panels of weights that are multiplied at once: as many as there are registers for.
-constexpr int kRows = kLanes / 2, kPanels = kLanes == 16 ? 3 : 1;
+constexpr int kRows = kLanes == 8 ? 6 : kLanes / 2, kPanels = kLanes == 16 ? 3 : 1;
 constexpr int kColumns = kPanel / kLanes;  // vectors of a panel
 
-constexpr int64_t kPage = 1024;            // words of 32 bits
-constexpr int64_t kBlock = 64;             // rows that share a piece of the weights: few, so that threads end together
+constexpr int64_t kPage = 1024;                 // words of 32 bits
+constexpr int64_t kBlock = 64 / kRows * kRows;  // rows that share a piece of weights: few, so that threads end together
 constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
 
-// Weights come as a stream, which the processor asks for by itself. Where words are taken apart it does not get ahead
-// enough, and has to be told. Of many rows, tile after tile uses the same panels: meanwhile the next are asked for.
+// Weights come as a stream, which processors ask for by themselves, but not far enough ahead.
 constexpr int64_t kAhead = 12 << 10;  // bytes
+
+// Of rows that lie whole pages apart, all lines come to the same place of the first cache, as one of each panel does now
+// and then. It has room there for twelve of them in processors that have AMX, and for eight in others.
+#if defined(__AMX_BF16__)
+constexpr int kRoom = 12;
+#else
+constexpr int kRoom = 8;
+#endif
 
 template <typename Kind>
 struct Product {
@@ -41,7 +48,7 @@ struct Product {
     panel_bytes = words * kLine;
     const int64_t row = words * Kind::PARTS;
     in_place = Prepared(a, static_cast<typename Kind::Active*>(nullptr)) && a.inputs % kInputs<Kind> == 0 &&
-               (a.rows == 1 || row % kPage != 0);  // whole pages apart, rows would take each other's place in the cache
+               (kRows + kPanels <= kRoom || a.rows == 1 || row % kPage != 0);
     stride = in_place ? row : RoundUp(row + 2 * runs, kPanel) + kPanel;
     factors = static_cast<float*>(a.scratch);
     x = static_cast<int32_t*>(in_place ? const_cast<void*>(a.x) : factors + RoundUp(a.rows, kPanel));
@@ -75,10 +82,11 @@ struct Product {
     }
   }
 
-  template <int ROWS, int PANELS>
-  void Multiply(const Weight& weight, int64_t panel, int64_t row, Tile<Floats, ROWS, PANELS>& totals) const {
+  // Asks for so many panels as well, so many bytes ahead. A function of its own, so that sums have all registers.
+  template <int ROWS, int PANELS, int ASKS>
+  __attribute__((noinline)) void Multiply(const Weight& weight, int64_t panel, int64_t row, int64_t ahead,
+                                          Tile<Floats, ROWS, PANELS>& totals) const {
     const char* at = static_cast<const char*>(weight.data) + panel * panel_bytes;
-    const int64_t ahead = ROWS == kRows ? PANELS * panel_bytes : kAhead;
     const int32_t* active = x + row * stride;
     UNROLL for (auto& each : totals) UNROLL for (Floats& total : each) total = Floats{};
     for (int64_t i = 0; i < runs; ++i) {
@@ -88,11 +96,9 @@ struct Product {
           UNROLL for (auto& sum : sums[j]) sum += Begins(row + j)[i];
       for (int64_t end = Least(words - i * run, run); end > 0; --end, at += kLine, active += Kind::PARTS) {
         typename Kind::Words w[PANELS * kColumns];
-        UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
-          const char* from = at + j / kColumns * panel_bytes + j % kColumns * (kLine / kColumns);
-          w[j] = Kind::Read(from);
-          if ((ROWS == kRows || Kind::PARTS > 1) && j % kColumns == 0) __builtin_prefetch(from + ahead, 0, 2);
-        }
+        UNROLL for (int j = 0; j < PANELS * kColumns; ++j)
+          w[j] = Kind::Read(at + j / kColumns * panel_bytes + j % kColumns * (kLine / kColumns));
+        UNROLL for (int j = 0; j < ASKS; ++j) __builtin_prefetch(at + ahead + j * panel_bytes, 0, 2);
         AddPart<ROWS, PANELS, 0>(w, active, sums);
       }
       UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
@@ -110,8 +116,8 @@ struct Product {
 
   // The products of one part of the words, and of those that follow.
   template <int ROWS, int PANELS, int PART>
-  void AddPart(const typename Kind::Words (&w)[PANELS * kColumns], const int32_t* active,
-               Tile<typename Kind::Sums, ROWS, PANELS>& sums) const {
+  __attribute__((always_inline)) void AddPart(const typename Kind::Words (&w)[PANELS * kColumns], const int32_t* active,
+                                              Tile<typename Kind::Sums, ROWS, PANELS>& sums) const {
     if constexpr (PART < Kind::PARTS) {
       typename Kind::Vector part[PANELS * kColumns];
       UNROLL for (int i = 0; i < PANELS * kColumns; ++i) part[i] = Kind::template Part<PART>(w[i]);
@@ -129,10 +135,11 @@ struct Product {
     return Widened(scales + (panel * runs + group) * kPanel + column * kLanes);
   }
 
-  template <int ROWS, int PANELS>
-  void Work(int part, int64_t panel, int64_t row) const {
+  template <int ROWS, int PANELS, int ASKS>
+  void Work(int part, int64_t panel, int64_t row, int64_t ahead) const {
     Tile<Floats, ROWS, PANELS> totals[2];
-    for (int i = 0; i < 1 + a.Gated(); ++i) Multiply<ROWS, PANELS>(a.weights[part + i], panel, row, totals[i]);
+    for (int i = 0; i < 1 + a.Gated(); ++i)
+      Multiply<ROWS, PANELS, ASKS>(a.weights[part + i], panel, row, ahead, totals[i]);
     const int64_t output = panel * kPanel, count = Least(a.weights[part].outputs - output, PANELS * kPanel);
     Store(a, a.weights[part], row, ROWS, factors + row, output, count, PANELS * kColumns, totals[0][0], totals[1][0]);
   }
@@ -141,18 +148,28 @@ struct Product {
   template <int ROWS>
   void WorkFew(int part, int64_t panel, int64_t row, int64_t rows) const {
     if constexpr (ROWS > 1) {
-      if (rows == ROWS - 1) return Work<ROWS - 1, 1>(part, panel, row);
+      if (rows == ROWS - 1) return Work<ROWS - 1, 1, 1>(part, panel, row, kAhead);
       WorkFew<ROWS - 1>(part, panel, row, rows);
     }
   }
 
+  // The tile of `turns` that use the same panels whose turn it is. Meanwhile the next panels are asked for, each by one
+  // tile: to ask takes time, a tenth of it if all tiles do.
+  template <int PANELS>
+  void WorkTile(int part, int64_t panel, int64_t row, int64_t turn, int64_t turns) const {
+    if (turns < PANELS) return Work<kRows, PANELS, PANELS>(part, panel, row, PANELS * panel_bytes);
+    if (turn < PANELS) return Work<kRows, PANELS, 1>(part, panel, row, (PANELS + turn) * panel_bytes);
+    Work<kRows, PANELS, 0>(part, panel, row, 0);
+  }
+
   void WorkAll(int part, int64_t panel, int64_t panels, int64_t row, int64_t rows) const {
-    for (; rows >= kRows; rows -= kRows, row += kRows) {
+    const int64_t turns = rows / kRows;
+    for (int64_t turn = 0; turn < turns; ++turn, row += kRows) {
       int64_t i = 0;
-      for (; i + kPanels <= panels; i += kPanels) Work<kRows, kPanels>(part, panel + i, row);
-      for (; i < panels; ++i) Work<kRows, 1>(part, panel + i, row);
+      for (; i + kPanels <= panels; i += kPanels) WorkTile<kPanels>(part, panel + i, row, turn, turns);
+      for (; i < panels; ++i) WorkTile<1>(part, panel + i, row, turn, turns);
     }
-    for (int64_t i = 0; i < panels; ++i) WorkFew<kRows>(part, panel + i, row, rows);
+    for (int64_t i = 0; i < panels; ++i) WorkFew<kRows>(part, panel + i, row, rows % kRows);
   }
 
   void Run(const Pool& pool) const {

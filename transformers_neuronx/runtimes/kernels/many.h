@@ -104,15 +104,19 @@ struct Many {
     for (int64_t i = 0; i < positions; ++i) head.Ask(lanes, position + i, first == 0);
   }
 
-  // What products are worth as scores, of one position, where it is seen.
-  void SetScores(int64_t position, Floats (&scores)[2]) const {
-    const auto here = static_cast<int32_t>(position);
-    float scale = head.a.scale;
-    if constexpr (Head::kScaled) scale *= head.key_scales[here];
-    for (int half = 0; half < 2; ++half) {
-      const Floats score = head.Score(scores[half] * scale, lanes[half], own[half], here);
-      const bool all = seen_first <= here && here <= seen_last;
-      scores[half] = all ? score : (own[half] >= here) & (from[half] <= here) ? score : Floats{} + kNone;
+  // What products are worth as scores, of some positions, where they are seen.
+  void SetScores(int64_t position, int64_t count, Floats (*scores)[2]) const {
+    for (int64_t i = 0; i < count; ++i) {
+      float scale = head.a.scale;
+      if constexpr (Head::kScaled) scale *= head.key_scales[position + i];
+      UNROLL for (int half = 0; half < 2; ++half) scores[i][half] *= scale;
+    }
+    for (int half = 0; half < 2; ++half) head.Score(half, lanes[half], own[half], position, count, scores);
+    if (seen_first <= position && position + count - 1 <= seen_last) return;
+    for (int64_t i = 0; i < count; ++i) {
+      const auto here = static_cast<int32_t>(position + i);
+      for (int half = 0; half < 2; ++half)
+        scores[i][half] = (own[half] >= here) & (from[half] <= here) ? scores[i][half] : Floats{} + kNone;
     }
   }
 
@@ -162,38 +166,51 @@ struct Products {
 
   template <typename Many>
   static void ScoreSome(const Many& many, int64_t position, int64_t count, Floats (*scores)[2]) {
-    int32_t room[kKeys][kSize];
-    const int32_t* keys[kKeys];
+    int32_t room[kKeys * kSize];
     many.Ask(position, count);
-    for (int64_t i = 0; i < kKeys; ++i)
-      keys[i] = Words(many, many.head.Key(position + Least(i, count - 1)), room[i]);
+    MultiplyKeys(many.q, many.words, Keys(many, position, count, room), scores);
+    many.SetScores(position, count, scores);
+  }
+
+  struct Lines {
+    const int32_t* first;
+    int64_t words;  // from one to the next
+  };
+
+  // Keys as they are multiplied: where they lie, if they lie so. The last of a few takes the places of those that lack.
+  template <typename Many>
+  static Lines Keys(const Many& many, int64_t position, int64_t count, int32_t* room) {
+    const int64_t size = many.head.a.size;
+    if constexpr (sizeof(Number) == sizeof(typename Kind::Active))
+      if (count == kKeys && size % Kind::PER_PART == 0)
+        return {reinterpret_cast<const int32_t*>(many.head.Key(position)), many.head.Stride() / Kind::PER_PART};
+    for (int64_t i = 0; i < kKeys; ++i) {
+      const Number* key = many.head.Key(position + Least(i, count - 1));
+      int32_t* words = room + i * many.words;
+      if constexpr (Kind::PER_PART == 1) Widen(key, size, reinterpret_cast<float*>(words));
+      else words[many.words - 1] = 0, memcpy(words, key, size * sizeof *key);
+    }
+    return {room, many.words};
+  }
+
+  // Functions of their own, so that sums have all registers.
+
+  // Of all queries with kKeys keys.
+  __attribute__((noinline)) static void MultiplyKeys(const Ints (*q)[2], int64_t words, Lines keys,
+                                                     Floats (*scores)[2]) {
     Floats sums[kKeys][2];
     UNROLL for (auto& each : sums) each[0] = each[1] = Floats{};
-    for (int64_t j = 0; j < many.words; ++j) {
-      const auto low = Kind::Read(reinterpret_cast<const char*>(many.q[j]));
-      const auto high = Kind::Read(reinterpret_cast<const char*>(many.q[j] + 1));
+    for (int64_t j = 0; j < words; ++j) {
+      const auto low = Kind::Read(reinterpret_cast<const char*>(q[j]));
+      const auto high = Kind::Read(reinterpret_cast<const char*>(q[j] + 1));
       UNROLL for (int i = 0; i < kKeys; ++i) {
-        auto same = Kind::Repeat(keys[i] + j);
+        auto same = Kind::Repeat(keys.first + i * keys.words + j);
         Keep(same);
         sums[i][0] = Kind::Add(sums[i][0], low, same);
         sums[i][1] = Kind::Add(sums[i][1], high, same);
       }
     }
-    for (int64_t i = 0; i < count; ++i) {
-      memcpy(scores[i], sums[i], sizeof sums[i]);
-      many.SetScores(position + i, scores[i]);
-    }
-  }
-
-  // A key as it is multiplied: where it lies, if it lies so.
-  template <typename Many>
-  static const int32_t* Words(const Many& many, const Number* key, int32_t* room) {
-    const int64_t size = many.head.a.size;
-    if constexpr (sizeof(Number) == sizeof(typename Kind::Active))
-      if (size % Kind::PER_PART == 0) return reinterpret_cast<const int32_t*>(key);
-    if constexpr (Kind::PER_PART == 1) Widen(key, size, reinterpret_cast<float*>(room));
-    else room[many.words - 1] = 0, memcpy(room, key, size * sizeof *key);
-    return room;
+    memcpy(scores, sums, sizeof sums);
   }
 
   template <typename Many>
@@ -205,20 +222,25 @@ struct Products {
   // To the contexts of kTogether queries.
   template <typename Many>
   static void AddSome(Many& many, int64_t query, int64_t part, int64_t joined) {
-    const int64_t parts = many.parts;
-    Floats* to = many.context + query * parts + part;
-    const float* factor = reinterpret_cast<const float*>(many.factor) + query;
+    MultiplyValues(reinterpret_cast<const int32_t*>(many.weights) + query, many.values + part, joined, many.parts,
+                   reinterpret_cast<const float*>(many.factor) + query, many.context + query * many.parts + part);
+  }
+
+  __attribute__((noinline)) static void MultiplyValues(const int32_t* weight, const Floats* value, int64_t joined,
+                                                       int64_t parts, const float* factor, Floats* to) {
     Floats sums[kTogether][kParts];
     UNROLL for (int i = 0; i < kTogether; ++i)
       UNROLL for (int j = 0; j < kParts; ++j) sums[i][j] = to[i * parts + j] * factor[i];
-    const Floats* value = many.values + part;
-    const int32_t* weight = reinterpret_cast<const int32_t*>(many.weights) + query;
-    for (int64_t position = 0; position < joined; ++position, value += parts, weight += kQueries) {
-      UNROLL for (int i = 0; i < kTogether; ++i) {
-        auto same = Kind::Repeat(weight + i);
+    for (int64_t i = 0; i < joined; ++i, value += parts, weight += kQueries) {
+      typename Kind::Words words[kParts];
+      UNROLL for (int j = 0; j < kParts; ++j) {
+        words[j] = Kind::Read(reinterpret_cast<const char*>(value + j));
+        Keep(words[j]);
+      }
+      UNROLL for (int k = 0; k < kTogether; ++k) {
+        auto same = Kind::Repeat(weight + k);
         Keep(same);
-        UNROLL for (int j = 0; j < kParts; ++j)
-          sums[i][j] = Kind::Add(sums[i][j], Kind::Read(reinterpret_cast<const char*>(value + j)), same);
+        UNROLL for (int j = 0; j < kParts; ++j) sums[k][j] = Kind::Add(sums[k][j], words[j], same);
       }
     }
     UNROLL for (int i = 0; i < kTogether; ++i)
@@ -239,7 +261,7 @@ struct Products<BFloat16> {
     for (int64_t i = 0; i < positions; i += 2 * kTile)
       positions - i > kTile ? Multiply<2>(many, position + i, positions - i, many.weights + i)
                             : Multiply<1>(many, position + i, positions - i, many.weights + i);
-    for (int64_t i = 0; i < positions; ++i) many.SetScores(position + i, many.weights[i]);
+    many.SetScores(position, positions, many.weights);
   }
 
   // Queries and the keys of one or two tiles.

@@ -66,11 +66,16 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
       for (const Lanes& each : lanes) __builtin_prefetch(bias + each.biases[0] + position * a.bias_position);
   }
 
-  Floats Score(Floats products, const Lanes& lanes, Ints, int32_t position) const {
-    if (!bias) return products;
+  void Score(int half, const Lanes& lanes, Ints, int64_t position, int64_t count, Floats (*scores)[2]) const {
+    if (!bias) return;
     const float* from = bias + position * a.bias_position;
-    if (group == 1) return products + Spread(from + lanes.biases[0], a.bias_token, lanes.count);
-    return products + Gather(from, lanes.biases);
+    const auto add = [&](const auto& biases) {
+      for (int64_t i = 0; i < count; ++i, from += a.bias_position) scores[i][half] += biases();
+    };
+    if (group > 1) return add([&] { return Gather(from, lanes.biases); });
+    from += lanes.biases[0];
+    if (a.bias_token == 1 && lanes.count == kLanes) return add([&] { return Load<Floats>(from); });
+    add([&] { return Spread(from, a.bias_token, lanes.count); });
   }
 
   // A function of its own, as what the cache's heads add is.

@@ -6,6 +6,8 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
+constexpr int kMostSums = 32;  // that are stored at once: rows times columns
+
 // Of what is at least 1.
 inline Floats Inverse(Floats x) {
 #if defined(__AVX512F__)
@@ -42,32 +44,37 @@ inline Floats Activated(Activation activation, Floats x) {
   return x;
 }
 
-// What completes the sums of kLanes outputs of a weight, of which there are `count`.
-struct Completion {
-  const Floats scale, bias;
-
-  Completion(const LinearArguments& a, const Weight& weight, int64_t output, int64_t count)
-      : scale(weight.scale && !a.group ? Some(static_cast<const float*>(weight.scale) + output, count) : Floats{} + 1),
-        bias(weight.bias ? Some(weight.bias, a.x_type, output, count) : Floats{}) {}
-
-  Floats operator()(Floats sums, float factor) const { return sums * (scale * factor) + bias; }
-};
+// Sums [rows, columns] with the scales and biases of `count` outputs of a weight.
+inline void Complete(const LinearArguments& a, const Weight& weight, int64_t output, int64_t count, int rows,
+                     int columns, const float* factors, const Floats* sums, Floats* y) {
+  for (int j = 0; j < columns; ++j, output += kLanes, count = count > kLanes ? count - kLanes : 0) {
+    const bool scaled = weight.scale && !a.group;
+    const Floats scale = scaled ? Some(static_cast<const float*>(weight.scale) + output, count) : Floats{} + 1;
+    const Floats bias = weight.bias ? Some(weight.bias, a.x_type, output, count) : Floats{};
+    for (int i = 0; i < rows; ++i) y[i * columns + j] = sums[i * columns + j] * (scale * factors[i]) + bias;
+  }
+}
 
 // Stores the results of some rows, of each `count` outputs from `first` on. `sums` [rows, columns] are those of the
-// weight, and `up` those of the next one where the first is a gate.
-inline void Store(const LinearArguments& a, const Weight& weight, int64_t row, int rows, const float* factors,
-                  int64_t first, int64_t count, int columns, const Floats* sums, const Floats* up) {
-  for (int column = 0; column * kLanes < count && column < columns; ++column) {
-    const int64_t output = first + column * kLanes, left = count - column * kLanes;
-    const Completion complete(a, weight, output, left), complete_up(a, (&weight)[a.Gated()], output, left);
-    for (int i = 0; i < rows; ++i) {
-      Floats y = Activated(a.activation, complete(sums[i * columns + column], factors[i]));
-      if (a.Gated()) y *= complete_up(up[i * columns + column], factors[i]);
-      const int64_t at = (row + i) * weight.outputs + output;
-      if (a.residual) y += Some(a.residual, a.y_type, at, left);
-      PutSome(y, a.y_type, left, weight.y, at);
-    }
+// weight, and `up` those of the next one where the first is a gate. A function of its own, so that loops over products
+// have all registers; and a loop for each step, so that none decides anything.
+__attribute__((noinline)) void Store(const LinearArguments& a, const Weight& weight, int64_t row, int rows,
+                                     const float* factors, int64_t first, int64_t count, int columns,
+                                     const Floats* sums, const Floats* up) {
+  Floats y[kMostSums], gated[kMostSums];
+  Complete(a, weight, first, count, rows, columns, factors, sums, y);
+  if (a.activation != Activation::kNone)
+    for (int i = 0; i < rows * columns; ++i) y[i] = Activated(a.activation, y[i]);
+  if (a.Gated()) {
+    Complete(a, (&weight)[1], first, count, rows, columns, factors, up, gated);
+    for (int i = 0; i < rows * columns; ++i) y[i] *= gated[i];
   }
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < columns && j * kLanes < count; ++j) {
+      const int64_t at = (row + i) * weight.outputs + first + j * kLanes, left = count - j * kLanes;
+      if (a.residual) y[i * columns + j] += Some(a.residual, a.y_type, at, left);
+      PutSome(y[i * columns + j], a.y_type, left, weight.y, at);
+    }
 }
 
 // The outputs of all weights, in pieces of some panels. What is gated has none of its own.
