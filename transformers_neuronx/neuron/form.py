@@ -16,6 +16,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME, ROUNDS, WEIGHT
 from transformers_neuronx.neuron.operations import ALTERNATIVES, EXCHANGED, static_ring
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor
+from transformers_neuronx.pyhlo.computations import remove_unreached
 from transformers_neuronx.pyhlo.hlo_pb2 import HloComputationProto, HloInstructionProto
 from transformers_neuronx.pyhlo.rewriting import RewritingScribe
 
@@ -142,19 +143,12 @@ def _chosen(predicate: Tensor, on_true: Value, on_false: Value) -> Value:
 
 def _remove_unused(module: HloModuleProto) -> None:
     """Leave out what no result depends on, but for the parameters."""
-    computations = {computation.id: computation for computation in module.computations}
-    entry = computations[module.entry_computation_id]
-    used, called = {entry.root_id}, {entry.id}
+    entry = next(each for each in module.computations if each.id == module.entry_computation_id)
+    used = {entry.root_id}
     for instruction in reversed(entry.instructions):  # operands stand before those that use them
         if instruction.id in used or instruction.opcode == "parameter":
             used |= {instruction.id, *instruction.operand_ids}
-            called.update(instruction.called_computation_ids)
     kept = [instruction for instruction in entry.instructions if instruction.id in used]
     del entry.instructions[:]
     entry.instructions.extend(kept)
-    for computation in reversed(module.computations):  # what is called stands before, too
-        if computation.id in called:
-            called.update(number for each in computation.instructions for number in each.called_computation_ids)
-    remaining = [computation for computation in module.computations if computation.id in called]
-    del module.computations[:]
-    module.computations.extend(remaining)
+    remove_unreached(module)

@@ -26,9 +26,10 @@ from transformers_neuronx.neuron.supported import (
 )
 from transformers_neuronx.neuron.targets import Target, target_named
 from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.pyhlo.computations import reached
 from transformers_neuronx.pyhlo.dtypes import ELEMENT_TYPES
-from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloComputationProto, HloInstructionProto, ShapeProto
-from transformers_neuronx.pyhlo.shapes import nbytes, shape_text
+from transformers_neuronx.pyhlo.hlo_pb2 import HloComputationProto, HloInstructionProto, ShapeProto
+from transformers_neuronx.pyhlo.shapes import arrays_of, nbytes, shape_text
 
 _SEEN = frozenset({"get-tuple-element", "tuple"})  # whose arrays other instructions have made
 _ANY_OPERATION = frozenset({"element type", "64-bit integers", "64-bit id", "dynamic shape"})  # breaks these rules
@@ -75,8 +76,10 @@ def check(module: HloModuleProto, target: str = "neuron") -> list[Finding]:
     GraphError is raised for a module without an entry computation.
     """
     wanted, computations = target_named(target), {each.id: each for each in module.computations}
+    if module.entry_computation_id not in computations:
+        raise GraphError(f"check wants a module with an entry computation, got {len(computations)} without one")
     found: dict[tuple[str, ...], Finding] = {}
-    for computation in _reached(module, computations):
+    for computation in reversed(reached(module)):  # those who call first
         by_id = {instruction.id: instruction for instruction in computation.instructions}
         for instruction, refusal in _of_computation(module, computation, by_id, computations, wanted):
             finding = _finding(refusal, computation, instruction)
@@ -85,21 +88,6 @@ def check(module: HloModuleProto, target: str = "neuron") -> list[Finding]:
             known = found.get(key)
             found[key] = replace(known, count=known.count + 1) if known else finding
     return list(found.values())
-
-
-def _reached(module: HloModuleProto, computations: Computations) -> list[HloComputationProto]:
-    """The entry computation and, after it, all that are called from there."""
-    if module.entry_computation_id not in computations:
-        raise GraphError(f"check wants a module with an entry computation, got {len(computations)} without one")
-    reached = {module.entry_computation_id: computations[module.entry_computation_id]}
-    waiting = list(reached.values())
-    while waiting:
-        for instruction in waiting.pop().instructions:
-            for number in instruction.called_computation_ids:
-                if number in computations and number not in reached:
-                    reached[number] = computations[number]
-                    waiting.append(computations[number])
-    return list(reached.values())
 
 
 def _finding(refusal: Refusal, computation: HloComputationProto, instruction: HloInstructionProto) -> Finding:
@@ -148,7 +136,7 @@ def _of_instruction(site: Site) -> Iterator[Refusal]:
 
 
 def _of_shape(site: Site) -> Iterator[Refusal]:
-    arrays = _arrays(site.instruction.shape)
+    arrays = arrays_of(site.instruction.shape)
     for name in dict.fromkeys(map(type_of, arrays)):
         if name not in TYPES and not (name in FLOAT8 and site.target.float8):
             refusal = TYPE_REFUSED.get(name, ANY_TYPE)
@@ -160,12 +148,6 @@ def _of_shape(site: Site) -> Iterator[Refusal]:
         if type_of(shape) in ELEMENT_TYPES and nbytes(shape) > LARGEST:
             advice = "Split it: over more devices, or a smaller batch"
             yield Refusal("large array", f"makes {shape_text(shape)}, which is more than 4 GB", advice, "NCC_EVRF024")
-
-
-def _arrays(shape: ShapeProto) -> list[ShapeProto]:
-    if shape.element_type != TUPLE:
-        return [shape]
-    return [array for element in shape.tuple_shapes for array in _arrays(element)]
 
 
 def _of_ids(instruction: HloInstructionProto) -> Iterator[Refusal]:

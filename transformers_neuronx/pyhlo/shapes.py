@@ -1,4 +1,4 @@
-"""What follows from a shape on the wire: how many elements, how many bytes, and its text."""
+"""What follows from a shape on the wire: its arrays, how many elements, how many bytes, and its text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ def element_bits(shape: ShapeProto) -> int:
     return element_type(PrimitiveType.Name(shape.element_type).lower()).bits
 
 
+def arrays_of(shape: ShapeProto) -> list[ShapeProto]:
+    """An array; of a tuple, all arrays in it."""
+    if shape.element_type != TUPLE:
+        return [shape]
+    return [array for element in shape.tuple_shapes for array in arrays_of(element)]
+
+
 def elements(shape: ShapeProto) -> int:
     """Of an array; of a tuple, of all arrays in it."""
-    if shape.element_type == TUPLE:
-        return sum(map(elements, shape.tuple_shapes))
-    return math.prod(shape.dimensions)
+    return sum(math.prod(array.dimensions) for array in arrays_of(shape))
 
 
 def nbytes(shape: ShapeProto) -> int:
     """Of an array, whole bytes; of a tuple, of all arrays in it."""
-    if shape.element_type == TUPLE:
-        return sum(map(nbytes, shape.tuple_shapes))
-    return -(-elements(shape) * element_bits(shape) // 8)
+    return sum(-(-math.prod(array.dimensions) * element_bits(array) // 8) for array in arrays_of(shape))
 
 
 def shape_text(shape: ShapeProto) -> str:

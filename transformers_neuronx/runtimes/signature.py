@@ -12,7 +12,8 @@ import numpy as np
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type
-from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, PrimitiveType, ShapeProto
+from transformers_neuronx.pyhlo.hlo_pb2 import PrimitiveType, ShapeProto
+from transformers_neuronx.pyhlo.shapes import arrays_of
 
 
 class Aval(NamedTuple):
@@ -34,12 +35,9 @@ class Aval(NamedTuple):
 aval_of = functools.cache(Aval)
 
 
-def _leaves(shape: ShapeProto) -> list[Aval]:
-    """Those of an array, or of all the arrays in a tuple."""
-    if shape.element_type == TUPLE:
-        return [aval for element in shape.tuple_shapes for aval in _leaves(element)]
-    name = PrimitiveType.Name(shape.element_type).lower()
-    return [aval_of(tuple(shape.dimensions), element_type(name).numpy)]
+def _aval(array: ShapeProto) -> Aval:
+    name = PrimitiveType.Name(array.element_type).lower()
+    return aval_of(tuple(array.dimensions), element_type(name).numpy)
 
 
 class Argument(Protocol):
@@ -55,9 +53,9 @@ class Signature:
     def __init__(self, module: HloModuleProto) -> None:
         self.name = module.name
         shape, aliases = module.host_program_shape, module.input_output_alias.entries
-        self.parameters = [_leaves(parameter)[0] for parameter in shape.parameters]
+        self.parameters = [_aval(parameter) for parameter in shape.parameters]
         self.parameter_names = list(shape.parameter_names)
-        self.results = _leaves(shape.result)
+        self.results = [_aval(array) for array in arrays_of(shape.result)]
         self.aliases = {(*entry.output_shape_index, 0)[0]: entry.parameter_number for entry in aliases}
         self.donated = dict.fromkeys(self.aliases.values())
 

@@ -21,6 +21,7 @@ from transformers_neuronx import env
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
 from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.pyhlo.computations import remove_unreached
 from transformers_neuronx.pyhlo.hlo_pb2 import (
     API_VERSION_TYPED_FFI,
     TUPLE,
@@ -168,7 +169,7 @@ def with_kernels(module: HloModuleProto) -> HloModuleProto:
     module = HloModuleProto.FromString(module.SerializeToString())
     for computation in module.computations:
         _add_within(computation, _serve(computation))
-    _remove_unused(module)
+    remove_unreached(module)
     return module
 
 
@@ -223,16 +224,3 @@ def _as_typed(value: Any, kind: str) -> str:
     if kind == "string":
         return json.dumps(value)
     return f"{float(value or 0):e} : f32" if kind == "f32" else f"{int(value or 0)} : {kind}"
-
-
-def _remove_unused(module: HloModuleProto) -> None:
-    """Leave out the computations that nothing calls any more."""
-    by_id = {computation.id: computation for computation in module.computations}
-    used, waiting = set(), [module.entry_computation_id]
-    while waiting:
-        if (number := waiting.pop()) not in used:
-            used.add(number)
-            waiting += [called for each in by_id[number].instructions for called in each.called_computation_ids]
-    kept = [computation for computation in module.computations if computation.id in used]
-    del module.computations[:]
-    module.computations.extend(kept)
