@@ -85,7 +85,8 @@ struct Product {
   // Asks for so many panels as well, so many bytes ahead. A function of its own, so that sums have all registers.
   template <int ROWS, int PANELS, int ASKS>
   __attribute__((noinline)) void Multiply(const Weight& weight, int64_t panel, int64_t row, int64_t ahead,
-                                          Tile<Floats, ROWS, PANELS>& totals) const {
+                                          Tile<Floats, ROWS, PANELS>& results) const {
+    Tile<Floats, ROWS, PANELS> totals;
     const char* at = static_cast<const char*>(weight.data) + panel * panel_bytes;
     const int32_t* active = x + row * stride;
     UNROLL for (auto& each : totals) UNROLL for (Floats& total : each) total = Floats{};
@@ -112,6 +113,7 @@ struct Product {
         }
       }
     }
+    memcpy(results, totals, sizeof totals);
   }
 
   // The products of one part of the words, and of those that follow.

@@ -1,0 +1,49 @@
+// The kernels of one level and one commit as functions that Python calls: see kernels.py.
+#include "kernels.h"
+
+namespace neuronx::NEURONX_LEVEL {
+int64_t LinearScratch(const LinearArguments&);
+void Linear(const LinearArguments&, const Pool&);
+void AttendTo(const MemoryArguments&, const Pool&);
+}  // namespace neuronx::NEURONX_LEVEL
+
+using namespace neuronx;
+using namespace neuronx::NEURONX_LEVEL;
+
+namespace {
+
+const Pool kAlone{[](void*, int64_t pieces, void (*body)(void*, int64_t), void* context) {
+                    for (int64_t i = 0; i < pieces; ++i) body(context, i);
+                  },
+                  nullptr};
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// x[rows, inputs] times the weights, whose scales are of outputs or of groups -> y. Without `y`, the bytes of `scratch`.
+int64_t linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t group, int64_t rounded, int type, int weight_type,
+               const void* x, const void* weights, const void* scale, void* scratch, void* y) {
+  LinearArguments a = {};
+  a.rows = rows, a.inputs = inputs, a.group = group, a.rounded = rounded;
+  a.x_type = a.y_type = static_cast<Type>(type), a.weight_type = static_cast<Type>(weight_type);
+  a.activation = Activation::kNone, a.parts = 1, a.x = x, a.scratch = scratch;
+  a.weights[0].outputs = outputs, a.weights[0].data = weights, a.weights[0].scale = scale, a.weights[0].y = y;
+  if (!y) return LinearScratch(a);
+  Linear(a, kAlone);
+  return 0;
+}
+
+// q, keys and values[tokens, heads, size] -> context, with a bias of each position.
+void attend_to(int64_t tokens, int64_t heads, int64_t size, int type, const void* q, const void* keys,
+               const void* values, const float* bias, void* context) {
+  const auto length = static_cast<int32_t>(tokens);
+  MemoryArguments a = {};
+  a.rows = 1, a.tokens = a.positions = tokens, a.heads = a.kv_heads = heads, a.size = size, a.scale = 0.125f;
+  a.type = static_cast<Type>(type), a.q = q, a.keys = keys, a.values = values, a.length = &length;
+  a.bias = bias, a.bias_position = 1, a.context = context;
+  AttendTo(a, kAlone);
+}
+
+}

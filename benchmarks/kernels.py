@@ -1,0 +1,151 @@
+"""Kernels as they are here beside those of a commit: milliseconds of a core, and how many times as fast these are.
+
+    python benchmarks/kernels.py [--against HEAD] [--level amx] [--only attention]
+
+Both are compiled, with the flags of `setup.py`, into libraries that one process calls in turns. What is printed is the
+median of the ratios of two calls, one after the other: a clock that changes, or a neighbour, meets either. Weights are
+six, in turns as well, so that they do not come from the nearest caches.
+"""
+
+import argparse
+import ctypes
+import itertools
+import os
+import runpy
+import statistics
+import subprocess
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from transformers_neuronx.runtimes import kernels
+
+ROOT = Path(__file__).parents[1]
+SHIM = Path(__file__).with_suffix(".cc")
+SOURCES = ("attention", "linear", "memory")
+TYPES = {"f32": 0, "bf16": 1, "f16": 2, "s8": 3, "s4": 4}  # as in kernels.h
+BITS = {"f32": 32, "bf16": 16, "f16": 16, "s8": 8, "s4": 4}
+# Activations, weights, inputs with one scale (0: all of an output's), inputs that are rounded together.
+KINDS = [
+    ("f32", "f32", 0, 0), ("bf16", "bf16", 0, 0), ("f16", "f16", 0, 0), ("f32", "s8", 0, 0), ("bf16", "s8", 0, 0),
+    ("bf16", "s4", 32, 0), ("f32", "s8", 32, 32), ("bf16", "s4", 32, 32),
+]  # fmt: skip
+ROWS, SIZES = (1, 4, 8, 64, 512), ((768, 3072), (3072, 768), (1024, 1024))
+HEADS = ((128, 12, 64), (512, 12, 64), (577, 12, 64), (256, 8, 128))  # tokens, heads, features of one
+WEIGHTS, SECONDS = 6, 0.4
+
+
+def compiled(tree, level, directory):
+    """The library of the sources in a tree."""
+    with mock.patch("setuptools.setup"):
+        flags = runpy.run_path(str(ROOT / "setup.py"))
+    sources = [SHIM, *(tree / flags["KERNELS"] / f"{name}.cc" for name in SOURCES)]
+    library = Path(directory) / "kernels.so"
+    options = [*sysconfig.get_config_var("CFLAGS").split(), *flags["FLAGS"], *flags["LEVELS"][level]]
+    command = [os.environ.get("CXX", "g++"), *options, "-w", "-shared", "-fPIC", f"-DNEURONX_LEVEL={level}"]
+    subprocess.run([*command, f"-I{tree / flags['KERNELS']}", *sources, "-o", library], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.linear.restype = ctypes.c_int64
+    return loaded
+
+
+def numbers(name, count):
+    """Random numbers of a type, at the beginning of a line of the cache."""
+    rng = np.random.default_rng(0)
+    if name in ("s8", "s4"):
+        wanted = rng.integers(0, 256, count * BITS[name] // 8, np.uint8)
+    else:
+        wanted = rng.uniform(-1, 1, count).astype(np.float16 if name == "f16" else np.float32)
+        wanted = (wanted.view(np.uint32) >> 16).astype(np.uint16) if name == "bf16" else wanted
+    room = np.zeros(wanted.nbytes + 64, np.uint8)
+    aligned = room[-room.ctypes.data % 64 :][: wanted.nbytes]
+    aligned[:] = wanted.view(np.uint8)
+    return aligned
+
+
+def pointer(array):
+    return None if array is None else ctypes.c_void_p(array.ctypes.data)
+
+
+def linear_layers():
+    for kind, rows, sizes in itertools.product(KINDS, ROWS, SIZES):
+        (activations, weight, _, rounded), (inputs, outputs) = kind, sizes
+        name = f"{rows} x {inputs} x {outputs}, {activations}, weights in {weight}" + ", rounded" * bool(rounded)
+        yield name, linear_layer(*kind, rows, inputs, outputs)
+
+
+def linear_layer(activations, weight, group, rounded, rows, inputs, outputs):
+    """A function that calls a library's once, and returns the seconds it took."""
+    x, y = numbers(activations, rows * inputs), numbers("f32", rows * outputs)
+    weights = itertools.cycle([numbers(weight, inputs * outputs) for _ in range(WEIGHTS)])
+    scale = numbers("bf16" if weight == "s4" else "f32", outputs * (inputs // group if group else 1))
+    shape = [*map(ctypes.c_int64, (rows, inputs, outputs, group, rounded)), TYPES[activations], TYPES[weight]]
+    scratch = {}
+
+    def call(library):
+        given = [*shape, pointer(x), pointer(next(weights)), pointer(scale if BITS[weight] <= 8 else None)]
+        if library not in scratch:
+            scratch[library] = numbers("s8", library.linear(*given, None, None) + 64)
+        began = time.perf_counter()
+        library.linear(*given, pointer(scratch[library]), pointer(y))
+        return time.perf_counter() - began
+
+    return call
+
+
+def attention():
+    for name, (tokens, heads, size) in itertools.product(("f32", "bf16"), HEADS):
+        yield f"{tokens} tokens, {heads} heads of {size}, {name}", attention_to(name, tokens, heads, size)
+
+
+def attention_to(name, tokens, heads, size):
+    arrays = [numbers(name, tokens * heads * size) for _ in range(3)]
+    arrays += [numbers("f32", tokens), numbers(name, tokens * heads * size)]  # a bias, and contexts
+    shape = [*map(ctypes.c_int64, (tokens, heads, size)), TYPES[name]]
+
+    def call(library):
+        began = time.perf_counter()
+        library.attend_to(*shape, *map(pointer, arrays))
+        return time.perf_counter() - began
+
+    return call
+
+
+def in_turns(call, libraries):
+    """The median of the seconds of each, and of the ratios of a pair of calls."""
+    once = max(max(map(call, libraries)), 1e-6)
+    pairs = []
+    for turn in range(max(15, int(SECONDS / once))):
+        order = libraries if turn % 2 else libraries[::-1]  # who comes second finds more in the caches
+        pair = list(map(call, order))
+        pairs.append(pair if turn % 2 else pair[::-1])
+    return [statistics.median(each) for each in zip(*pairs, strict=True)], statistics.median(b / a for a, b in pairs)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", default="HEAD", help="a commit")
+    parser.add_argument("--level", default=kernels.level())
+    parser.add_argument("--only", choices=("linear", "attention"))
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    with tempfile.TemporaryDirectory() as here, tempfile.TemporaryDirectory() as there:
+        archive = subprocess.run(
+            ["git", "archive", arguments.against], cwd=ROOT, check=True, stdout=subprocess.PIPE
+        ).stdout
+        subprocess.run(["tar", "-x", "-C", there], input=archive, check=True)
+        libraries = [compiled(ROOT, arguments.level, here), compiled(Path(there), arguments.level, there)]
+    print(f"| {arguments.level} | here, ms | {arguments.against}, ms | times as fast |")
+    print("|---|---|---|---|")
+    for kind, calls in (("linear", linear_layers), ("attention", attention)):
+        for name, call in calls() if arguments.only in (None, kind) else ():
+            (ours, theirs), ratio = in_turns(call, libraries)
+            print(f"| {name} | {1e3 * ours:.3f} | {1e3 * theirs:.3f} | {ratio:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
