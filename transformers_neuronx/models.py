@@ -135,7 +135,7 @@ class Model:
         An earlier artifact there is replaced at the end or not at all. What is saved is machine code: `load` it from
         where you would run a program. ConfigError where nothing can be written.
         """
-        decoder = self._decoder or self._compiled or self.decoder
+        decoder = self._made
         if sharded_weights and not decoder.weights:
             self._take(decoder, self._source())
         save_artifact(directory, decoder, self._attributes, sharded_weights)
@@ -162,9 +162,14 @@ class Model:
         return self._decoder
 
     @property
+    def _made(self) -> Decoder:
+        """The one on its devices, or else the one that was only compiled."""
+        return self._decoder or self._compiled or self.decoder
+
+    @property
     def metrics(self) -> Metrics:
         """What the last call took, and all so far, and what is held on the devices."""
-        decoder = self._decoder or self._compiled or self.decoder
+        decoder = self._made
         measured = self.meter.last, self.meter.totals
         return Metrics(self.tag, *measured, decoder.compile_seconds, decoder.load_seconds, decoder.held)
 
@@ -192,7 +197,7 @@ class Model:
     @property
     def programs(self) -> list[str]:
         """The names of the programs compiled so far."""
-        decoder = self._decoder or self._compiled or self.decoder
+        decoder = self._made
         return sorted(module.name for module, _ in decoder.executables.values())
 
     def _source(self) -> Artifact | Checkpoint:

@@ -257,9 +257,8 @@ def test_ctrl_c_ends_the_compilers(checkpoint, machine, monkeypatch, one_program
         soon(lambda: machine.notes("hangs"))
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what a shell starts in the background ignores it
+    # What a shell starts in the background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:

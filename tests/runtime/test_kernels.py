@@ -24,7 +24,7 @@ from transformers_neuronx.quantization import Storage
 from transformers_neuronx.runtimes import get_runtime, kernels
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
-ROWS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 33, 64)
 ALL_BUT_FINITE = (np.nan, np.inf, -np.inf)
 ADDED = "residual = 1"  # what a program's text says of a linear layer whose kernel adds one
 
@@ -133,7 +133,7 @@ def activations(random, dtype, inputs):
     return [x.astype(element_type(dtype).numpy) for x in xs]
 
 
-SHAPES = [(1, 1), (7, 3), (30, 15), (31, 5), (34, 17), (64, 16), (257, 130), (544, 48), (1000, 33)]
+SHAPES = [(1, 1), (7, 3), (30, 15), (31, 5), (34, 17), (64, 16), (257, 130), (544, 48), (1000, 33), (1024, 33)]
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)

@@ -10,6 +10,7 @@ namespace {
 // Rows of activations and panels of weights that are multiplied at once: as many as there are registers for.
 constexpr int kRows = kLanes == 8 ? 6 : kLanes / 2, kPanels = kLanes == 16 ? 3 : 1;
 constexpr int kColumns = kPanel / kLanes;  // vectors of a panel
+static_assert(kRows * kPanels * kColumns <= kMostSums);
 
 constexpr int64_t kPage = 1024;                 // words of 32 bits
 constexpr int64_t kBlock = 64 / kRows * kRows;  // rows that share a piece of weights: few, so that threads end together
@@ -116,7 +117,7 @@ struct Product {
     memcpy(results, totals, sizeof totals);
   }
 
-  // The products of one part of the words, and of those that follow.
+  // The products of one part of the words, and of those that follow. Called, it would have sums in memory.
   template <int ROWS, int PANELS, int PART>
   __attribute__((always_inline)) void AddPart(const typename Kind::Words (&w)[PANELS * kColumns], const int32_t* active,
                                               Tile<typename Kind::Sums, ROWS, PANELS>& sums) const {

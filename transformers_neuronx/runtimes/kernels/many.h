@@ -157,6 +157,7 @@ struct Products {
   using Kind = std::conditional_t<std::is_same<Number, BFloat16>::value && kPairsPay, BF16, F32>;
   static constexpr int64_t kPositions = 64;
   static constexpr int kKeys = kLanes == 16 ? 8 : 4, kTogether = 4;  // positions, and queries, at once
+  static_assert(kPositions % kKeys == 0);  // there is room for the scores of all that are multiplied at once
 
   template <typename Many>
   static void Score(Many& many, int64_t position, int64_t positions) {

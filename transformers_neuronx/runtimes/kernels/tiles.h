@@ -14,6 +14,8 @@ namespace {
 // two at a time, are multiplied with them. Activations of these steps, and the sums of a piece, stay in the second.
 constexpr int64_t kSteps = 8, kTogether = 16, kPairs = 4;
 
+static_assert(2 * kTile <= kMostSums);
+
 constexpr int64_t kFewest = 9;  // rows for which it pays to widen weights
 
 // Low halves of the lanes of one, and high ones of another.
