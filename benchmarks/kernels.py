@@ -127,9 +127,10 @@ def in_turns(call, libraries):
 
 
 def main():
+    levels = kernels.built().levels()  # of this processor
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", default="HEAD", help="a commit")
-    parser.add_argument("--level", default=kernels.level())
+    parser.add_argument("--level", default=levels[-1], choices=levels)
     parser.add_argument("--only", choices=("linear", "attention"))
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
