@@ -13,7 +13,8 @@ from peers.checkpoint import LLAMA_8B
 from transformers import LlamaConfig
 
 from transformers_neuronx.config import Buckets, CompileOptions, QuantizationConfig
-from transformers_neuronx.decoder import Decoder, title
+from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.keys import title
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime
 

@@ -15,9 +15,10 @@ FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 ORDER = [
     "errors", "version", "env", "progress", "files", "constants", "stopping_criteria", "utils", "switches", "config",
     "pyhlo", "dtypes", "hlo", "neuron", "compiler", "module", "panels", "weights", "quantization", "layers", "runtimes",
-    "cache", "loops", "programs", "decoder", "profiling", "metrics", "serialization", "inputs", "generation", "models",
-    "sampling_functions", "sampling", "encoder_decoder", "speculation", "fused_speculation", "FAMILY", "auto",
-    "inspection", "planning", "comparison", "modeling_auto", "generation_utils", "trace", "cli", "__main__", "__init__",
+    "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "serialization", "rules",
+    "inputs", "feeding", "generation", "turns", "models", "sampling_functions", "sampling", "encoder_decoder",
+    "speculation", "fused_speculation", "FAMILY", "auto", "inspection", "planning", "comparison", "modeling_auto",
+    "device_cache", "generation_utils", "trace", "cli", "__main__", "__init__",
 ]  # fmt: skip
 FILE_LINES, FUNCTION_LINES = 400, 40
 FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 60, "model.py": 40}  # an encoder takes 20 of weights

@@ -14,37 +14,24 @@ from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
 from transformers_neuronx.cache import Saved, build
 from transformers_neuronx.compiler import identity
 from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.errors import InputError
+from transformers_neuronx.keys import Choice, Head, Layerwise, Loop, Piece, Reorder, Shape, Verify, What, title
 from transformers_neuronx.layers.choice import BROKEN, NOTHING
+from transformers_neuronx.loading import Progress, put_all
 from transformers_neuronx.loops import EOS, POLICY
 from transformers_neuronx.module import Checkpoint
-from transformers_neuronx.programs import (
-    Choice,
-    DecoderConfig,
-    Family,
-    Layerwise,
-    Loop,
-    Piece,
-    Programs,
-    Reorder,
-    Shape,
-    Verify,
-    What,
-)
+from transformers_neuronx.programs import DecoderConfig, Family, Programs
 from transformers_neuronx.pyhlo import HloModuleProto
-from transformers_neuronx.pyhlo.dtypes import element_type, numpy_to_torch, to_torch, torch_to_numpy
+from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
 from transformers_neuronx.weights import Key, Sharded, resolve, shards
 
-Progress = Callable[[str], object]
 Array = np.ndarray[Any, Any]
 Built = list[tuple[Piece, Executable]]
-
-LOADERS = 2  # weights on their way to the devices at once
 
 
 class Held(NamedTuple):
@@ -71,11 +58,13 @@ class Decoder:
         self.programs.in_place = runtime.attends_in_place(cached.dtype, cached.sizes[2])
         self.weights: dict[Key, DeviceTensor] = {}
         self.caches: list[DeviceTensor] = []
+        self.seen: list[DeviceTensor] = []  # one, of the tokens that each slot's sequence has, once it is needed
         self.saved: Saved | None = None  # the programs of an artifact
         self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by the identity of the module
         self.asked: dict[str, str] = {}  # the identity of the module for a program, which the artifact will know by it
         self._built: dict[What, Built] = {}
         self.tainted = np.zeros(self.slots, bool)  # slots whose caches may hold NaN
+        self.filled = np.zeros(self.slots, np.int64)  # positions of each slot that have been written
         self.load_seconds = self.compile_seconds = 0.0
 
     # Loading and compiling.
@@ -87,39 +76,22 @@ class Decoder:
         return shards(resolved, checkpoint, self.options.amp, self.runtime.device_count)
 
     def take(self, weights: Iterable[Sharded], progress: Progress = lambda done: None) -> None:
-        """Bring weights to the devices, LOADERS at a time: no more are in memory besides. Reports each weight."""
-
-        def on_host(piece: torch.Tensor, element: str) -> Array:
-            # Most lie in a file, of which pages are read when they are used.
-            if piece.dtype == to_torch(element) and piece.is_contiguous():
-                array = torch_to_numpy(piece)
-                if self.runtime.usable(array):
-                    return array
-            array = self.runtime.empty(piece.shape, element_type(element).numpy)
-            numpy_to_torch(array).copy_(piece)
-            return array
-
-        def put(weight: Sharded) -> DeviceTensor:
-            return self.runtime.put([on_host(piece, weight.element) for piece in weight.pieces()], given=True)
-
-        weights, began = list(weights), perf_counter()
-        with ThreadPoolExecutor(LOADERS) as pool:
-            for weight, tensor in zip(weights, pool.map(put, weights), strict=True):
-                for key in weight.keys:
-                    self.weights[key] = tensor
-                    progress(key[1])
+        """Bring weights to the devices. Reports each weight."""
+        began = perf_counter()
+        self.weights = put_all(self.runtime, weights, progress)
         self.load_seconds += perf_counter() - began
         self.reset()
 
     def planned(self) -> list[What]:
-        """The programs that ordinary use needs: a prompt in every context bucket, in every position bucket one token
-        and the loop over tokens, and the choice of the first one.
+        """The programs that calls need: a prompt in every context bucket and the logits of all its tokens, one token,
+        the loop over tokens, the choice of tokens, and the exchange of slots, for beams and prompts of several rows.
         """
-        options, buckets = self.options, self.options.buckets
-        context = [Shape(options.prompt_batch_size, n, buckets.width(n)) for n in buckets.context]
-        tokens = [Shape(self.slots, 1, width) for width in buckets.positions]
-        loops = [Loop(width, options.chunk) for width in buckets.positions] if self.loops else []
-        return [*context, *tokens, *loops, Choice(self.slots)]
+        prompts, context, widths = self.options.prompt_batch_size, self.options.buckets.context, self.programs.widths
+        steps = [Shape(prompts, n, width) for n in context for width in widths(n)]
+        tokens = [Shape(self.slots, 1, width) for width in widths(1)]
+        loops = [Loop(width, self.options.chunk) for width in widths(1)] if self.loops else []
+        choices = [Choice(rows) for rows in sorted({prompts if context else self.slots, self.slots})]
+        return [*steps, *(Head(prompts, n) for n in context), *tokens, *loops, *choices, Reorder()]
 
     @property
     def loops(self) -> bool:
@@ -151,7 +123,7 @@ class Decoder:
             finished.append(perf_counter())
             progress(str(what))
 
-        missing = [what for what in dict.fromkeys(wanted) if what not in self._built]
+        missing = self.missing(wanted)
         finished = [began := perf_counter()]
         with ThreadPoolExecutor(self.options.workers or os.cpu_count()) as pool:
             building = [pool.submit(build_all, what) for what in missing]
@@ -164,6 +136,10 @@ class Decoder:
                 self.runtime.stop()
                 raise
         self.compile_seconds += max(finished) - began
+
+    def missing(self, wanted: Iterable[What]) -> list[What]:
+        """Those of the programs that are not there yet, each once."""
+        return [what for what in dict.fromkeys(wanted) if what not in self._built]
 
     def build(self, module: HloModuleProto, asked: str = "") -> Executable:
         """An executable of `module` for the devices, from wherever there is one, or compiled.
@@ -186,29 +162,55 @@ class Decoder:
 
     def reset(self) -> None:
         """Forget all sequences: caches of zeros."""
-        self.tainted[:] = False
+        self.tainted[:], self.filled[:], self.seen = False, 0, []
         layer = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.programs.cache_arrays]
         self.caches = [self.runtime.put([zeros]) for _ in range(self.config.n_layer) for zeros in layer]
 
     def run(
         self, ids: Array, start: Array, length: Array, end: Array, slots: Array | None = None, every: bool = False
     ) -> Array:
+        """The logits of a `step`, on the host."""
+        logits = self.step(ids, start, length, end, slots, every).numpy()
+        slots = np.arange(len(ids)) if slots is None else slots
+        self.tainted[slots[(length > 0) & ~np.isfinite(logits).all((1, 2))]] = True
+        return logits
+
+    def step(
+        self, ids: Array, start: Array, length: Array, end: Array, slots: Array | None = None, every: bool = False
+    ) -> DeviceTensor:
         """Feed `length[i]` of `ids[i]` from position `start[i]` on; logits of the last one, or of `every`.
 
         ids s32[b, n] with n a context bucket or 1; a row of length 0 stays as it is. Row i has slot `slots[i]`, or
         slot i where b is the number of slots. `end[i]` is where the row's tokens at hand end, when they are fed in
-        several calls. -> f32[b, 1 or n, vocab]
+        several calls. -> f32[b, 1 or n, vocab]. Raises InputError for tokens that follow none in their slot.
         """
         rows, active = ids.shape
         slots = np.arange(rows) if slots is None else slots
-        width = self.options.buckets.width(max(active, int((start + length).max())))
-        parts = self._parts(Shape(rows, active, width, every and active > 1))
         self._wipe(slots[(start == 0) & (length > 0)])
+        self.fill(slots, start, length)
+        parts = self._parts(Shape(rows, active, self.programs.width(active, int((start + length).max()))))
         packed = np.concatenate([np.stack([slots, start, length, end], 1), ids], 1).astype(np.int32)
+        if not every or active == 1:
+            with self.guarded():
+                return self._run(parts, self.runtime.put([packed]))[0]
+        whole = len(parts) == 1
         with self.guarded():
-            logits = self._run(parts, self.runtime.put([packed])).numpy()
-        self.tainted[slots[(length > 0) & ~np.isfinite(logits).all((1, 2))]] = True
-        return logits
+            hidden = self._run(parts if whole else parts[:-1], self.runtime.put([packed]))[-1]
+        [(_, head)] = self._parts(Head(rows, active))
+        return head(hidden, *self.operands([]))[0]
+
+    def fill(self, slots: Array, start: Array, length: Array) -> None:
+        """Note what is written to the slots. What is between it and what was written before would be read as well."""
+        fed = length > 0
+        slots, start, end = slots[fed], start[fed], (start + length)[fed]
+        apart = np.flatnonzero(start > self.filled[slots])
+        if apart.size:
+            slot = int(slots[apart[0]])
+            raise InputError(
+                f"tokens from position {start[apart[0]]} on must follow those before: slot {slot} holds "
+                f"{self.filled[slot]} tokens (none after a failed call or reset); feed the sequence from its beginning"
+            )
+        self.filled[slots] = end
 
     def states(self, ids: Array, start: int, end: int, given: Sequence[Array] | None = None) -> list[Array]:
         """Feed ids s32[n], no more than a context bucket takes, from position `start` on to slot 0.
@@ -220,7 +222,8 @@ class Decoder:
         count, active = len(ids), 1 if len(ids) == 1 else self.options.buckets.active(len(ids))
         packed = np.zeros((1, 4 + active), np.int32)
         packed[0, : 4 + count] = [0, start, count, end, *ids]
-        parts = self._parts(Layerwise(1, active, self.options.buckets.width(max(active, start + count)), every=True))
+        self.fill(*np.array([[0], [start], [count]]))
+        parts = self._parts(Layerwise(1, active, self.programs.width(active, start + count)))
         made: list[Array] = []
 
         def between(out: DeviceTensor) -> DeviceTensor:
@@ -236,30 +239,40 @@ class Decoder:
             self._run(parts, self.runtime.put([packed]), between=between)
         return made
 
-    def loop(self, rows: Array, seen: Array, steps: int) -> Array:
-        """Make tokens until no row wants more, at most `steps` of one program. -> s32[slots, ·]
+    def note(self, seen: Array) -> None:
+        """Which tokens each slot's sequence has, pred[slots, vocab]: these are penalized, and those chosen since."""
+        self.seen = [self.runtime.put([seen])]
 
-        rows s32[slots, LOOP_COLUMNS] and seen pred[slots, vocab] as `Programs.loop` has them.
+    def seen_now(self) -> list[DeviceTensor]:
+        """The operand of programs that choose."""
+        if not self.seen:
+            self.note(np.zeros((self.slots, self.config.vocab_size), bool))
+        return self.seen
+
+    def loop(self, rows: Array, steps: int) -> Array:
+        """Make tokens until no row wants more, at most `steps`, or as many as one program makes. -> s32[slots, ·]
+
+        rows s32[slots, LOOP_COLUMNS] as `Programs.loop` has them.
         """
-        if not self.runtime.loops:
-            return self._loop_on_host(rows.copy(), seen.copy(), steps)
-        rows, width = self.capped(rows, steps)
-        parts = self._parts(Loop(width, max(steps, self.options.chunk)))
+        if not self.loops:
+            return self._loop_on_host(rows.copy(), steps)
+        rows, width = self.capped(rows, min(steps, self.options.chunk))
+        parts = self._parts(Loop(width, self.options.chunk))
+        self.fill(np.arange(self.slots), rows[:, 1], rows[:, 2])
         with self.guarded():
-            tokens = self._run(parts, self.runtime.put([rows]), self.runtime.put([seen])).numpy()
-        return self.noted(tokens)[:, :steps]
+            tokens, *self.seen = self._run(parts, self.runtime.put([rows]), *self.seen_now())
+            return self.noted(tokens.numpy())[:, :steps]
 
-    def _loop_on_host(self, rows: Array, seen: Array, steps: int) -> Array:
-        """As `loop`, by two programs for each token. Writes to its operands."""
+    def _loop_on_host(self, rows: Array, steps: int) -> Array:
+        """As `loop`, by two programs for each token, between which logits stay on the devices. Writes to `rows`."""
         columns: list[Array] = []
         while len(columns) < steps and (rows[:, 2] > 0).any():
             active = rows[:, 2] > 0
             end = rows[:, 1] + active
-            logits = self.run(rows[:, :1], rows[:, 1], active.astype(np.int32), end)[:, -1]
-            chosen = self.choose(logits, seen, np.concatenate([end[:, None], rows[:, POLICY]], 1))
-            chosen = np.where(active, chosen, NOTHING)
-            found = np.flatnonzero(chosen >= 0)
-            seen[found, chosen[found]], rows[found, 0] = True, chosen[found]
+            logits = self.step(rows[:, :1], rows[:, 1], active.astype(np.int32), end)
+            slots = np.where(active, np.arange(self.slots), NOTHING)
+            chosen = self.choose(logits, slots, end, rows[:, POLICY])
+            rows[chosen >= 0, 0] = chosen[chosen >= 0]
             ended = (chosen < 0) | (chosen[:, None] == rows[:, EOS]).any(1)
             rows[:, 1], rows[:, 2] = end, np.where(ended, 0, rows[:, 2] - active)
             columns.append(chosen)
@@ -270,37 +283,46 @@ class Decoder:
         capped = rows.copy()
         capped[:, 2] = np.minimum(rows[:, 2], steps)
         active = capped[capped[:, 2] > 0]
-        return capped, self.options.buckets.width(int((active[:, 1] + active[:, 2]).max()))
+        return capped, self.programs.width(1, int((active[:, 1] + active[:, 2]).max()))
 
     def noted(self, tokens: Array) -> Array:
         """Tokens that a program has chosen, s32[slots, n]; where one is BROKEN, the caches are as well."""
         self.tainted |= (tokens == BROKEN).any(1)
         return tokens
 
-    def verify(self, ids: Array, start: Array, length: Array, policy: Array, seen: Array) -> Array:
-        """Feed as `run` does, a row per slot, and choose after each token. -> s32[slots, n]
+    def verify(self, ids: Array, start: Array, length: Array, policy: Array) -> Array:
+        """Feed as `step` does, a row per slot, and choose after each token. -> s32[slots, n]
 
-        policy s32[slots, POLICY_COLUMNS] and seen pred[slots, vocab] as `Programs.verify` has them.
+        policy s32[slots, POLICY_COLUMNS] as `Programs.verify` has it. What is chosen is not noted as seen.
         """
         active, end = ids.shape[1], start + length
-        parts = self._parts(Verify(active, self.options.buckets.width(max(active, int(end.max())))))
+        parts = self._parts(Verify(active, self.programs.width(1, max(active, int(end.max())))))
+        self.fill(np.arange(self.slots), start, length)
         packed = np.concatenate([np.stack([np.arange(self.slots), start, length, end], 1), ids], 1).astype(np.int32)
         with self.guarded():
-            tokens = self._run(parts, *(self.runtime.put([operand]) for operand in (packed, policy, seen))).numpy()
-        return self.noted(tokens)
+            operands = (self.runtime.put([operand]) for operand in (packed, policy))
+            return self.noted(self._run(parts, *operands, *self.seen_now())[0].numpy())
 
-    def choose(self, logits: Array, seen: Array, rows: Array) -> Array:
-        """The next token of each row, or BROKEN. Operands as `Programs.choice` has them. -> s32[rows]"""
-        [(_, program)] = self._parts(Choice(len(rows)))
-        [tokens] = program(*(self.runtime.put([operand]) for operand in (logits, seen, rows)))
-        return tokens.numpy()
+    def choose(self, logits: DeviceTensor, slots: Array, position: Array, policy: Array) -> Array:
+        """The next token of each row, or BROKEN; NOTHING where its slot is negative. -> s32[rows]
+
+        Logits f32[rows, 1, vocab], as `step` leaves them on the devices; slots, position [rows]; policy s32[rows,
+        POLICY_COLUMNS].
+        """
+        [(_, program)] = self._parts(Choice(len(slots)))
+        packed = np.concatenate([np.stack([slots, position], 1), policy], 1).astype(np.int32)
+        with self.guarded():
+            tokens, *self.seen = program(logits, *self.seen_now(), self.runtime.put([packed]))
+            chosen = tokens.numpy()
+        self.tainted[slots[chosen == BROKEN]] = True
+        return chosen
 
     def reorder(self, source: Array) -> None:
         """Slot `i` goes on with the sequence of slot `source[i]`, or with none where that is negative. s32[slots]"""
         [(_, program)] = self._parts(Reorder())
         with self.guarded():
             self.caches = program(self.runtime.put([source.astype(np.int32)]), *self.caches)
-        self.tainted = self.tainted[source] & (source >= 0)
+        self.tainted, self.filled = self.tainted[source] & (source >= 0), self.filled[source] * (source >= 0)
 
     def _wipe(self, slots: Array) -> None:
         """A NaN left in a cache would reach whoever uses the slot next: attention weighs it with zero."""
@@ -314,16 +336,20 @@ class Decoder:
         parts: Built,
         *operands: DeviceTensor,
         between: Callable[[DeviceTensor], DeviceTensor] = lambda out: out,
-    ) -> DeviceTensor:
+    ) -> list[DeviceTensor]:
+        """Run the parts of a program one after the other. What the last results in, but the caches."""
         first, arrays = 0, len(self.programs.cache_arrays)
+        own: list[DeviceTensor] = []
         for piece, executable in parts:
             layers = range(first, first + len(piece.layers))
             caches = slice(layers.start * arrays, layers.stop * arrays)
             weights = self.operands(layers, shared=piece.embed or piece.head)
-            out, *self.caches[caches] = executable(*operands, *self.caches[caches], *weights)
-            operands = operands[0], between(out)
+            results = executable(*operands, *self.caches[caches], *weights)
+            kept = len(results) - arrays * len(layers)
+            own, self.caches[caches] = results[:kept], results[kept:]
+            operands = operands[0], between(own[0])
             first = layers.stop
-        return operands[1]
+        return [operands[1], *own[1:]]
 
     def operands(self, layers: Iterable[int], shared: bool = True) -> list[DeviceTensor]:
         """The weights of these layers, after those of none, in the order of a program's parameters."""
@@ -360,10 +386,3 @@ class Decoder:
         except BaseException:
             self.reset()
             raise
-
-
-def title(what: What, piece: Piece) -> str:
-    """A program's name for people: loop_width128_steps32."""
-    sizes = [f"{name}{value}" for name, value in vars(what).items() if value is not False]
-    parts = ["embed"] * piece.embed + [f"layers{len(piece.layers)}"] * bool(piece.layers) + ["head"] * piece.head
-    return "_".join([type(what).__name__.lower(), *sizes, *(parts if len(parts) == 1 else [])])

@@ -23,9 +23,10 @@ from transformers_neuronx.config import Buckets, CompileOptions
 from transformers_neuronx.decoder import Array, Decoder, Held
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.inputs import Integers, read_rows
+from transformers_neuronx.keys import Piece, What
 from transformers_neuronx.layers import Memory
 from transformers_neuronx.profiling import Profile, profile
-from transformers_neuronx.programs import DecoderConfig, Family, Piece, Programs, Shape, What, in_place
+from transformers_neuronx.programs import DecoderConfig, Family, Programs, in_place
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
@@ -36,6 +37,7 @@ from transformers_neuronx.weights import Weight, declare
 WHOLE_ENCODER, ENCODER_LAYER, TO_MEMORY = "source.", "encoder.", ("cross.k.", "cross.v.")
 ENCODER_ONLY = (WHOLE_ENCODER, ENCODER_LAYER, *TO_MEMORY)
 LONGEST = 512  # tokens of a source, and of what is made of it, unless more are asked for
+BEGUN = 64  # tokens of what the decoder is given that go in one program: it is mostly given one
 
 
 class EncoderDecoderConfig(DecoderConfig, Protocol):
@@ -196,9 +198,9 @@ class EncoderDecoder(Decoder):
         self._read = 0  # sources so far
 
     def planned(self) -> list[What]:
-        """The encoder for each size of a source; what the decoder is given is one token, so no prompts."""
+        """And the encoder for each size of a source, and the exchange of what slots look at."""
         encoders = [Encode(self.options.prompt_batch_size, size) for size in self.options.buckets.sources]
-        return [*encoders, *(what for what in super().planned() if not isinstance(what, Shape) or what.active == 1)]
+        return [*encoders, *super().planned(), Redirect()]
 
     def reset(self) -> None:
         super().reset()
@@ -241,13 +243,13 @@ class EncoderDecoder(Decoder):
         memory = [array for layer in layers for array in self.memory[1 + 2 * layer : 3 + 2 * layer]]
         return [*super().operands(layers, shared), *self.memory[:1] * bool(layers), *memory]
 
-    def run(
+    def step(
         self, ids: Array, start: Array, length: Array, end: Array, slots: Array | None = None, every: bool = False
-    ) -> Array:
+    ) -> DeviceTensor:
         active = (np.arange(len(ids)) if slots is None else slots)[length > 0]
         if (self.sources[active] < 0).any():
             raise InputError(f"slots {active[self.sources[active] < 0].tolist()} have no source: encode() comes first")
-        return super().run(ids, start, length, end, slots, every)
+        return super().step(ids, start, length, end, slots, every)
 
     def reorder(self, source: Array) -> None:
         """And looks at what that slot looks at; where it is negative, at what it did before."""
@@ -272,6 +274,7 @@ class EncoderDecoderForSampling(ForSampling):
     """
 
     engine = EncoderDecoder
+    _whole = "sample() of a source"
     config: EncoderDecoderConfig
 
     def _buckets(self, n_positions: int | Sequence[int] | None, context: int | Sequence[int] | str | None) -> Buckets:
@@ -279,7 +282,8 @@ class EncoderDecoderForSampling(ForSampling):
         if isinstance(context, str) or context == 0:
             raise ConfigError(f"context_length_estimate wants the longest source, or several sizes, got {context!r}")
         sources = Buckets.of(LONGEST if context is None else context, 0).positions
-        return replace(super()._buckets(longest, None), sources=sources)
+        buckets = super()._buckets(longest, None)
+        return replace(buckets, context=(min(BEGUN, buckets.context[-1]),), sources=sources)
 
     @property
     def decoder(self) -> EncoderDecoder:
@@ -300,6 +304,17 @@ class EncoderDecoderForSampling(ForSampling):
         start_ids [batch] are how many columns are padding on the left; or attention_mask [batch, n] has zeros for
         padding on either side.
         """
+        with self.turns.take("encode()"):
+            self.read_sources(input_ids, start_ids, attention_mask, slots)
+
+    def read_sources(
+        self,
+        input_ids: Integers,
+        start_ids: Integers | None = None,
+        attention_mask: Integers | None = None,
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        """As `encode`, for who has the turn."""
         longest, count = self.options.buckets.sources[-1], self.options.batch_size
         padding = dict(start_ids=start_ids, attention_mask=attention_mask)
         rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=longest, **padding)
@@ -328,8 +343,8 @@ class EncoderDecoderForSampling(ForSampling):
 
         Sources as in `encode`, all else as in `ForSampling.sample`.
         """
-        with self.meter.call():
-            self.encode(input_ids, start_ids, attention_mask)
+        with self.turns.take(self._whole), self.meter.call():
+            self.read_sources(input_ids, start_ids, attention_mask)
             first = np.full((len(input_ids), 1), self.config.decoder_start_token_id)
             begun = first if decoder_input_ids is None else decoder_input_ids
             return super().sample(begun, sequence_length, None, *rules, **options)

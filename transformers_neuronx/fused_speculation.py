@@ -13,12 +13,13 @@ import numpy as np
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.generation import Generation, feed
-from transformers_neuronx.inputs import Integers, Rows
+from transformers_neuronx.feeding import feed
+from transformers_neuronx.generation import Generation
+from transformers_neuronx.inputs import Integers
 from transformers_neuronx.layers.choice import NOTHING, Policy, choose
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.loops import LOOP_COLUMNS, chosen_after, ends, rules_of, side_by_side, with_tokens
-from transformers_neuronx.programs import Programs, flattened, looped
+from transformers_neuronx.programs import Programs, flattened, in_place, looped
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import Executable
 from transformers_neuronx.sampling import ForSampling
@@ -37,13 +38,15 @@ class _Model:
     def run(self, flat: Sequence[Tensor], step: Step, every: bool = False) -> tuple[Tensor, list[Tensor]]:
         """Logits and caches after a step."""
         programs = self.programs
-        caches = programs.by_layer(flat)
-        logits, after = programs.run(self.scribe, programs.whole, *self.weights, None, caches, step, every)
-        return logits, flattened(after)
+        x, after = programs.body(self.scribe, programs.whole, *self.weights, None, programs.by_layer(flat), step)
+        return programs.logits(self.scribe, self.weights[0], x, None if every else step), flattened(after)
 
 
 class FusedSpeculativeDecoder:
-    """`sample()` of `target` with `k` guesses of `draft` at a time, both in one program."""
+    """`sample()` of `target` with `k` guesses of `draft` at a time, both in one program.
+
+    It is compiled here where both are on their devices, otherwise by the first call.
+    """
 
     def __init__(self, draft: ForSampling, target: ForSampling, k: int = 4) -> None:
         if k < 1:
@@ -54,53 +57,71 @@ class FusedSpeculativeDecoder:
             raise ConfigError(f"tp_degree wants to be the same for draft and target, got {degrees}")
         self.draft, self.target, self.k = draft, target, k
         self._built: dict[int, Executable] = {}
+        if draft.is_on_device and target.is_on_device:
+            for width in target.decoder.programs.widths(1):
+                self._program(width)
+
+    @property
+    def models(self) -> list[ForSampling]:
+        return [self.draft]
 
     def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
         """As the target's own `sample`, with its options and its result."""
         return self.target.sample(input_ids, sequence_length, speculator=self, **options)
 
-    def blocks(self, generation: Generation, rows: Rows, logits: Array, count: int) -> Iterator[Array]:
+    def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
         """As `generation.generate`."""
         generation.wanted[:] = count
-        feed(self.draft.decoder, rows)
-        yield generation.choose(logits)[:, None]
+        feed(self.draft.decoder, generation.prompts)
+        yield generation.first()
         while generation.wanted.any():
             yield generation.take(self._run(generation))
 
+    @property
+    def _steps(self) -> int:
+        """Tokens that one dispatch makes, and up to `k` more."""
+        target = self.target.decoder
+        return max(target.options.chunk, 1) if target.runtime.loops else 1
+
+    def _program(self, width: int) -> Executable:
+        if width not in self._built:
+            self._built[width] = self.target.decoder.build(self._module(width, self._steps))
+        return self._built[width]
+
     def _run(self, generation: Generation) -> Array:
         target, draft = self.target.decoder, self.draft.decoder
-        steps = max(self.target.options.chunk, 1) if target.runtime.loops else 1
-        rows, width = target.capped(generation.rows, steps)
+        rows, width = target.capped(generation.rows, self._steps)
         previous = np.zeros((target.slots, 1), np.int32)
         previous[: generation.count, 0] = [history[-2] for history in generation.history]
-        rows = np.concatenate([rows, previous], 1)
-        if width not in self._built:
-            self._built[width] = target.build(self._module(width, steps))
-        state = [target.runtime.put([operand]) for operand in (rows, generation.seen)]
+        program, rows = self._program(width), np.concatenate([rows, previous], 1)
         caches = [*target.caches, *draft.caches]
         weights = [weight for decoder in (target, draft) for weight in decoder.operands(range(decoder.config.n_layer))]
+        for decoder in (target, draft):
+            decoder.fill(np.arange(target.slots), rows[:, 1], rows[:, 2])
         with target.guarded(), draft.guarded():
-            tokens, made, *caches = self._built[width](*state, *caches, *weights)
+            tokens, made, *after = program(target.runtime.put([rows]), *target.seen_now(), *caches, *weights)
+            target.seen, caches = after[:1], after[1:]
             target.caches, draft.caches = caches[: len(target.caches)], caches[len(target.caches) :]
             return target.noted(tokens.numpy())[:, : int(made.numpy())]
 
     def _module(self, width: int, steps: int) -> HloModuleProto:
         """Parameters: s32[slots, LOOP_COLUMNS + 1], the rows of `Programs.loop` and the token before each row's; seen;
-        caches of target and draft; weights of target and draft. Results: tokens; how many columns of them; the caches.
+        caches of target and draft; weights of target and draft. Results: tokens; how many columns of them; seen, with
+        these tokens, and the caches, in place.
         """
         target, draft = self.target.decoder.programs, self.draft.decoder.programs
 
         def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
             packed = parameters.add(dtype_named("s32")[target.slots, LOOP_COLUMNS + 1], "rows")
-            seen = parameters.add(dtype_named("pred")[target.slots, target.config.vocab_size], "seen")
+            seen = target.declare_seen(parameters)
             before = target.declare_caches(parameters, len(target.layers))
             before += draft.declare_caches(parameters, len(draft.layers))
             checker, guesser = (_Model(scribe, each, parameters, width) for each in (target, draft))
             column = [hlo.reshape(hlo.slice(packed, 1, i, i + 1), target.slots) for i in (0, 1, 2, LOOP_COLUMNS)]
             tokens = hlo.full(NOTHING, "s32", [target.slots, steps + self.k])
             state = [hlo.constant(0, "s32"), *column, seen, tokens]
-            (made, *_, tokens), after = looped(
+            (made, *_, seen_after, tokens), after = looped(
                 lambda made, token, position, wanted, *_: hlo.logical_and(made < steps, hlo.any(wanted > 0, 0)),
                 self._round(checker, guesser, packed),
                 state,
@@ -108,7 +129,7 @@ class FusedSpeculativeDecoder:
                 None if target.in_place and draft.in_place else width,
                 None if self.target.decoder.runtime.loops else 1,  # this is called while a row wants tokens
             )
-            return [tokens, made, *after]
+            return [tokens, made, *in_place([seen_after], [seen]), *after]
 
         return compile_py_func(program)
 

@@ -1,7 +1,5 @@
-"""From rows of tokens to logits, and from logits to more tokens.
-
-`Rules` is what a caller asks for; `feed` brings tokens of any number in windows that programs take; `Generation` is the
-loop over tokens, on the devices in chunks or, where the host has to look at logits, one by one.
+"""From prompts to more tokens: the loop over tokens, on the devices in chunks or, where the host has to look at logits,
+one by one.
 """
 
 from __future__ import annotations
@@ -16,138 +14,87 @@ import torch
 
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import EngineError, InputError
+from transformers_neuronx.feeding import choose_after, feed, repeat
 from transformers_neuronx.inputs import Rows
 from transformers_neuronx.layers.choice import BROKEN, NOTHING
 from transformers_neuronx.loops import EOS, EOS_COLUMNS, LOOP_COLUMNS, POLICY
+from transformers_neuronx.rules import Rules
 
 Array = np.ndarray[Any, Any]
-Number = float | Sequence[float]
 Criteria = Callable[[torch.Tensor, Any], Any]  # ids so far, scores -> whether to stop: all, or row by row
 Process = Callable[[Array], Array]  # logits f32[b, vocab] -> logits
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How tokens are chosen, for all rows alike or with a value for each.
-
-    `top_k` likeliest tokens (1 is greedy, 0 all), of those the fewest that reach the probability `top_p`, and of those
-    the ones with `min_p` of the likeliest's. `repetition_penalty` divides the logits of tokens already there.
-    """
-
-    top_k: int | Sequence[int] = 50
-    top_p: Number = 1.0
-    temperature: Number = 1.0
-    min_p: Number = 0.0
-    repetition_penalty: Number = 1.0
-    seed: int | None = None
-    _entropy: np.random.SeedSequence = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        checks: list[tuple[str, str, Callable[[Array], Any]]] = [
-            ("top_k", "at least 1, or 0 for all tokens", lambda x: (x >= 0) & (x == np.floor(x))),
-            ("top_p", "to be above 0 and at most 1", lambda x: (x > 0) & (x <= 1)),
-            ("temperature", "to be above 0 (greedy choice is top_k=1)", lambda x: (x > 0) & np.isfinite(x)),
-            ("min_p", "to be from 0 to 1", lambda x: (x >= 0) & (x <= 1)),
-            ("repetition_penalty", "to be above 0", lambda x: (x > 0) & np.isfinite(x)),
-        ]
-        for name, wanted, holds in checks:
-            value = np.asarray(getattr(self, name))
-            if value.dtype.kind not in "iuf" or value.ndim > 1 or not holds(value).all():
-                raise InputError(f"{name} wants {wanted}, got {getattr(self, name)}")
-        if self.seed is not None and self.seed < 0:
-            raise InputError(f"seed wants to be 0 or more, got {self.seed}")
-        object.__setattr__(self, "_entropy", np.random.SeedSequence(self.seed))
-
-    def packed(self, rows: int) -> Array:
-        """The columns of `layers.choice.Policy`, as bits. s32[rows, POLICY_COLUMNS]"""
-        columns = []
-        for name in ("top_k", "temperature", "top_p", "min_p", "repetition_penalty"):
-            value = np.asarray(getattr(self, name), np.int32 if name == "top_k" else np.float32)
-            if value.ndim and len(value) != rows:
-                raise InputError(f"{name} wants one value or one for each of {rows} rows, got {len(value)}")
-            columns.append(np.broadcast_to(value, rows).view(np.int32))
-        seed = np.broadcast_to(self._entropy.generate_state(1), rows).view(np.int32)
-        return np.stack([*columns, seed, np.arange(rows, dtype=np.int32)], 1)
-
-
-def feed(decoder: Decoder, rows: Rows, every: bool = False) -> Array:
-    """Logits after the last token of each row, or after `every` one; long rows go in several windows.
-
-    Prompts go in groups of `prompt_batch_size`; single tokens all together. -> f32[batch, 1 or the longest row, vocab]
-    """
-    options = decoder.options
-    lengths = np.array([len(row) for row in rows.tokens])
-    logits = np.zeros((len(lengths), lengths.max() if every else 1, decoder.config.vocab_size), np.float32)
-    size = options.batch_size if lengths.max() == 1 else options.prompt_batch_size
-    groups: list[tuple[Array, Array]] = []  # rows, and where in the program
-    if size == options.batch_size:
-        groups.append((np.arange(len(lengths)), rows.slots))
-    else:
-        parts = np.split(np.arange(len(lengths)), range(size, len(lengths), size))
-        groups.extend((part, np.arange(len(part))) for part in parts)
-    for members, lanes in groups:
-        slots = np.arange(size) if size == options.batch_size else np.zeros(size, np.int64)
-        slots[lanes] = rows.slots[members]
-        start, left = np.zeros((2, size), np.int64)
-        start[lanes], left[lanes] = rows.start[members], lengths[members]
-        end, fed = start + left, np.zeros(size, np.int64)
-        while left.any():
-            active = 1 if left.max() == 1 else options.buckets.active(int(left.max()))
-            now = np.minimum(left, active)
-            ids = np.zeros((size, active), np.int64)
-            for row, lane in zip(members, lanes, strict=True):
-                ids[lane, : now[lane]] = rows.tokens[row][fed[lane] : fed[lane] + now[lane]]
-            out = decoder.run(ids, start + fed, now, end, slots, every)
-            left -= now
-            for row, lane in zip(members, lanes, strict=True):
-                if every:
-                    logits[row, fed[lane] : fed[lane] + now[lane]] = out[lane, : now[lane]]
-                elif now[lane] and not left[lane]:
-                    logits[row] = out[lane]
-            fed += now
-    return logits
-
-
 class Generation:
-    """Sequences in the slots 0, 1, …, from the logits after their prompts on.
+    """Sequences in the slots 0, 1, …, from their prompts on, each of which serves `repeats` of them.
 
-    `tokens` are the prompts, row by row; `end` where the next token goes; `eos` what ends a row.
+    `eos` are the tokens that end a row.
     """
 
-    def __init__(self, decoder: Decoder, tokens: Sequence[Array], end: Array, rules: Rules, eos: Sequence[int]) -> None:
+    def __init__(self, decoder: Decoder, prompts: Rows, repeats: int, rules: Rules, eos: Sequence[int]) -> None:
         if len(eos) > EOS_COLUMNS:
-            raise InputError(f"eos_token_id wants at most {EOS_COLUMNS} tokens, got {len(eos)}")
+            raise InputError(f"eos_token_id must be at most {EOS_COLUMNS} tokens, got {len(eos)}")
         self.decoder = decoder
-        self.count = len(tokens)
+        self.prompts, self.repeats = prompts, repeats
+        self.history = [ids.tolist() for ids in prompts.tokens * repeats]
+        self.count = len(self.history)
         self.eos = list(eos)
-        slots, vocab = decoder.slots, decoder.config.vocab_size
-        self.rows = np.zeros((slots, LOOP_COLUMNS), np.int32)  # as `Programs.loop` has them
-        self.rows[: self.count, 1] = end
-        self.rows[:, POLICY] = Rules(1, seed=0).packed(slots)
+        self.rows = np.zeros((decoder.slots, LOOP_COLUMNS), np.int32)  # as `Programs.loop` has them
+        self.rows[: self.count, 1] = np.tile(prompts.end, repeats)
+        self.rows[:, POLICY] = Rules(1, seed=0).packed(decoder.slots)
         self.rows[: self.count, POLICY] = rules.packed(self.count)
         self.rows[:, EOS] = [*eos, *[-1] * (EOS_COLUMNS - len(eos))]
-        self.seen = np.zeros((slots, vocab), bool)
-        self.history = [ids.tolist() for ids in tokens]
-        for row, ids in enumerate(tokens):
-            self.seen[row, ids] = True
+        self.penalizes = rules.penalizes
+        self._noted = not self.penalizes  # whether the devices know which tokens each sequence has
 
     @property
     def wanted(self) -> Array:
         """How many tokens each row still wants; zero ends it."""
         return self.rows[: self.count, 2]
 
+    @property
+    def seen(self) -> Array:
+        """Which tokens each slot's sequence has. pred[slots, vocab]"""
+        seen = np.zeros((self.decoder.slots, self.decoder.config.vocab_size), bool)
+        for row, ids in enumerate(self.history):
+            seen[row, ids] = True
+        return seen
+
+    def note(self, decoder: Decoder) -> None:
+        """Have an engine know which tokens each sequence has, if a rule asks for them."""
+        if self.penalizes:
+            decoder.note(self.seen)
+
+    def _note(self) -> None:
+        if not self._noted:
+            self.note(self.decoder)
+            self._noted = True
+
+    def first(self, process: Process | None = None) -> Array:
+        """Feed the prompts, and choose the token after each. -> s64[batch, 1]"""
+        if process is not None:
+            logits = np.tile(feed(self.decoder, self.prompts)[:, 0], (self.repeats, 1))
+            repeat(self.decoder, len(self.prompts.tokens), self.repeats)
+            return self.choose(process(logits))
+        self._note()
+        tokens = choose_after(self.decoder, self.prompts, self.rows[: self.count, POLICY], self.repeats)
+        repeat(self.decoder, len(self.prompts.tokens), self.repeats)
+        return self.take(tokens[:, None], fed=0)
+
     def choose(self, logits: Array) -> Array:
-        """Each row's next token, s64[batch]; NOTHING for rows that want none. logits f32[batch, vocab]"""
-        whole = np.zeros(self.seen.shape, np.float32)
-        whole[: self.count] = logits
-        rows = np.concatenate([self.rows[:, 1:2], self.rows[:, POLICY]], 1)
-        tokens = self.decoder.choose(whole, self.seen, rows)
-        return self.take(tokens[:, None], fed=0)[:, 0]
+        """Each row's next token, s64[batch, 1], from logits f32[batch, vocab] on the host; NOTHING if none is due."""
+        self._note()
+        whole = np.zeros((self.decoder.slots, 1, logits.shape[1]), np.float32)
+        whole[: self.count, 0] = logits
+        slots = np.where(self.rows[:, 2] > 0, np.arange(self.decoder.slots), NOTHING)
+        tokens = self.decoder.choose(self.decoder.runtime.put([whole]), slots, self.rows[:, 1], self.rows[:, POLICY])
+        return self.take(tokens[:, None], fed=0)
 
     def run(self, steps: int) -> Array:
         """Up to `steps` more tokens of each row, on the devices. -> s64[batch, ·]"""
+        self._note()
         before = self.rows[:, 2].copy()
-        tokens = self.decoder.loop(self.rows, self.seen, steps)
+        tokens = self.decoder.loop(self.rows, steps)
         made = int((tokens[before > 0] != NOTHING).sum(1).max())
         return self.take(tokens[:, :made])
 
@@ -161,7 +108,9 @@ class Generation:
         ids[:, 0] = self.rows[:, 0]
         ids[: self.count, 1:] = np.maximum(guesses, 0)
         length = np.minimum(self.rows[:, 2], count)
-        tokens = decoder.verify(ids, self.rows[:, 1], length, self.rows[:, POLICY], self.seen)
+        self.note(decoder)
+        tokens = decoder.verify(ids, self.rows[:, 1], length, self.rows[:, POLICY])
+        self._noted = not self.penalizes  # which guesses were right, the devices do not know
         right = (ids[:, 1:] == tokens[:, :-1]).cumprod(1).sum(1)
         ended = np.isin(tokens, self.eos) & (np.arange(count) <= right[:, None])
         right = np.where(ended.any(1), count, right)[length > 0]
@@ -170,7 +119,7 @@ class Generation:
     def step(self) -> Array:
         """Feed each row's token; the logits for the next. f32[batch, vocab]"""
         active = np.flatnonzero(self.wanted)
-        logits = np.zeros((self.count, self.seen.shape[1]), np.float32)
+        logits = np.zeros((self.count, self.decoder.config.vocab_size), np.float32)
         tokens = [self.rows[row, :1] for row in active]
         rows = Rows(tokens, self.rows[active, 1].astype(np.int64), np.ones((len(active), 1), bool), active)
         logits[active] = feed(self.decoder, rows)[:, 0]
@@ -183,41 +132,46 @@ class Generation:
         for column in range(tokens.shape[1]):
             active = np.flatnonzero(self.wanted)
             chosen = tokens[active, column]
-            if (chosen == BROKEN).any():
-                broken = active[chosen == BROKEN].tolist()
-                raise EngineError(f"the logits of rows {broken} are NaN or all -inf: no token can be chosen")
+            check_sound(chosen, active)
             out[active, column] = chosen
             self.rows[active, 0] = chosen
             self.rows[active, 1] += fed
             self.rows[active, 2] -= 1
             self.rows[active[np.isin(chosen, self.eos)], 2] = 0
-            self.seen[active, chosen] = True
             for row, token in zip(active, chosen.tolist(), strict=True):
                 self.history[row].append(token)
         return out
 
 
-def generate(
-    generation: Generation, logits: Array, count: int, steps: int, process: Process | None = None
-) -> Iterator[Array]:
+def check_sound(tokens: Array, rows: Array) -> None:
+    """Raise EngineError where no token could be chosen for a row."""
+    if (tokens == BROKEN).any():
+        broken = rows[tokens == BROKEN].tolist()
+        raise EngineError(f"the logits of rows {broken} are NaN or all -inf: no token can be chosen")
+
+
+def generate(generation: Generation, count: int, steps: int, process: Process | None = None) -> Iterator[Array]:
     """Blocks of up to `count` tokens in all, s64[batch, ·], NOTHING where a row has ended. Stops when all have.
 
-    The first are chosen from `logits`; then `steps` at a time are made on the devices, or, with `process`, which may
-    change logits f32[batch, vocab], one at a time.
+    After the first, `steps` at a time are made on the devices, or, with `process`, which may change logits f32[batch,
+    vocab], one at a time.
     """
     generation.wanted[:] = count
-    on_host = process is not None or not generation.decoder.loops
-    change = process or (lambda logits: logits)
-    yield generation.choose(change(logits))[:, None]
+    yield generation.first(process)
     while generation.wanted.any():
-        yield generation.choose(change(generation.step()))[:, None] if on_host else generation.run(steps)
+        yield generation.run(steps) if process is None else generation.choose(process(generation.step()))
 
 
 class Speculator(Protocol):
     """Makes the tokens of a generation in its own way, the same ones."""
 
-    def blocks(self, generation: Generation, rows: Rows, logits: Array, count: int) -> Iterator[Array]:
-        """As `generate`; `rows` are the prompts."""
+    @property
+    def models(self) -> Sequence[Any]:
+        """Those that it calls besides the one whose tokens these are."""
+        ...
+
+    def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
+        """As `generate`."""
         ...
 
 

@@ -26,11 +26,12 @@ def ends(chosen: Tensor, eos: Tensor) -> Tensor:
     return hlo.logical_or(chosen < 0, hlo.any(hlo.equal(hlo.reshape(chosen, -1, 1), eos), 1))
 
 
-def with_tokens(seen: Tensor, tokens: Tensor) -> Tensor:
-    """`seen` pred[b, v] with each row's token, s32[b], where it is one."""
+def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Tensor:
+    """`seen` pred[slots, v] with the token of each row, s32[b], where it is one. Row i has slot i, or slots[i]."""
     for row in range(tokens.sizes[0]):
         token = hlo.slice(tokens, 0, row, row + 1)
-        at = [hlo.constant(row, "s32"), hlo.maximum(hlo.reshape(token), 0)]
+        slot = hlo.constant(row, "s32") if slots is None else hlo.reshape(hlo.slice(slots, 0, row, row + 1))
+        at = [slot, hlo.maximum(hlo.reshape(token), 0)]
         old = hlo.dynamic_slice(seen, at, [1, 1])
         new = hlo.logical_or(old, hlo.reshape(token >= 0, 1, 1))
         seen = hlo.dynamic_update_slice(seen, new, at)

@@ -13,13 +13,15 @@ from typing import Any, ClassVar, Self
 from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig, completed, token_ids
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.generation import Rules
+from transformers_neuronx.keys import What
 from transformers_neuronx.metrics import Meter, Metrics
 from transformers_neuronx.module import Checkpoint, PathOrName, load_config, open_weights
-from transformers_neuronx.programs import Family, Reorder
+from transformers_neuronx.programs import Family
 from transformers_neuronx.progress import bar
+from transformers_neuronx.rules import Rules
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.serialization import Artifact, holds_artifact, open_artifact, save_artifact
+from transformers_neuronx.turns import Turns
 from transformers_neuronx.weights import expand
 
 
@@ -32,9 +34,9 @@ class Model:
     it is the smaller, each prompt serves several sequences. `amp` is the type of activations, weights and cache:
     f32, bf16 or f16. `tp_degree` devices share each layer. `context_length_estimate` is the number of prompt tokens
     that one program encodes, or several; 0 is one by one; `init_n_active_tokens` is an older name of it. `unroll` and
-    `context_unroll` are the layers per program. With `reorder_cache`, beams have their program compiled beforehand,
-    not when first needed. `tag` names the model in what is shown of it. `neuron_config` has what is not of one model;
-    its `continuous_batching` says `batch_size`, and has prompts encoded one at a time.
+    `context_unroll` are the layers per program. `reorder_cache` changes nothing: beams need no option. `tag` names the
+    model in what is shown of it. `neuron_config` has what is not of one model; its `continuous_batching` says
+    `batch_size`, and has prompts encoded one at a time.
     """
 
     family: ClassVar[Family]
@@ -67,7 +69,8 @@ class Model:
         self.neuron_config = neuron_config or NeuronConfig()
         self.tag = tag or type(self).__name__
         self.meter = Meter()
-        self.reorders = reorder_cache
+        self.turns = Turns(self.tag)
+        self._also: list[Callable[[Decoder], Sequence[What]]] = []  # what to compile besides what is planned
         context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
         self.options = CompileOptions(
             buckets=self._buckets(n_positions, context),
@@ -146,7 +149,7 @@ class Model:
         Programs that are not there, or are for another processor or version of the engine, are compiled. ConfigError
         lists what is different in the model that was saved, CheckpointError names the file that is damaged.
         """
-        if self._decoder is not None:
+        if self.is_on_device:
             raise ConfigError(f"{self.tag} is on a device already: load() comes before to_neuron()")
         artifact = open_artifact(directory)
         artifact.check(self.family, self.config, self.options)
@@ -160,6 +163,10 @@ class Model:
         if self._decoder is None:
             raise ConfigError(f"{self.tag} is not on a device yet: call to_neuron() first")
         return self._decoder
+
+    @property
+    def is_on_device(self) -> bool:
+        return self._decoder is not None
 
     @property
     def _made(self) -> Decoder:
@@ -178,10 +185,11 @@ class Model:
 
         Weights that can be used as they lie in a file stay there: it may be deleted then, but not be written to.
         """
-        source = self._source()
-        decoder = self._new_decoder(device=True)
-        self._compile(decoder, lambda: self._take(decoder, source))
-        self._decoder = decoder
+        with self.turns.take("to_neuron()"):
+            source = self._source()
+            decoder = self._new_decoder(device=True)
+            self._compile(decoder, lambda: self._take(decoder, source))
+            self._decoder = decoder
 
     def cpu_compile(self, weights: bool = False) -> None:
         """Compile the programs, on a machine that may have no device to run them: `save` them then.
@@ -221,10 +229,18 @@ class Model:
         decoder.saved = self._artifact.programs(decoder) if self._artifact else None
         return decoder
 
+    def compile_also(self, wanted: Callable[[Decoder], Sequence[What]]) -> None:
+        """Compile programs besides those that are planned: now, or, of a model that is on no device yet, with them."""
+        self._also.append(wanted)
+        if self.is_on_device:
+            with self.turns.take("compile_also()"):
+                self._compile(self.decoder)
+
     def _compile(self, decoder: Decoder, meanwhile: Callable[[], object] = lambda: None) -> None:
-        planned = decoder.planned() + [Reorder()] * (self.reorders or self._broadcasts)
-        with bar(f"{self.tag}: programs", len(planned)) as built:
-            decoder.compile(planned, lambda _: built.update(), meanwhile)
+        wanted = [*decoder.planned(), *(what for wanted in self._also for what in wanted(decoder))]
+        missing = decoder.missing(wanted)
+        with bar(f"{self.tag}: programs", len(missing)) as built:
+            decoder.compile(missing, lambda _: built.update(), meanwhile)
 
     def _rules(self, *values: Any) -> Rules:
         """The fields of `Rules` in order; in place of None is what on_device_generation says."""

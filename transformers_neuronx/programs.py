@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.keys import Choice, Head, Layerwise, Loop, Piece, Reorder, Shape, Verify, What
 from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, choose, unpacked
 from transformers_neuronx.layers.step import Cache, CacheArray, Step, cache_arrays, declare_cache, declare_step
 from transformers_neuronx.loops import LOOP_COLUMNS, chosen_after, ends, rules_of, side_by_side, with_tokens
@@ -58,64 +59,6 @@ class Family:
         return self.graph.__name__.split(".")[-2:][0]
 
 
-class What:
-    """A program that may be asked for."""
-
-
-@dataclass(frozen=True)
-class Shape(What):
-    """What a step is compiled for: rows, active tokens of each, positions they may look back to.
-
-    With `every`, it has logits of all active tokens, otherwise of each row's last.
-    """
-
-    rows: int
-    active: int
-    width: int
-    every: bool = False
-
-
-@dataclass(frozen=True)
-class Layerwise(Shape):
-    """A step of which every layer is a program of its own, so that what stands between them can be seen and changed."""
-
-
-@dataclass(frozen=True)
-class Loop(What):
-    """A loop over tokens: positions they may look back to, how many it makes at most."""
-
-    width: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class Verify(What):
-    """A step with a choice after each token: active tokens, positions they may look back to."""
-
-    active: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Choice(What):
-    """The choice of tokens alone, from logits for so many rows."""
-
-    rows: int
-
-
-@dataclass(frozen=True)
-class Reorder(What):
-    """The exchange of slots."""
-
-
-class Piece(NamedTuple):
-    """A part of the model that one program runs: layers of these kinds, the embedding before them, the head after."""
-
-    embed: bool
-    layers: tuple[str, ...]
-    head: bool
-
-
 class Programs:
     """Writes the modules of a family's model for `degree` devices.
 
@@ -157,8 +100,25 @@ class Programs:
     def whole(self) -> Piece:
         return Piece(True, self.layers, True)
 
+    def widths(self, active: int) -> tuple[int, ...]:
+        """How many positions programs of `active` tokens may look back to, ascending.
+
+        Where attention reads only the positions in use, one program does. Elsewhere single tokens have one for each
+        bucket; prompts have one for those that fit, and one for whatever goes on with a sequence.
+        """
+        positions = self.options.buckets.positions
+        if self.in_place:
+            return positions[-1:]
+        return positions if active == 1 else tuple(sorted({self.options.buckets.width(active), positions[-1]}))
+
+    def width(self, active: int, needed: int) -> int:
+        """The smallest of these that takes `needed` positions, of which `active` are new."""
+        return next(width for width in self.widths(active) if width >= max(active, needed))
+
     def pieces(self, what: What) -> list[Piece]:
         """The parts, each a program, that run one after the other: groups of layers between embedding and head."""
+        if isinstance(what, Head):
+            return [Piece(False, (), True)]
         unroll = None
         if isinstance(what, Shape):
             unroll = self.options.unroll if what.active == 1 else self.options.context_unroll
@@ -173,6 +133,8 @@ class Programs:
         match what:
             case Shape():
                 return self.step(what, piece)
+            case Head():
+                return self.head(what)
             case Loop():
                 return self.loop(what)
             case Verify():
@@ -188,47 +150,64 @@ class Programs:
         """The program of `piece` for `shape`.
 
         Parameters: the step; the hidden state, unless the piece embeds; keys and values of each of its layers; its
-        weights in the order of the table. Results: logits f32[rows, 1 or active, vocab], or the hidden state; then the
-        caches, in the memory of those that came in.
+        weights in the order of the table. Results: with a head, logits f32[rows, 1, vocab], of a layerwise step
+        [rows, active, vocab]; if it has layers, and of one token is no head, the hidden state [rows, active, h]; then
+        the caches, in the memory of those that came in.
         """
 
         def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
             own_slots = shape.rows != self.slots
             step = declare_step(parameters, shape.rows, shape.active, shape.width, own_slots)
-            hidden = dtype_named(self.dtype)[shape.rows, shape.active, self.config.hidden_size]
-            x = None if piece.embed else parameters.add(hidden, "hidden")
+            x = None if piece.embed else self.declare_hidden(parameters, shape.rows, shape.active)
             caches = self.declare_caches(parameters, len(piece.layers))
             shared, layers = self.declare_weights(parameters, piece)
-            x, after = self.run(scribe, piece, shared, layers, x, caches, step, shape.every)
-            return [x, *in_place(flattened(after), flattened(caches))]
+            x, after = self.body(scribe, piece, shared, layers, x, caches, step)
+            hidden = [] if piece.head and (shape.active == 1 or not piece.layers) else [x]
+            last = None if isinstance(shape, Layerwise) else step
+            logits = [self.logits(scribe, shared, x, last)] if piece.head else []
+            return [*logits, *hidden, *in_place(flattened(after), flattened(caches))]
+
+        return compile_py_func(program)
+
+    def head(self, what: Head) -> HloModuleProto:
+        """The program that has logits of all tokens of a step.
+
+        Parameters: the hidden state [rows, active, h]; the weights of no layer. Result: f32[rows, active, vocab].
+        """
+
+        def program(scribe: HloScribe) -> Tensor:
+            parameters = hlo.Parameters()
+            x = self.declare_hidden(parameters, what.rows, what.active)
+            shared, _ = self.declare_weights(parameters, Piece(False, (), True))
+            return self.logits(scribe, shared, x)
 
         return compile_py_func(program)
 
     def loop(self, loop: Loop) -> HloModuleProto:
         """The program that makes up to `steps` tokens for each slot, and stops when no row wants more.
 
-        Parameters: the rows s32[slots, LOOP_COLUMNS]; seen pred[slots, vocab]; the caches; the weights.
-        Results: tokens s32[slots, steps], where a row has none NOTHING; the caches, in place.
+        Parameters: the rows s32[slots, LOOP_COLUMNS]; seen pred[slots, vocab]; the caches; the weights. Results:
+        tokens s32[slots, steps], where a row has none NOTHING; seen, with these tokens, and the caches, in place.
         """
 
         def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
             packed = parameters.add(dtype_named("s32")[self.slots, LOOP_COLUMNS], "rows")
-            seen = parameters.add(dtype_named("pred")[self.slots, self.config.vocab_size], "seen")
+            seen = self.declare_seen(parameters)
             caches = self.declare_caches(parameters, len(self.layers))
             weights = self.declare_weights(parameters, self.whole)
             rows = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), self.slots) for i in range(3))
             tokens = hlo.full(NOTHING, "s32", [self.slots, loop.steps])
             state = [hlo.constant(0, "s32"), *rows, seen, tokens]
-            (*_, tokens), after = looped(
+            (*_, seen_after, tokens), after = looped(
                 lambda i, token, position, wanted, *_: hlo.logical_and(i < loop.steps, hlo.any(wanted > 0, 0)),
                 self._next_tokens(scribe, weights, packed, loop.width),
                 state,
                 caches,
                 None if self.in_place else loop.width,
             )
-            return [tokens, *after]
+            return [tokens, *in_place([seen_after], [seen]), *after]
 
         return compile_py_func(program)
 
@@ -245,8 +224,8 @@ class Programs:
             count = hlo.convert(active, "s32")
             step = Step(hlo.reshape(token, -1, 1), position, count, position + count, None, width)
             caches = self.by_layer(flat)
-            logits, after = self.run(scribe, self.whole, *weights, None, caches, step, False)
-            logits = hlo.reshape(logits, self.slots, self.config.vocab_size)
+            x, after = self.body(scribe, self.whole, *weights, None, caches, step)
+            logits = hlo.reshape(self.logits(scribe, weights[0], x), self.slots, self.config.vocab_size)
             chosen = hlo.select(active, choose(logits, seen, policy, position + count), NOTHING)
             here = [hlo.constant(0, "s32"), i]
             tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(chosen, -1, 1), here)
@@ -267,27 +246,36 @@ class Programs:
             parameters = hlo.Parameters()
             step = declare_step(parameters, self.slots, verify.active, verify.width, own_slots=False)
             policy = unpacked(parameters.add(dtype_named("s32")[self.slots, POLICY_COLUMNS], "policy"))
-            seen = parameters.add(dtype_named("pred")[self.slots, self.config.vocab_size], "seen")
+            seen = self.declare_seen(parameters)
             caches = self.declare_caches(parameters, len(self.layers))
             weights = self.declare_weights(parameters, self.whole)
-            logits, after = self.run(scribe, self.whole, *weights, None, caches, step, every=True)
-            tokens = chosen_after(logits, step, seen, policy)
+            x, after = self.body(scribe, self.whole, *weights, None, caches, step)
+            tokens = chosen_after(self.logits(scribe, weights[0], x), step, seen, policy)
             return [side_by_side(tokens), *in_place(flattened(after), flattened(caches))]
 
         return compile_py_func(program)
 
     def choice(self, rows: int) -> HloModuleProto:
-        """The choice alone. Parameters: logits f32[rows, vocab]; seen pred[rows, vocab]; s32[rows, 1 + POLICY_COLUMNS]
-        with the position and the policy of each row. Result: tokens s32[rows].
-        """
+        """The choice of tokens from the logits that a step has left on the devices.
 
-        def program(scribe: HloScribe) -> Tensor:
+        Parameters: logits f32[rows, 1, vocab]; seen pred[slots, vocab]; s32[rows, 2 + POLICY_COLUMNS] with the slot,
+        the position and the policy of each row, where a slot of -1 is of a row that chooses nothing. Results: tokens
+        s32[rows]; seen, with these tokens, in place.
+        """
+        vocab = self.config.vocab_size
+
+        def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
-            logits = parameters.add(dtype_named("f32")[rows, self.config.vocab_size], "logits")
-            seen = parameters.add(dtype_named("pred")[rows, self.config.vocab_size], "seen")
-            packed = parameters.add(dtype_named("s32")[rows, 1 + POLICY_COLUMNS], "rows")
-            policy = unpacked(hlo.slice(packed, 1, 1, 1 + POLICY_COLUMNS))
-            return choose(logits, seen, policy, hlo.reshape(hlo.slice(packed, 1, 0, 1), rows))
+            logits = hlo.reshape(parameters.add(dtype_named("f32")[rows, 1, vocab], "logits"), rows, vocab)
+            seen = self.declare_seen(parameters)
+            packed = parameters.add(dtype_named("s32")[rows, 2 + POLICY_COLUMNS], "rows")
+            slots, position = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), rows) for i in range(2))
+            policy = unpacked(hlo.slice(packed, 1, 2, 2 + POLICY_COLUMNS))
+            named = hlo.maximum(slots, 0)
+            own = seen if rows == self.slots else hlo.take(seen, named)
+            tokens = hlo.select(slots >= 0, choose(logits, own, policy, position), NOTHING)
+            after = with_tokens(seen, tokens, None if rows == self.slots else named)
+            return [tokens, *in_place([after], [seen])]
 
         return compile_py_func(program)
 
@@ -313,6 +301,13 @@ class Programs:
     def declare_caches(self, parameters: hlo.Parameters, count: int) -> list[Cache]:
         return [declare_cache(parameters, self.cache_arrays, f"layer.{layer}.") for layer in range(count)]
 
+    def declare_seen(self, parameters: hlo.Parameters) -> Tensor:
+        """Which tokens each slot's sequence has, pred[slots, vocab]; only penalties look at it."""
+        return parameters.add(dtype_named("pred")[self.slots, self.config.vocab_size], "seen")
+
+    def declare_hidden(self, parameters: hlo.Parameters, rows: int, active: int) -> Tensor:
+        return parameters.add(dtype_named(self.dtype)[rows, active, self.config.hidden_size], "hidden")
+
     def declare_weights(self, parameters: hlo.Parameters, piece: Piece) -> tuple[Any, list[Any]]:
         """The weights outside the layers, if the piece needs them, and those of each of its layers."""
         tables = [self.shared_table] if piece.embed or piece.head else []
@@ -321,7 +316,7 @@ class Programs:
         layers = [declare(self.layer_table, parameters, self.dtype, self.degree, scope) for scope in scopes]
         return shared[0] if shared else None, layers
 
-    def run(
+    def body(
         self,
         scribe: HloScribe,
         piece: Piece,
@@ -330,9 +325,8 @@ class Programs:
         x: Tensor | None,
         caches: list[Cache],
         step: Step,
-        every: bool,
     ) -> tuple[Tensor, list[Cache]]:
-        """The family's graph: the hidden state, or the logits, and the caches after the step."""
+        """The family's graph up to its head: the hidden state [b, n, h], and the caches after the step."""
         if piece.embed:
             with scribe.scope("embed"):
                 x = self.graph.embed(self.config, shared, step)
@@ -343,12 +337,14 @@ class Programs:
                 kinds = [kind] if kind else []
                 x, cache = self.graph.layer(self.config, weights, x, cache, step, *prepared, *kinds)
                 after.append(cache)
-        if piece.head:
-            with scribe.scope("head"):
-                assert x is not None
-                x = self.graph.head(self.config, shared, x if every else step.last(x))
         assert x is not None
         return x, after
+
+    def logits(self, scribe: HloScribe, shared: Any, x: Tensor, last: Step | None = None) -> Tensor:
+        """The family's head, of each row's last token where that step is given. x [b, n, h] -> f32[b, n or 1, vocab]"""
+        with scribe.scope("head"):
+            logits: Tensor = self.graph.head(self.config, shared, last.last(x) if last else x)
+        return logits
 
 
 def flattened(caches: list[Cache]) -> list[Tensor]:

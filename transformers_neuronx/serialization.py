@@ -35,8 +35,9 @@ from transformers_neuronx.config import (
     NeuronConfig,
     QuantizationConfig,
 )
-from transformers_neuronx.decoder import LOADERS, Decoder
+from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.loading import LOADERS
 from transformers_neuronx.module import PathOrName, Readers, format_in, open_safetensors
 from transformers_neuronx.programs import Family
 from transformers_neuronx.progress import bar

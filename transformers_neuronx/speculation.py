@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.generation import Generation, feed
+from transformers_neuronx.feeding import feed
+from transformers_neuronx.generation import Generation
 from transformers_neuronx.inputs import Integers, Rows
+from transformers_neuronx.keys import Verify
 from transformers_neuronx.loops import EOS
 from transformers_neuronx.sampling import ForSampling
 
@@ -48,14 +50,19 @@ class Draft:
     def propose(self, generation: Generation, count: int) -> Array:
         decoder, positions = self.model.decoder, generation.rows[: generation.count, 1].astype(np.int64)
         behind = np.flatnonzero((generation.wanted > 0) & (self._fed[: generation.count] < positions))
-        if behind.size:  # the last guess was right, and no guess followed it
-            tokens = [np.array(generation.history[row][-2:-1]) for row in behind]
-            feed(decoder, Rows(tokens, positions[behind] - 1, np.ones((len(behind), 1), bool), behind))
+        if behind.size:  # the last guesses were right, and the draft was not fed them
+            missing = positions[behind] - self._fed[behind]
+            tokens = [np.array(generation.history[row][-1 - n : -1]) for row, n in zip(behind, missing, strict=True)]
+            feed(decoder, Rows(tokens, self._fed[behind], np.ones((len(behind), 1), bool), behind))
         asked = generation.rows.copy()
         asked[:, 2] = np.minimum(asked[:, 2], count)
         asked[:, EOS] = -1
+        if decoder.loops:
+            asked[:, 2] = np.minimum(asked[:, 2], decoder.options.chunk)
         self._fed[: generation.count] = positions + asked[: generation.count, 2]
-        return decoder.loop(asked, generation.seen, count)[: generation.count].astype(np.int64)
+        generation.note(decoder)
+        guesses = decoder.loop(asked, count)[: generation.count].astype(np.int64)
+        return np.pad(guesses, [(0, 0), (0, count - guesses.shape[1])], mode="edge")
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ class SpeculativeGenerator:
     """`sample()` of `target`, faster where `draft` guesses well: `k` tokens at a time.
 
     `draft` is a model for the same batch and vocabulary, or None for guesses from the prompt itself (`PromptLookup`).
+    The program that checks guesses is compiled here, or by `to_neuron` of a target that is not on its devices yet.
     """
 
     def __init__(self, draft: ForSampling | PromptLookup | None, target: ForSampling, k: int = 4) -> None:
@@ -95,16 +103,21 @@ class SpeculativeGenerator:
         self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
         self.target = target
         self.k = k
+        target.compile_also(lambda decoder: [Verify(k + 1, w) for w in decoder.programs.widths(1) if w > k])
+
+    @property
+    def models(self) -> list[ForSampling]:
+        return [self.proposer.model] if isinstance(self.proposer, Draft) else []
 
     def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
         """As the target's own `sample`, with its options and its result."""
         return self.target.sample(input_ids, sequence_length, speculator=self, **options)
 
-    def blocks(self, generation: Generation, rows: Rows, logits: Array, count: int) -> Iterator[Array]:
+    def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
         """As `generation.generate`, made by checking `k` guesses at a time."""
         generation.wanted[:] = count
-        self.proposer.start(rows)
-        yield generation.choose(logits)[:, None]
+        self.proposer.start(generation.prompts)
+        yield generation.first()
         while generation.wanted.any():
             yield generation.check(self.proposer.propose(generation, self.k))
 

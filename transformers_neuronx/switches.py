@@ -133,7 +133,9 @@ class GenerationConfig:
     """How `forward` chooses tokens when it does, for all slots alike or with a list of one value for each.
 
     Without `do_sample` or `dynamic` it takes the likeliest token; so it does in slots whose `temperature` is 0.
-    `global_top_k` is a bound on every `top_k`. With `deterministic`, each run draws the same.
+    `global_top_k` is a bound on every `top_k`. With a list of `seed`, one for each slot, what a slot draws follows from
+    its seed and its own sequence alone. One `seed`, which with `deterministic` is 0 by default, draws the same in every
+    run: rows differ by their place in the call. Without either, each call draws anew.
     """
 
     max_length: int | None = idle(None, _or_none(_whole(1)))
@@ -146,6 +148,7 @@ class GenerationConfig:
     temperature: float | Sequence[float] | None = works(1.0, _or_none(_each(_real("from 0 on", lambda t: t >= 0))))
     dynamic: bool = works(False, _TRUTH)
     deterministic: bool = works(False, _TRUTH)
+    seed: int | Sequence[int] | None = works(None, _or_none(_each(_whole(0))))
     per_batch_line: bool = idle(False)
 
     def __post_init__(self) -> None:
@@ -162,7 +165,7 @@ class GenerationConfig:
             top_k=np.where(greedy, 1, top_k),
             top_p=self.top_p,
             temperature=np.where(temperature == 0, 1.0, temperature),
-            seed=0 if self.deterministic else None,
+            seed=0 if self.deterministic and self.seed is None else self.seed,
         )
 
 

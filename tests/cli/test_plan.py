@@ -64,8 +64,8 @@ opt, 12,853,473,280 parameters, f16: batch size 1, 2048 positions, prompts of
   1024 tokens, 1 at once
 
 place          tp   weights   caches    temp.       of  fits   a token   prompt
-trn1.2xlarge    1   25.7 GB  1.68 GB 555.9 MB  17.2 GB  no     66.8 ms 289.4 ms
-trn1.2xlarge    2   12.9 GB 838.9 MB 283.2 MB  17.2 GB  yes    33.4 ms 144.7 ms
+trn1.2xlarge    1   25.7 GB  1.68 GB 545.4 MB  17.2 GB  no     66.8 ms 289.4 ms
+trn1.2xlarge    2   12.9 GB 838.9 MB 272.7 MB  17.2 GB  yes    33.4 ms 144.7 ms
 
 """
     assert printed == lines + NOTES
@@ -84,11 +84,11 @@ opt, 29,974,540,288 parameters, f16: batch size 1, 2048 positions, prompts of
   1024 tokens, 1 at once
 
 place          tp   weights   caches    temp.       of  fits   a token   prompt
-trn1.2xlarge    1   60.0 GB  2.82 GB 778.3 MB  17.2 GB  no    153.1 ms 668.4 ms
-trn1.2xlarge    2   30.0 GB  1.41 GB 396.5 MB  17.2 GB  no     76.6 ms 334.2 ms
-trn1.32xlarge   1   60.0 GB  2.82 GB 778.3 MB  17.2 GB  no    153.1 ms 668.4 ms
-trn1.32xlarge   2   30.0 GB  1.41 GB 396.5 MB  17.2 GB  no     76.6 ms 334.2 ms
-trn1.32xlarge   8   7.53 GB 352.3 MB 110.1 MB  17.2 GB  yes    19.2 ms  83.5 ms
+trn1.2xlarge    1   60.0 GB  2.82 GB 763.6 MB  17.2 GB  no    153.1 ms 668.4 ms
+trn1.2xlarge    2   30.0 GB  1.41 GB 381.8 MB  17.2 GB  no     76.6 ms 334.2 ms
+trn1.32xlarge   1   60.0 GB  2.82 GB 763.6 MB  17.2 GB  no    153.1 ms 668.4 ms
+trn1.32xlarge   2   30.0 GB  1.41 GB 381.8 MB  17.2 GB  no     76.6 ms 334.2 ms
+trn1.32xlarge   8   7.53 GB 352.3 MB  95.5 MB  17.2 GB  yes    19.2 ms  83.5 ms
 trn1.32xlarge  16   3.96 GB 201.3 MB  73.4 MB  17.2 GB  yes    10.1 ms  57.1 ms
 trn1.32xlarge  32   2.00 GB 100.7 MB  73.4 MB  17.2 GB  yes    5.09 ms  51.0 ms
 
@@ -109,8 +109,8 @@ gpt2, 1,557,611,200 parameters, bf16: batch size 1, 1024 positions, prompts of
   512 tokens, 1 at once
 
 place          tp   weights   caches    temp.       of  fits   a token   prompt
-inf2.xlarge     1   3.12 GB 314.6 MB  86.9 MB  17.2 GB  yes    8.37 ms  17.6 ms
-inf2.xlarge     2   1.58 GB 163.6 MB  46.0 MB  17.2 GB  yes    4.26 ms  11.0 ms
+inf2.xlarge     1   3.12 GB 314.6 MB  85.3 MB  17.2 GB  yes    8.37 ms  17.6 ms
+inf2.xlarge     2   1.58 GB 163.6 MB  44.3 MB  17.2 GB  yes    4.26 ms  11.0 ms
 
 NOTES
 25 heads: tp 2 does not divide them, and heads of zeros make them 26. The guide

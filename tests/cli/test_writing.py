@@ -112,7 +112,7 @@ REFUSED = {
     "an empty prompt": ((TINY_KJV, ""), 1, "the prompt wants to have 1 to"),
     "no new tokens": ((TINY_KJV, "x", "-n", 0), 2, "wanted 1 or more, got 0"),
     "no devices": ((TINY_KJV, "x", "--tp", 0), 2, "Invalid value for '--tp': wanted 1 or more, got 0"),
-    "no temperature": ((TINY_KJV, "x", "--temperature", 0), 1, "temperature wants to be above 0 (greedy choice is"),
+    "no temperature": ((TINY_KJV, "x", "--temperature", 0), 1, "temperature must be above 0 (greedy choice is"),
     "a system that nobody hears": ((TINY_KJV, "x", "--system", "y"), 1, "--system wants --chat beside it"),
 }
 

@@ -8,9 +8,9 @@ from transformers_neuronx.auto import families, family_of
 from transformers_neuronx.compiler import check
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
 from transformers_neuronx.encoder_decoder import EncoderDecoder, Redirect
+from transformers_neuronx.keys import Head, Layerwise, Shape, Verify
 from transformers_neuronx.neuron.form import neuron_form
 from transformers_neuronx.neuron.targets import TARGETS
-from transformers_neuronx.programs import Layerwise, Reorder, Shape, Verify
 from transformers_neuronx.runtimes.absent import absent_runtime
 
 IN_S8 = NeuronConfig(quant=QuantizationConfig("s8"), kv_cache_quant=KVCacheQuantizationConfig("s8"))
@@ -31,7 +31,7 @@ def modules(family, **options):
     model = kind(config, n_positions=[16], batch_size=2, context_length_estimate=[8], **options)
     runtime = absent_runtime(model.options.tp_degree, loops=False)
     decoder = model.engine(kind.family, model.config, runtime, model.options)
-    whats = [*decoder.planned(), Shape(1, 8, 16, True), Layerwise(1, 8, 16), Reorder(), Verify(3, 16)]
+    whats = [*decoder.planned(), Shape(1, 8, 16), Head(1, 8), Layerwise(1, 8, 16), Verify(3, 16)]
     if isinstance(decoder, EncoderDecoder):
         whats = [what for what in [*whats, Redirect()] if type(what) is not Layerwise]
     for what in whats:

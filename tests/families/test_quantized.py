@@ -24,7 +24,8 @@ from transformers_neuronx.config import (
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.config import GPT2Config
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.programs import Loop, Programs, Shape
+from transformers_neuronx.keys import Loop, Shape
+from transformers_neuronx.programs import Programs
 from transformers_neuronx.runtimes import get_runtime
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"

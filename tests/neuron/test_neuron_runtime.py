@@ -27,8 +27,8 @@ from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.keys import Choice, Shape
 from transformers_neuronx.llama.model import LlamaForSampling
-from transformers_neuronx.programs import Choice, Shape
 from transformers_neuronx.runtimes import get_runtime, kernels
 from transformers_neuronx.runtimes.xla import xla_runtime
 from transformers_neuronx.speculation import SpeculativeGenerator

@@ -6,8 +6,8 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from transformers_neuronx import hlo
-from transformers_neuronx.generation import Rules
 from transformers_neuronx.layers.choice import BROKEN, CANDIDATES, choose, unpacked
+from transformers_neuronx.rules import Rules
 from transformers_neuronx.runtimes import get_runtime
 
 INF = np.inf

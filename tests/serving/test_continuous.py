@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 from transformers_neuronx.config import ContinuousBatchingConfig, GenerationConfig, NeuronConfig
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.programs import Reorder
+from transformers_neuronx.keys import title
+from transformers_neuronx.runtimes.xla import XlaTensor
 from transformers_neuronx.sampling import select_tokens
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -72,6 +73,39 @@ def step(model, sequences, slots):
     assert chosen.shape == (len(slots), 1)
     for slot, (tokens, _), token in zip(slots, fed, chosen[:, 0].tolist(), strict=True):
         sequences[slot] = [*tokens, token], len(tokens)
+
+
+def moving(model, monkeypatch):
+    """A list that grows by the bytes of each array that goes to the devices, or comes from them, from then on."""
+    moved, runtime = [], model.decoder.runtime
+    put = type(runtime).put
+
+    def sent(self, shards, given=False):
+        moved.append(sum(shard.nbytes for shard in shards))
+        return put(self, shards, given)
+
+    numpy = XlaTensor.numpy
+
+    def received(self):
+        array = numpy(self)
+        moved.append(array.nbytes)
+        return array
+
+    monkeypatch.setattr(type(runtime), "put", sent)
+    monkeypatch.setattr(XlaTensor, "numpy", received)
+    return moved
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_the_loop_on_the_host_moves_tokens_only(monkeypatch, penalty):
+    """As on Neuron: with `tokens_per_dispatch=0` each token is a step and a choice, between which logits stay."""
+    model = GPT2ForSampling.from_pretrained(TINY_KJV, **OPTIONS, neuron_config=NeuronConfig(tokens_per_dispatch=0))
+    model.to_neuron()
+    ids = torch.tensor([[5, 6, 7]])
+    want = model.sample(ids, 64, top_k=1, repetition_penalty=penalty, eos_token_override=-1)
+    moved = moving(model, monkeypatch)
+    assert torch.equal(model.sample(ids, 64, top_k=1, repetition_penalty=penalty, eos_token_override=-1), want)
+    assert sum(moved) - (penalty != 1) * 1023 < 61 * 100, sum(moved)  # what the prompt has is sent once
 
 
 def serve(model, requests, apart):
@@ -144,7 +178,6 @@ def test_sampling_a_batch_uses_the_first_slots_and_repeats_no_prompt(model, requ
     got = model.sample(ids, 24, top_k=1, eos_token_override=-1)
     assert got[0, 12:].tolist() == alone[3][:12]
     assert len(got) == 1
-    assert Reorder() not in model.decoder._built
     with pytest.raises(InputError, match=r"start_ids wants the slots 0, 1, … in order for sample\(\), got \[2\]"):
         model.sample(ids, 24, cache_ids=[[*range(12)]], start_ids=[2])
 
@@ -192,6 +225,56 @@ def test_contradictory_sizes_are_refused():
         build(max_model_len=96, n_positions=64)
 
 
+@pytest.fixture
+def dispatches(monkeypatch):
+    """`dispatches(model)`: a list that grows by the title of each program that the model runs from then on."""
+
+    def watch(model):
+        run = []
+
+        def watched(name, executable):
+            def call(*operands):
+                run.append(name)
+                return executable(*operands)
+
+            return call
+
+        built = {
+            what: [(piece, watched(title(what, piece), executable)) for piece, executable in parts]
+            for what, parts in model.decoder._built.items()
+        }
+        monkeypatch.setattr(model.decoder, "_built", built)
+        return run
+
+    return watch
+
+
+def test_a_prompt_and_running_rows_are_two_dispatches(model, requests, alone, dispatches):
+    sequences = {slot: (requests[number][0], 0) for slot, number in {0: 1, 1: 3, 2: 7}.items()}
+    step(model, sequences, [0, 1, 2])
+    run = dispatches(model)
+    sequences[3] = requests[6][0], 0
+    step(model, sequences, [2, 3, 0, 1])
+    assert run == ["shape_rows1_active8_width96", "shape_rows4_active1_width96"]
+    for slot, number, count in ((0, 1, 2), (1, 3, 2), (2, 7, 2), (3, 6, 1)):
+        assert sequences[slot][0][-count:] == alone[number][:count]
+
+
+def test_the_last_token_of_a_prompt_goes_with_the_single_ones(model, requests, alone, dispatches):
+    """A prompt of 25 tokens, where programs take 24."""
+    prompt = (requests[0][0] * 2)[:25]
+    want = model.forward(torch.tensor([prompt]), torch.arange(25)[None], [1])
+    step(model, sequences := {0: (requests[1][0], 0)}, [0])
+    run = dispatches(model)
+    ids, positions = torch.zeros(2, 2, 25, dtype=torch.long)
+    ids[0], positions[0] = torch.tensor(prompt), torch.arange(25)
+    ids[1, 0], positions[1, 0] = sequences[0][0][-1], len(sequences[0][0]) - 1
+    got = model.forward(ids, positions, [1, 0])
+    assert run == ["shape_rows1_active24_width96", "shape_rows4_active1_width96"]
+    torch.testing.assert_close(got[:1], want)
+    assert got[1].argmax() == alone[1][1]
+
+
 class TestTokensChosenOnTheDevice:
     def test_greedy_requests_get_what_each_gets_alone(self, drawing, requests, alone):
         assert serve(drawing, requests, apart=True) == alone
@@ -219,8 +302,42 @@ class TestTokensChosenOnTheDevice:
                 step(drawing, sequence, [1])
         assert sequences[0] == sequences[1]
 
+    def test_a_draw_follows_from_its_own_seed_wherever_it_is_made(self, drawing, requests):
+        """The same request, with the same seed: in each slot, alone and in company."""
+        hot = dict(do_sample=True, top_k=0, temperature=2.0)
+        made = {}
+        for slots in ([0], [3], [2, 0], [1, 3, 2, 0]):
+            seeds = [50 + slot for slot in range(SLOTS)]
+            seeds[slots[-1]] = 7
+            drawing.update_generation_config(GenerationConfig(**hot, seed=seeds))
+            numbers = [*range(4, 4 + len(slots) - 1), 3]
+            sequences = {slot: (requests[number][0], 0) for slot, number in zip(slots, numbers, strict=True)}
+            for _ in range(8):
+                step(drawing, sequences, slots)
+            made[tuple(slots)] = sequences[slots[-1]][0][12:]
+        assert len(set(map(tuple, made.values()))) == 1, made
+        assert len(set(made[0,])) > 2
+
+    def test_one_seed_keeps_rows_of_a_call_apart_by_their_place(self, drawing, requests):
+        drawing.update_generation_config(GenerationConfig(do_sample=True, top_k=0, temperature=2.0, seed=7))
+        made = {}
+        for slots in ([0], [3, 1]):
+            sequences = dict.fromkeys(slots, (requests[3][0], 0))
+            for _ in range(8):
+                step(drawing, sequences, slots)
+            made |= {(len(slots), place): sequences[slot][0][12:] for place, slot in enumerate(slots)}
+        assert made[1, 0] == made[2, 0] != made[2, 1]
+
+    def test_neither_logits_nor_what_was_seen_go_by_the_host(self, drawing, requests, monkeypatch):
+        """Of a step no more than the rows and the tokens: a few hundred bytes, whatever the vocabulary."""
+        sequences = {slot: (requests[slot][0], 0) for slot in range(SLOTS)}
+        step(drawing, sequences, [0, 1, 2, 3])
+        moved = moving(drawing, monkeypatch)
+        step(drawing, sequences, [0, 1, 2, 3])
+        assert 0 < sum(moved) < 100 * SLOTS, moved
+
     def test_rules_for_another_number_of_slots_are_refused(self, drawing):
-        with pytest.raises(InputError, match="top_k wants one value or one for each of 4 rows, got 2"):
+        with pytest.raises(InputError, match="top_k must be one value, or one for each of 4 rows, got 2"):
             drawing.update_generation_config(GenerationConfig(do_sample=True, top_k=[1, 2]))
 
     def test_a_model_that_returns_logits_has_no_rules_to_update(self, model):

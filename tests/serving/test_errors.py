@@ -48,11 +48,11 @@ def model():
         (lambda m: m.sample(PROMPT, 3), "sequence_length wants to be more than the 3 columns of the prompt, got 3"),
         (lambda m: m.sample(PROMPT, 2), "sequence_length wants to be more than the 3 columns of the prompt, got 2"),
         (lambda m: m.sample(PROMPT, 33), "sequence_length=33 needs 33"),
-        (lambda m: m.sample(PROMPT, 9, top_k=-1), "top_k wants at least 1, or 0 for all tokens, got -1"),
-        (lambda m: m.sample(PROMPT, 9, top_p=1.5), r"top_p wants to be above 0 and at most 1, got 1.5"),
+        (lambda m: m.sample(PROMPT, 9, top_k=-1), "top_k must be at least 1, or 0 for all tokens, got -1"),
+        (lambda m: m.sample(PROMPT, 9, top_p=1.5), r"top_p must be above 0 and at most 1, got 1.5"),
         (
             lambda m: m.sample(PROMPT, 9, temperature=0),
-            r"temperature wants to be above 0 .* got 0",
+            r"temperature must be above 0 .* got 0",
         ),
     ],
 )

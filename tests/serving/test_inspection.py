@@ -18,8 +18,8 @@ from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig,
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.inspection import facts_of, facts_of_artifact, facts_of_model, hlo_text, page
+from transformers_neuronx.keys import Head, Loop, Piece, Shape
 from transformers_neuronx.llama.model import LlamaForSampling
-from transformers_neuronx.programs import Loop, Shape
 from transformers_neuronx.runtimes import get_runtime, kernels
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -195,11 +195,13 @@ def test_arrays_are_there_from_first_to_last_use():
 @pytest.mark.parametrize("cls_config", [(GPT2ForSampling, GPT2), (LlamaForSampling, LLAMA)], ids=["gpt2", "llama"])
 def test_products_of_linear_layers(cls_config, tokens, amp):
     engine = decoder(*cls_config, amp=amp)
-    shape = Shape(1, tokens, 64, every=True)
-    facts = facts_of(engine.programs.module(shape, engine.programs.whole))
+    facts = facts_of(engine.programs.module(Shape(1, tokens, 64), engine.programs.whole))
     matrices = [row for row in facts_of_model(engine).weights if len(row.whole) == 2 and row.name.endswith(".weight")]
-    size = sum(np.prod(row.whole) * row.layers for row in matrices)
-    assert by_name(facts.ops)["linear"].products == 2 * size * tokens
+    head = sum(np.prod(row.whole) for row in matrices if row.layers == 1)  # which has the last token alone
+    layers = sum(np.prod(row.whole) * row.layers for row in matrices) - head
+    assert by_name(facts.ops)["linear"].products == 2 * (layers * tokens + head)
+    of_all = facts_of(engine.programs.module(Head(1, tokens), Piece(False, (), True)))
+    assert by_name(of_all.ops)["linear"].products == 2 * head * tokens
 
 
 @pytest.mark.parametrize("degree", [1, 2])
@@ -295,8 +297,8 @@ def test_every_family(family):
     for program in facts.programs:
         inputs = {parameter.name for parameter in program.parameters if parameter.kind == "input"}
         named = {name for name in inputs if not name.startswith("memory.")}
-        assert named <= {"step", "hidden", "rows", "seen", "logits", "sources"}
-        assert program.total.products or program.name.startswith("choice")
+        assert named <= {"step", "hidden", "rows", "seen", "logits", "sources", "source"}
+        assert program.total.products or program.name.startswith(("choice", "reorder", "redirect"))
     assert_fits(str(facts))
 
 

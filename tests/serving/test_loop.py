@@ -1,6 +1,7 @@
 """The loop on the devices, what ends it, and what the host may say: the same tokens, whoever has the loop."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -143,7 +144,7 @@ class TestWhatEndsIt:
             first = found[0] if found.size else got.shape[1] - 1
             assert torch.equal(got[row, : first + 1], free[row, : first + 1])
             assert (got[row, first + 1 :] == ends[0]).all()
-        with pytest.raises(InputError, match="eos_token_id wants at most 8 tokens, got 9"):
+        with pytest.raises(InputError, match="eos_token_id must be at most 8 tokens, got 9"):
             model.sample(batch.input_ids, 60, eos_token_override=list(range(9)))
 
     def test_a_conversation_goes_on_where_it_was(self, model, reference):
@@ -155,6 +156,30 @@ class TestWhatEndsIt:
         whole = torch.cat([answer[:, :-1], turn], 1)
         want = reference.generate(whole, max_length=40, eos_token_id=None, do_sample=False, pad_token_id=0)
         assert torch.equal(got, want[:, 19:])
+
+
+class TestSeeds:
+    HOT: ClassVar = dict(top_k=0, temperature=2.0, eos_token_override=-1)
+
+    def test_a_list_has_each_row_draw_what_it_draws_alone(self, model):
+        prompts, seeds = torch.tensor([[5, 6, 7], [8, 9, 10], [5, 6, 7]]), [3, 4, 4]
+        pairs = zip(prompts, seeds, strict=True)
+        alone = [model.sample(ids[None], 24, seed=seed, **self.HOT)[0] for ids, seed in pairs]
+        assert not torch.equal(alone[0], alone[2])
+        for order in ([0, 1, 2], [2, 0, 1], [1, 2]):
+            got = model.sample(prompts[order], 24, seed=[seeds[row] for row in order], **self.HOT)
+            assert torch.equal(got, torch.stack([alone[row] for row in order]))
+
+    def test_one_seed_keeps_rows_apart_and_the_first_as_it_is_alone(self, model):
+        ids = torch.tensor([[5, 6, 7]])
+        alone, rows = (model.sample(ids.repeat(n, 1), 24, seed=3, **self.HOT) for n in (1, 3))
+        assert torch.equal(rows[:1], alone)
+        assert len(set(map(tuple, rows.tolist()))) == 3
+
+    @pytest.mark.parametrize("seed", [[1, 2], [1, -2, 3], [1, 2.5, 3], "7"])
+    def test_others_are_refused(self, model, seed):
+        with pytest.raises(InputError, match="seed must be"):
+            model.sample(torch.tensor([[5, 6, 7]]).repeat(3, 1), 24, seed=seed, **self.HOT)
 
 
 class TestWhenSomethingGoesWrong:
@@ -188,14 +213,14 @@ class TestWhenSomethingGoesWrong:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (dict(min_p=1.5), "min_p wants to be from 0 to 1, got 1.5"),
-            (dict(top_p=0.0), "top_p wants to be above 0 and at most 1, got 0.0"),
-            (dict(repetition_penalty=0), "repetition_penalty wants to be above 0, got 0"),
-            (dict(temperature=-1.0), "temperature wants to be above 0 .* got -1.0"),
-            (dict(temperature=[1.0, 0.0, 1.0]), r"temperature wants to be above 0 .* got \[1.0, 0.0, 1.0\]"),
-            (dict(top_k=[1, 2]), "top_k wants one value or one for each of 3 rows, got 2"),
-            (dict(top_k=2.5), "top_k wants at least 1, or 0 for all tokens, got 2.5"),
-            (dict(seed=-1), "seed wants to be 0 or more, got -1"),
+            (dict(min_p=1.5), "min_p must be from 0 to 1, got 1.5"),
+            (dict(top_p=0.0), "top_p must be above 0 and at most 1, got 0.0"),
+            (dict(repetition_penalty=0), "repetition_penalty must be above 0, got 0"),
+            (dict(temperature=-1.0), "temperature must be above 0 .* got -1.0"),
+            (dict(temperature=[1.0, 0.0, 1.0]), r"temperature must be above 0 .* got \[1.0, 0.0, 1.0\]"),
+            (dict(top_k=[1, 2]), "top_k must be one value, or one for each of 3 rows, got 2"),
+            (dict(top_k=2.5), "top_k must be at least 1, or 0 for all tokens, got 2.5"),
+            (dict(seed=-1), "seed must be a whole number of at least 0, or one for each row, got -1"),
         ],
         ids=str,
     )

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from transformers_neuronx.gpt2.model import GPT2ForSampling, GPT2ForSamplingWithContextBroadcasting
-from transformers_neuronx.programs import Loop, Shape
+from transformers_neuronx.keys import Loop, Shape
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
@@ -173,12 +173,21 @@ def test_caches_stay_on_the_device_in_the_same_memory(model, tokenizer):
     model.sample(ids, 40, top_k=1)
     assert addresses() == before
     cache_bytes = sum(4 * int(np.prod(cache.shape)) for cache in model.decoder.caches)
-    results = {Shape: lambda shape: 4 * shape.rows * 1023, Loop: lambda loop: 4 * 8 * loop.steps}
+    seen_bytes, hidden = 8 * 1023, model.config.hidden_size
+
+    def of_prompt(shape):  # logits, and the hidden states of all tokens
+        return 4 * shape.rows * (1023 + shape.active * hidden) + 8
+
+    results = {
+        Shape: lambda shape: (0, 4 * shape.rows * 1023 if shape.active == 1 else of_prompt(shape)),
+        Loop: lambda loop: (1, 4 * 8 * loop.steps + 8),  # which tokens are seen is state as well
+    }
     for what, [(_, executable)] in model.decoder._built.items():
         if type(what) not in results:
             continue
         memory = executable.memory()
         tuple_table = 8 * (1 + len(model.decoder.caches))
-        assert memory.aliased == cache_bytes
-        assert memory.outputs - memory.aliased == results[type(what)](what) + tuple_table
-        assert executable.text().count("must-alias") == len(model.decoder.caches)
+        states, made = results[type(what)](what)
+        assert memory.aliased == cache_bytes + states * seen_bytes
+        assert memory.outputs - memory.aliased == made + tuple_table
+        assert executable.text().count("must-alias") == len(model.decoder.caches) + states

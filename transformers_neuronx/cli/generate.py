@@ -15,7 +15,7 @@ from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import ConfigError, InputError
-from transformers_neuronx.generation import Rules
+from transformers_neuronx.rules import Rules
 from transformers_neuronx.sampling import ForSampling
 
 CHAT = 2048  # tokens of a conversation, unless the model takes fewer

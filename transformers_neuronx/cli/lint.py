@@ -14,8 +14,8 @@ import typer
 from transformers_neuronx import files
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.compiler import Finding, check
-from transformers_neuronx.decoder import title
 from transformers_neuronx.inspection.text import WIDTH, cut
+from transformers_neuronx.keys import title
 from transformers_neuronx.neuron.form import neuron_form
 from transformers_neuronx.neuron.targets import TARGETS, target_named
 from transformers_neuronx.pyhlo import HloModuleProto

@@ -15,8 +15,8 @@ from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.prompts import Place, Prompt, Results, read_prompts
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.generation import Rules
 from transformers_neuronx.progress import bar
+from transformers_neuronx.rules import Rules
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import description
 

@@ -17,7 +17,7 @@ import torch
 from transformers_neuronx.decoder import Array, Decoder
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.generation import feed
+from transformers_neuronx.feeding import feed
 from transformers_neuronx.inputs import Rows
 from transformers_neuronx.module import checkpoint_of
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch

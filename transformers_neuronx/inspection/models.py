@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers_neuronx.auto import family_of
-from transformers_neuronx.decoder import Decoder, title
+from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.encoder_decoder import ENCODER_LAYER, EncoderDecoderPrograms
 from transformers_neuronx.inspection.facts import WEIGHT, ModuleFacts, Parameter, facts_of, plain, split_of
 from transformers_neuronx.inspection.text import model_text
+from transformers_neuronx.keys import title
 from transformers_neuronx.module import PathOrName
 from transformers_neuronx.programs import Programs
 from transformers_neuronx.pyhlo import HloModuleProto

@@ -128,12 +128,18 @@ class _Layout:
         return sum(self.sizes[place] for place in places)
 
     def _in_results(self) -> set[Place]:
-        """The program's results, and what is in their memory before they are there, the largest first."""
+        """The program's results, and what is in their memory before they are there, the largest first.
+
+        A sum that is a result is written by the kernel of the layer that it adds to.
+        """
         results = _all(self.places[self.flow.root.id]) & self.sizes.keys()
         within = set(results)
         waiting = sorted(self.sizes.keys() - within, key=lambda place: (-self.sizes[place], self.steps[place[0]]))
         for result in sorted(results):
             taken = [(self.steps[result[0]], len(self.steps))]
+            if (layer := (self.flow.within.get(result[0], -1), 0)) in self.sizes:
+                taken.append((self.steps[layer[0]], self.ends[layer]))
+                within.add(layer)
             for place in waiting:
                 begin, end = self.steps[place[0]], self.ends[place]
                 fits = self.sizes[place] <= self.sizes[result] and place not in within

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from transformers_neuronx.config import Buckets
-from transformers_neuronx.decoder import Decoder, title
+from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.encoder_decoder import Encode
 from transformers_neuronx.inspection import ModelFacts, facts_of_model
+from transformers_neuronx.keys import Head, Shape, What, title
 from transformers_neuronx.models import Model
 from transformers_neuronx.planning.places import CPU, Core, Place
 from transformers_neuronx.planning.text import plan_text
-from transformers_neuronx.programs import Shape, What
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.absent import absent_runtime
 from transformers_neuronx.runtimes.base import Runtime
@@ -155,10 +155,15 @@ class Planner:
     def needs(self, degree: int, on_cpu: bool = False) -> Needs:
         """Of each of so many devices, on this machine's CPU or where there are no kernels."""
         decoder, facts = self._written(degree, on_cpu)
+        pieces = decoder.programs.pieces
         token = _work(decoder, facts, lambda what: isinstance(what, Shape) and what.active == 1)
-        prompt = _work(decoder, facts, lambda what: isinstance(what, Encode) or getattr(what, "active", 1) > 1)
+        reads: type[Encode] | type[Shape] = Encode if self.options.buckets.sources else Shape
+        prompt = _work(decoder, facts, lambda what: isinstance(what, reads) and getattr(what, "active", 0) != 1)
         assert token is not None
-        return Needs(facts.weight_bytes, facts.caches, facts.temporaries, token, prompt)
+        # Logits of all tokens of a prompt are for those who ask for them.
+        heads = {title(what, piece) for what in decoder.planned() for piece in pieces(what) if isinstance(what, Head)}
+        temporaries = max(program.temporaries for program in facts.programs if program.name not in heads)
+        return Needs(facts.weight_bytes, facts.caches, temporaries, token, prompt)
 
     def _write(self, degree: int, on_cpu: bool = False) -> tuple[Decoder, ModelFacts]:
         """The programs."""

@@ -1,0 +1,48 @@
+"""Weights on their way to the devices: few of them are in memory besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from transformers_neuronx.pyhlo.dtypes import element_type, numpy_to_torch, to_torch, torch_to_numpy
+from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
+from transformers_neuronx.weights import Key, Sharded
+
+Progress = Callable[[str], object]
+
+LOADERS = 2  # weights on their way at once
+
+
+def put_all(runtime: Runtime, weights: Iterable[Sharded], progress: Progress) -> dict[Key, DeviceTensor]:
+    """The weights on the devices, by the names of the graph. LOADERS at a time: no more are in memory besides.
+
+    Reports each weight.
+    """
+
+    def put(weight: Sharded) -> DeviceTensor:
+        return runtime.put([_on_host(runtime, piece, weight.element) for piece in weight.pieces()], given=True)
+
+    tensors: dict[Key, DeviceTensor] = {}
+    weights = list(weights)
+    with ThreadPoolExecutor(LOADERS) as pool:
+        for weight, tensor in zip(weights, pool.map(put, weights), strict=True):
+            for key in weight.keys:
+                tensors[key] = tensor
+                progress(key[1])
+    return tensors
+
+
+def _on_host(runtime: Runtime, piece: torch.Tensor, element: str) -> np.ndarray[Any, Any]:
+    """An array that the runtime can use as it lies. Most lie in a file, of which pages are read when they are used."""
+    if piece.dtype == to_torch(element) and piece.is_contiguous():
+        array = torch_to_numpy(piece)
+        if runtime.usable(array):
+            return array
+    array = runtime.empty(piece.shape, element_type(element).numpy)
+    numpy_to_torch(array).copy_(piece)
+    return array
