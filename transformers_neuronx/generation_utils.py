@@ -6,21 +6,22 @@ where they are.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput, TransformersKwargs
 
+from transformers_neuronx.device_cache import GENERATE, DeviceCache
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.turns import Turns
 
 # What Transformers' models may take, and ignoring it would give something other than was asked for.
 EMBEDDED = {"inputs_embeds", "decoder_inputs_embeds", "labels"}
@@ -54,93 +55,6 @@ class _OneTorchThread:
 _ONE_TORCH_THREAD = _OneTorchThread()
 
 
-class DeviceCache(Cache):
-    """Stands for sequences cached on the devices: how many there are, and of how many columns.
-
-    There is one cache on the devices, so whoever calls the model otherwise takes the place of these sequences.
-    """
-
-    is_compileable = False
-
-    def __init__(self, model: ForSampling) -> None:
-        super().__init__(layers=[])
-        self.model = model
-        self.rows = self.columns = 0
-        self.drafts = False
-        self._left: object = None  # what the devices held after the last call for these sequences
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.columns
-
-    def feed(self, ids: torch.Tensor, mask: torch.Tensor | None, every: bool) -> torch.Tensor:
-        """Logits after the last token of each row, or after `every` one: f32[batch, 1 or n, vocab].
-
-        ids [batch, n] are the next columns; mask [batch, all columns] has zeros for padding, None is no padding.
-        """
-        self._check(len(ids))
-        first, (rows, n) = self.columns, ids.shape
-        mask = None if mask is None else mask[:, : first + n]
-        end = first + n if mask is None else int(mask.sum(1).max())
-        cut = n - max(0, end - self.model.options.buckets.longest) if self.drafts else n
-        where: dict[str, Any] = dict(cache_ids=np.arange(first, first + cut))
-        if mask is not None:
-            where = dict(attention_mask=mask[:, : first + cut])
-        logits: torch.Tensor = self.model.forward(ids[:, :cut], output_all_logits=every, **where)[:rows]
-        self.rows, self.columns, self._left = rows, first + n, self._held()
-        if not every:
-            return logits[:, None]
-        column = torch.arange(n).clamp(max=cut - 1).expand(rows, n)
-        if mask is not None:  # after padding what comes after the token before it
-            column = torch.where(mask[:, first:] != 0, column, 0).cummax(1).values
-        return torch.take_along_dim(logits, column[..., None], 1)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last `-tokens_to_remove` columns; what follows is written over them.
-
-        Earlier versions of Transformers 5 say in a positive number how many are to stay.
-        """
-        left = tokens_to_remove if tokens_to_remove > 0 else self.columns + tokens_to_remove
-        self.columns = max(0, min(self.columns, left))
-
-    def activate_past_recording(self) -> None:
-        """What is fed from now on are drafts. Those past the longest sequence will be cropped, and need not be run."""
-        self.drafts = True
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row `i` goes on with the sequence of row `beam_idx[i]`."""
-        self._check(self.rows)
-        self.model.reorder_cache(beam_idx)
-        self.rows, self._left = len(beam_idx), self._held()
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self.reorder_cache(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.reorder_cache(torch.arange(self.rows).repeat_interleave(repeats))
-
-    def reset(self) -> None:
-        self.columns = 0
-
-    def check_positions(self, positions: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Tokens stand where the mask says, and nowhere else."""
-        window = slice(self.columns, self.columns + ids.shape[1])
-        mask = torch.ones(len(ids), window.stop) if mask is None else mask
-        real = mask[:, window] != 0
-        if not torch.equal(positions.expand(ids.shape)[real], (mask.cumsum(1) - 1)[:, window][real].long()):
-            raise InputError(f"position_ids want to count the tokens of attention_mask, got {positions.tolist()}")
-
-    def _held(self) -> object:
-        return self.model.decoder.caches[-1]  # every program that writes makes it another
-
-    def _check(self, rows: int) -> None:
-        if not self.columns:
-            return
-        if self._left is not self._held():
-            raise InputError("past_key_values are no longer on the devices: the model has been called for others since")
-        if rows != self.rows:
-            raise InputError(f"past_key_values are of {self.rows} rows, got {rows}")
-
-
 class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
     """A Transformers model whose work a compiled one does: `generate()` with all of its options.
 
@@ -167,6 +81,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         super().__init__(config)
         self.model = model
         self._columns: int | None = None  # that what is generated began with
+        self._steps: DeviceCache | None = None  # of a caller that goes step by step and keeps no past_key_values
         if config.name_or_path:
             with suppress(OSError):  # there is none
                 self.generation_config = GenerationConfig.from_pretrained(config.name_or_path, local_files_only=True)
@@ -182,12 +97,42 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         return torch.float32
 
     def reset_generation(self) -> None:
-        """Kept for callers of the original, which needed it between calls."""
+        """What `prepare_inputs_for_generation` is given next begins new sequences. `generate` does not need it."""
+        self._steps = None
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: DeviceCache | None = None,
+        attention_mask: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """As Transformers'. Callers that go step by step need keep no past_key_values: sequences go on until
+        `reset_generation`, with the next column, with several and a mask over all, or with all columns so far.
+        """
+        mask = attention_mask if isinstance(attention_mask, torch.Tensor) else None  # a 1 stands for no padding
+        stepping = past_key_values is None and kwargs.get("use_cache") is not False and not self._generates
+        if stepping and not self.config.is_encoder_decoder:
+            if self._steps is None or not self._steps.goes_on(input_ids, mask):
+                self._steps = DeviceCache(self.model)
+            past_key_values, columns = self._steps, self._steps.columns
+            input_ids = input_ids[:, columns:] if input_ids.shape[1] > max(columns, 1) else input_ids
+            kwargs = dict(logits_to_keep=1) | kwargs
+        inputs: Any = input_ids, next_sequence_length, past_key_values, mask
+        return super().prepare_inputs_for_generation(*inputs, **kwargs)  # type: ignore[no-any-return, misc]
+
+    @property
+    def _generates(self) -> bool:
+        return bool(self.model.turns.within(GENERATE))
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As Transformers' `generate`, whose own part runs on one thread."""
-        self._columns = None
-        with _ONE_TORCH_THREAD, self.model.meter.call() as call:
+        assistant = kwargs.get("assistant_model")
+        if isinstance(assistant, HuggingFaceGenerationModelAdapter) and assistant.model is self.model:
+            raise InputError("assistant_model must have a model of its own: both would write to the same caches")
+        with _ONE_TORCH_THREAD, self.model.turns.take(GENERATE), self.model.meter.call() as call:
+            self._columns = None
             result = super().generate(*args, **kwargs)  # type: ignore[misc]
             ids = (result if isinstance(result, torch.Tensor) else result.sequences)[:, self._columns :]
             ends = torch.isin(ids, torch.tensor(self.model.eos_token_ids))
@@ -208,6 +153,11 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
             model_kwargs["past_key_values"] = DeviceCache(self.model)
 
     def _check_limits(self, options: Any, mask: torch.Tensor | None, prompts: int) -> None:
+        if options.guidance_scale not in (None, 1):
+            raise InputError(
+                f"guidance_scale={options.guidance_scale} is not supported: it runs this model for a second sequence "
+                "beside each, in the same caches; use a logits_processor with a second model, or guidance_scale=1"
+            )
         rows = prompts * max(options.num_beams, options.num_return_sequences)
         if rows > self.model.options.batch_size:
             raise InputError(
@@ -235,6 +185,26 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
 
         input_ids [batch, n] follow the columns that `past_key_values` knows of; attention_mask [batch, all columns].
         """
+        with self._turn:
+            facts = self._step(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, **others)
+        output = CausalLMOutputWithPast(**facts)
+        return output.to_tuple() if return_dict is False else output
+
+    @property
+    def _turn(self) -> AbstractContextManager[None]:
+        turns: Turns = self.model.turns
+        return turns.take("forward() of the adapter", within=GENERATE)
+
+    def _step(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        past_key_values: DeviceCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **others: Any,
+    ) -> dict[str, Any]:
+        """Logits and past_key_values of `forward`."""
         _refuse(others)
         if input_ids is None:
             raise InputError("input_ids is missing: it is what a compiled model takes")
@@ -248,8 +218,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         logits = cache.feed(input_ids, attention_mask, every=not last)
         if not last:
             logits = logits[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
-        output = CausalLMOutputWithPast(logits=logits, past_key_values=None if use_cache is False else cache)
-        return output.to_tuple() if return_dict is False else output
+        return dict(logits=logits, past_key_values=None if use_cache is False else cache)
 
 
 class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[no-untyped-call]
@@ -281,14 +250,12 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
 
         They are about the sources input_ids [batch, m], or those for which the encoder gave `encoder_outputs`.
         """
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask)
-        self._look_at(encoder_outputs[0][:, 0, 0].long().numpy())
-        output: Any = super().forward(
-            decoder_input_ids, decoder_attention_mask, logits_to_keep=logits_to_keep, **options
-        )
-        facts = dict(past_key_values=output.past_key_values, encoder_last_hidden_state=encoder_outputs[0])
-        output = Seq2SeqLMOutput(logits=output.logits, **facts)
+        with self._turn:
+            if encoder_outputs is None:
+                encoder_outputs = self.encoder.read(input_ids, attention_mask)
+            self._look_at(encoder_outputs[0][:, 0, 0].long().numpy())
+            facts = self._step(decoder_input_ids, decoder_attention_mask, logits_to_keep=logits_to_keep, **options)
+        output: Any = Seq2SeqLMOutput(**facts, encoder_last_hidden_state=encoder_outputs[0])
         return tuple(output.to_tuple()) if return_dict is False else output
 
     def _look_at(self, numbers: np.ndarray[Any, Any]) -> None:
@@ -317,9 +284,13 @@ class _Encoder(torch.nn.Module):
         self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **others: Any
     ) -> BaseModelOutput:
         _refuse(others)
+        with self.model.turns.take("encode()", within=GENERATE):
+            return self.read(input_ids, attention_mask)
+
+    def read(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
         if input_ids is None:
             raise InputError("input_ids is missing: the source that the encoder reads")
-        self.model.encode(input_ids, attention_mask=attention_mask)
+        self.model.read_sources(input_ids, attention_mask=attention_mask)
         numbers = torch.from_numpy(self.model.decoder.sources[: len(input_ids)].copy())
         return BaseModelOutput(last_hidden_state=numbers[:, None, None].double())
 

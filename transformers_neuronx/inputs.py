@@ -159,8 +159,9 @@ def _padding(start_ids: Integers | None, batch: int) -> np.ndarray[Any, Any]:
 
 
 def _mask(attention_mask: Integers, batch: int, n: int) -> np.ndarray[Any, Any]:
-    mask = integers("attention_mask", attention_mask, 2)
+    mask = np.asarray(attention_mask.cpu() if isinstance(attention_mask, torch.Tensor) else attention_mask)
+    mask = integers("attention_mask", mask != 0, 2)  # of floats, too, as Transformers takes them
     if mask.shape[0] != batch or mask.shape[1] < n:
         raise InputError(f"attention_mask wants [{batch}, {n} or more], over all columns, got {list(mask.shape)}")
-    real: np.ndarray[Any, Any] = mask != 0
+    real: np.ndarray[Any, Any] = mask.astype(bool)
     return real
