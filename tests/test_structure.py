@@ -13,7 +13,8 @@ PACKAGE = ROOT / "transformers_neuronx"
 FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 # Each imports only what stands before it; families stand beside each other.
 ORDER = [
-    "errors", "version", "env", "progress", "files", "constants", "stopping_criteria", "utils", "switches", "config",
+    "errors", "version", "env", "progress", "files", "constants", "stopping_criteria", "utils", "attributes",
+    "switches", "config",
     "pyhlo", "dtypes", "hlo", "neuron", "compiler", "module", "panels", "weights", "quantization", "layers", "runtimes",
     "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "serialization", "rules",
     "inputs", "feeding", "generation", "turns", "models", "sampling_functions", "sampling", "encoder_decoder",

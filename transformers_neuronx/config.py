@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
+from transformers_neuronx.attributes import may_be_read, mention, quantized_with
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.switches import (
     ContinuousBatchingConfig as ContinuousBatchingConfig,
@@ -110,16 +111,19 @@ class CompileOptions:
         return self.batch_size // self.prompt_batch_size
 
 
-# Attributes of a Hugging Face configuration that change nothing in the maths of a decoder at inference.
+# Attributes of a Hugging Face configuration that change nothing in the maths of a decoder at inference: those that
+# Transformers' code has some other use for, and those that older versions wrote to the files of every model.
 INERT = frozenset(
     """
-    _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout attention_probs_dropout_prob
-    attn_implementation attn_pdrop auto_map bos_token_id chunk_size_feed_forward classifier_dropout dtype embd_pdrop
-    finetuning_task gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range
-    is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id model_type name_or_path output_attentions
-    output_hidden_states pad_token_id predict_special_tokens prefix problem_type resid_pdrop return_dict sep_token_id
-    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
-    tokenizer_class torch_dtype torchscript transformers_version use_bfloat16 use_cache
+    _commit_hash _name_or_path architectures attention_dropout attn_implementation attn_pdrop bos_token_id
+    chunk_size_feed_forward classifier_dropout dtype embd_pdrop gradient_checkpointing hidden_dropout id2label
+    initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id model_type name_or_path
+    output_attentions output_hidden_states pad_token_id problem_type resid_pdrop return_dict summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj torch_dtype transformers_version
+    use_cache
+
+    _attn_implementation_autoset auto_map finetuning_task predict_special_tokens prefix sep_token_id
+    task_specific_params tokenizer_class torchscript use_bfloat16
     """.split()
 )
 _REQUIRED = object()
@@ -156,28 +160,41 @@ def completed(attributes: Mapping[str, Any]) -> Completed:
 class ModelConfig:
     """What a family needs to know of a Hugging Face configuration: fields made with `hf`.
 
-    FIXED are attributes supported at one value only; WITHOUT_EFFECT are further ones that change nothing.
+    FIXED are attributes supported at one value only; WITHOUT_EFFECT are further ones that change nothing. Both add to
+    those of the base classes.
     """
 
     eos_token_id: int | list[int] | None = hf("eos_token_id", None)
 
-    FIXED: ClassVar[Mapping[str, Any]] = {}
+    # Here they are for what other code than Transformers' gives a meaning.
+    FIXED: ClassVar[Mapping[str, Any]] = {"is_causal": True, "dual_chunk_attention_config": None}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def from_hf(cls, attributes: Mapping[str, Any]) -> Self:
-        """Read the attributes; one that is unknown might change the maths and is refused, never ignored."""
+        """Read the attributes. One that is unknown here is refused, unless Transformers' own code does not read it
+        either: that is mentioned in the log.
+        """
         attributes = completed(attributes)
-        family = attributes["model_type"]
+        family = str(attributes["model_type"])
+        if stored := quantized_with(attributes):
+            raise ConfigError(
+                f"the {family} checkpoint is quantized ({stored}), and weights in that form cannot be read; load the "
+                "checkpoint that it was made from, with a QuantizationConfig for weights in fewer bits"
+            )
         values = {f.name: _read(family, attributes, **f.metadata) for f in fields(cls)}
-        for name, only in cls.FIXED.items():
-            _read(family, attributes, name, only, [only])
+        fixed = {name: only for base in reversed(cls.__mro__) for name, only in vars(base).get("FIXED", {}).items()}
         inert = INERT.union(*(vars(base).get("WITHOUT_EFFECT", ()) for base in cls.__mro__))
-        known = {f.metadata["attribute"] for f in fields(cls)} | set(cls.FIXED) | inert
-        if unknown := {n: v for n, v in sorted(attributes.items()) if n not in known and v is not None}:
-            listed = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
+        for name, only in fixed.items():
+            _read(family, attributes, name, only, [only])
+        known = {f.metadata["attribute"] for f in fields(cls)}.union(fixed, inert)
+        unknown = {n: v for n, v in sorted(attributes.items()) if n not in known and v is not None}
+        if refused := {name: value for name, value in unknown.items() if may_be_read(family, name)}:
+            listed = ", ".join(f"{name}={value!r}" for name, value in refused.items())
             raise ConfigError(f"the {family} configuration has attributes that are not supported: {listed}")
-        return cls(**values)
+        read = cls(**values)
+        mention(family, unknown)
+        return read
 
 
 def _read(

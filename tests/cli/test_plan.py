@@ -6,7 +6,7 @@ import re
 import pytest
 from bundled import ROOT, TINY_KJV
 
-from transformers_neuronx import planning
+from transformers_neuronx import attributes, planning
 
 OPT = dict(model_type="opt", vocab_size=50272, max_position_embeddings=2048, torch_dtype="float16")
 GUIDE = {
@@ -31,7 +31,7 @@ def configured(tmp_path):
         width = GUIDE[name].get("hidden_size")
         attributes = GUIDE[name] | (dict(word_embed_proj_dim=width) if width else {}) | more
         path = tmp_path / name / "config.json"
-        path.parent.mkdir()
+        path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(attributes))
         return path
 
@@ -182,6 +182,20 @@ def test_a_degree_that_a_place_has_not(command):
     command(*arguments, "--instance", "trn1.2xlarge", "--instance", "trn1.32xlarge")
     _, said = command("plan", TINY_KJV, "--tp", 0, status=2)
     assert "wanted 1 or more, got 0" in said
+
+
+@pytest.mark.parametrize("arguments", [("plan", "--instance", "trn1.2xlarge"), ("lint", "--target", "trn1")])
+def test_a_configuration_is_read_as_for_a_model(arguments, command, configured, caplog, monkeypatch):
+    """What Transformers does not read is mentioned beside the answer, and a format of quantized weights refused."""
+    monkeypatch.setattr(attributes, "_MENTIONED", set())
+    name, *options = (*arguments, "--n-positions", 64, "--json")
+    plain, _ = command(name, configured("gpt2-xl", n_layer=2), *options)
+    printed, _ = command(name, configured("gpt2-xl", n_layer=2, _num_labels=1), *options)
+    assert printed == plain
+    assert [text for text in caplog.messages if text.endswith("change nothing here either: _num_labels.")]
+    quantized = configured("gpt2-xl", quantization_config=dict(quant_method="gptq", bits=4))
+    _, said = command(name, quantized, *options, status=1)
+    assert said.count("\n") == 1 and said.startswith("error: the gpt2 checkpoint is quantized (gptq, 4 bits)")
 
 
 REFUSED = {

@@ -72,8 +72,7 @@ def test_the_names_that_published_checkpoints_use():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(multi_query=True), "not supported: multi_query=True"),
-        (dict(n_inner=72), "not supported: n_inner=72"),
+        (dict(alibi=False), "not supported: alibi=False"),
         (dict(vocab_size=None), "bloom configuration: Validation error for field 'vocab_size'"),
     ],
 )

@@ -69,7 +69,7 @@ def test_experts_that_are_stacked_in_the_checkpoint(tmp_path):
     ("changes", "message"),
     [
         (dict(hidden_act="mish"), "hidden_act='mish'; supported"),
-        (dict(quantization_config=dict(bits=4)), "not supported: quantization_config"),
+        (dict(quantization_config=dict(bits=4)), r"is quantized \(a format without a name, 4 bits\)"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, message):

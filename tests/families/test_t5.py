@@ -403,7 +403,7 @@ def test_sizes_by_default():
     ("changes", "message"),
     [
         (dict(dense_act_fn="mish"), "dense_act_fn='mish'; supported"),
-        (dict(quantization_config=dict(bits=4)), "not supported: quantization_config"),
+        (dict(quantization_config=dict(bits=4)), r"is quantized \(a format without a name, 4 bits\)"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, message):

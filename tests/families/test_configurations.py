@@ -1,0 +1,145 @@
+"""Attributes that no family reads: what Transformers' code does not read either is mentioned, all else is refused."""
+
+import json
+import logging
+
+import pytest
+import torch
+from test_every_family import tiny
+from test_t5 import config as tiny_t5
+from transformers import AutoModelForCausalLM
+
+from transformers_neuronx import attributes as module
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families, family_of
+from transformers_neuronx.errors import ConfigError
+
+GPTQ = dict(quant_method="gptq", bits=4, group_size=128, desc_act=False)
+FP8 = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
+PACKED = dict(
+    quant_method="compressed-tensors",
+    format="pack-quantized",
+    config_groups=dict(group_0=dict(weights=dict(num_bits=4))),
+)
+NF4 = dict(load_in_4bit=True, load_in_8bit=False, bnb_4bit_quant_type="nf4")
+MLX = dict(group_size=64, bits=4)
+
+# By the checkpoints that have them.
+STRAYS = {
+    "SmolLM2": ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"kv": "q4"}}),
+    "SmolLM2 as GGUF": ("llama", dict(_model_name_or_path="SmolLM2 135M Instruct", unk_token_id=0)),
+    "unsloth's mirrors": ("qwen2", dict(unsloth_fixed=True, unsloth_version="2024.9")),
+    "gemma-2-9b": ("gemma2", dict(sliding_window_size=4096)),
+    "distilgpt2": ("gpt2", dict(_num_labels=1)),
+    "vicuna-16k": ("llama", dict(max_sequence_length=16384)),
+    "dolly-v2": ("gptneox", dict(custom_pipelines={"text-generation": dict(impl="instruct_pipeline.Pipeline")})),
+    "galactica": ("opt", dict(learned_embeddings=True, scale_embeddings=False)),
+    "fine-tunes": ("mistral", dict(_flash_attn_2_enabled=True, model_max_length=8192, tokenizer_padding_side="left")),
+}
+
+
+def attributes(family):
+    config = tiny_t5() if family == "t5" else tiny(family)
+    return json.loads(config.to_json_string(use_diff=False))
+
+
+def read(family, **more):
+    return family_of(family).family.read_config(attributes(family) | more)
+
+
+@pytest.fixture
+def said(monkeypatch, caplog):
+    """What the log says of attributes, from here on."""
+    monkeypatch.setattr(module, "_MENTIONED", set())
+    with caplog.at_level(logging.WARNING):
+        yield lambda: [record.getMessage() for record in caplog.records if record.name == module.__name__]
+
+
+@pytest.mark.parametrize("of", STRAYS)
+def test_what_transformers_does_not_read_either_is_mentioned_once(of, said):
+    family, strays = STRAYS[of]
+    assert read(family, **strays) == read(family)
+    read(family, **strays)
+    [line] = said()
+    assert line.endswith(f"change nothing here either: {', '.join(sorted(strays))}.")
+
+
+@pytest.mark.parametrize("family", families())
+def test_its_own_configuration_says_nothing(family, said):
+    read(family)
+    assert said() == []
+
+
+@pytest.mark.parametrize(
+    ("family", "attribute", "value"),
+    [
+        ("llama", "attention_chunk_size", 8),  # which masks are made by
+        ("llama", "sliding_window", 8),
+        ("llama", "per_layer_config", {0: dict(hidden_act="gelu")}),
+        ("llama", "layer_types", ["full_attention", "sliding_attention"]),
+        ("mistral", "layer_types", ["full_attention", "sliding_attention"]),
+        ("opt", "rope_theta", 8.0),
+        ("t5", "tie_last_hidden_states", True),
+    ],
+)
+def test_what_transformers_might_read_is_refused(family, attribute, value):
+    with pytest.raises(ConfigError, match=f"has attributes that are not supported: {attribute}="):
+        read(family, **{attribute: value})
+
+
+@pytest.mark.parametrize("family", families())
+def test_what_other_code_gives_a_meaning_is_refused(family):
+    with pytest.raises(ConfigError, match=r"is_causal=False; supported: True"):
+        read(family, is_causal=False)
+    with pytest.raises(ConfigError, match=r"dual_chunk_attention_config=\{'chunk_size': 8\}; supported: None"):
+        read(family, dual_chunk_attention_config=dict(chunk_size=8))
+    assert read(family, is_causal=True, dual_chunk_attention_config=None) == read(family)
+
+
+@pytest.mark.parametrize(
+    ("quantized", "form"),
+    [
+        (dict(quantization_config=GPTQ), "gptq, 4 bits"),
+        (dict(quantization_config=dict(quant_method="awq", w_bit=4, version="gemm")), "awq, 4 bits"),
+        (dict(quantization_config=FP8), "fp8, e4m3"),
+        (dict(quantization_config=PACKED), "compressed-tensors, pack-quantized"),
+        (dict(quantization_config=NF4), "bitsandbytes, 4 bits"),
+        (dict(quantization_config=dict(quant_method="mxfp4")), "mxfp4"),
+        (dict(quantization_config=dict(unheard_of=1)), "a format without a name"),
+        (dict(quantization_config={}), "a format without a name"),
+        (dict(quantization=MLX, quantization_config=MLX), "mlx, 4 bits"),
+        (dict(quantization=MLX), "mlx, 4 bits"),
+        (dict(compression_config=dict(format="pack-quantized")), "compressed-tensors, pack-quantized"),
+    ],
+)
+def test_a_format_of_quantized_weights_is_named_in_one_line(quantized, form):
+    with pytest.raises(ConfigError) as refused:
+        read("llama", **quantized)
+    message = str(refused.value)
+    assert message.startswith(f"the llama checkpoint is quantized ({form}), and weights in that form cannot be read; ")
+    assert "\n" not in message and len(message) < 220
+
+
+def test_artifacts_keep_what_was_left_aside(tmp_path, said):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(tiny("gpt2")).save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(_num_labels=1)))
+    model = NeuronAutoModelForCausalLM.from_pretrained(tmp_path / "model", n_positions=[16], context_length_estimate=8)
+    model.to_neuron()
+    model.save(tmp_path / "artifact", sharded_weights=True)
+    loaded = NeuronAutoModelForCausalLM.from_pretrained(tmp_path / "artifact")
+    loaded.to_neuron()
+    assert torch.equal(loaded([[3, 1, 4]]), model([[3, 1, 4]]))
+    assert len(said()) == 1 and json.loads((tmp_path / "artifact" / "config.json").read_text())["_num_labels"] == 1
+
+
+def test_without_the_code_of_transformers_everything_is_refused(monkeypatch):
+    config = attributes("llama")
+    completed = family_of("llama").family.read_config(config)
+    for found in (None, type("Spec", (), dict(origin="/nowhere/transformers/__init__.py"))):
+        module._read_by_transformers.cache_clear()
+        monkeypatch.setattr(module, "find_spec", lambda name, found=found: found)
+        with pytest.raises(ConfigError, match="not supported: is_llama_config=True"):
+            read("llama", is_llama_config=True)
+        assert family_of("llama").family.read_config(config) == completed
+    module._read_by_transformers.cache_clear()

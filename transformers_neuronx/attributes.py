@@ -1,0 +1,89 @@
+"""What attributes of a Hugging Face configuration can mean, beyond those that a family reads.
+
+It looks at the text of Transformers' own code, which is not imported: that takes seconds, and artifacts do without.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_LOG = logging.getLogger(__name__)
+_MENTIONED: set[str] = set()
+
+# Imports of files beside the models' own, and how code reads a configuration: config.name, getattr(config, "name"),
+# and in its base classes self.name, kwargs.pop("name") and fields.
+_IMPORT = re.compile(r"^\s*from (\.+)([\w.]+) import", re.M)
+_READ = re.compile(
+    r"""(?:config|self)\.(\w+)|(?:config|self),\s*["'](\w+)["']|(?:pop|get)\(\s*["'](\w+)["']|^    (\w+):""", re.M
+)
+
+
+def may_be_read(model_type: str, name: str) -> bool:
+    """Whether Transformers' code for a type of model might read this attribute: without the code, any.
+
+    Any word of the configuration's and the model's file counts, and of the files that those import what is read of a
+    configuration. A name too many is refused without need; one too few would be wrong results.
+    """
+    words = _read_by_transformers(re.sub(r"\W", "_", model_type))
+    return words is None or name in words
+
+
+@functools.cache
+def _read_by_transformers(folder: str) -> frozenset[str] | None:
+    found = find_spec("transformers")
+    if found is None or found.origin is None:
+        return None
+    package = Path(found.origin).parent
+    own = [package / "models" / folder / f"{part}_{folder}.py" for part in ("configuration", "modeling")]
+    try:
+        helpers = {package / "configuration_utils.py"}.union(*map(_imported, own)).difference(own)
+        words = [word for path in own for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))]
+        reads = [read for path in helpers for read in _READ.finditer(path.read_text(encoding="utf-8"))]
+    except OSError:
+        return None
+    return frozenset([*words, *(read[read.lastindex or 0] for read in reads)])
+
+
+def _imported(path: Path) -> Iterator[Path]:
+    for dots, name in _IMPORT.findall(path.read_text(encoding="utf-8")):
+        file = path.parents[len(dots) - 1].joinpath(*name.split(".")).with_suffix(".py")
+        if file.exists():  # packages only list what is in them
+            yield file
+
+
+def mention(model_type: str, names: Iterable[str]) -> None:
+    """Say of each attribute once that it changes nothing."""
+    if new := [name for name in names if f"{model_type}.{name}" not in _MENTIONED]:
+        _MENTIONED.update(f"{model_type}.{name}" for name in new)
+        listed = ", ".join(new)
+        _LOG.warning(
+            "The %s configuration has attributes that Transformers does not read; they change nothing here either: %s.",
+            *(model_type, listed),
+        )
+
+
+# Where formats are told, and which one it is where that is not said. MLX writes the second beside the first.
+_QUANTIZED = dict(
+    quantization="mlx", quantization_config="a format without a name", compression_config="compressed-tensors"
+)
+
+
+def quantized_with(attributes: Mapping[str, Any]) -> str | None:
+    """The format in which a checkpoint's weights are quantized, as "gptq, 4 bits"; None if they are not."""
+    given = {name: attributes[name] for name in _QUANTIZED if attributes.get(name) is not None}
+    if not given:
+        return None
+    first, how = next(iter(given.items()))
+    if not isinstance(how, Mapping):
+        return _QUANTIZED[first]
+    bits = next((how[name] for name in ("bits", "w_bit") if name in how), None)
+    bits = next((number for number in (4, 8) if how.get(f"load_in_{number}bit")), bits)
+    name = how.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in how else _QUANTIZED[first])
+    details = [how[name] for name in ("format", "fmt", "quant_algo") if name in how]
+    return ", ".join(map(str, [name, *details, *([] if bits is None else [f"{bits} bits"])]))
