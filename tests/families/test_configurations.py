@@ -1,10 +1,13 @@
 """Attributes that no family reads: what Transformers' code does not read either is mentioned, all else is refused."""
 
+import itertools
 import json
 import logging
+import re
 
 import pytest
 import torch
+from parity import DECODERS
 from test_every_family import tiny
 from test_t5 import config as tiny_t5
 from transformers import AutoModelForCausalLM
@@ -12,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers_neuronx import attributes as module
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families, family_of
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.layers import RotaryConfig
 
 GPTQ = dict(quant_method="gptq", bits=4, group_size=128, desc_act=False)
 FP8 = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
@@ -117,6 +121,62 @@ def test_a_format_of_quantized_weights_is_named_in_one_line(quantized, form):
     message = str(refused.value)
     assert message.startswith(f"the llama checkpoint is quantized ({form}), and weights in that form cannot be read; ")
     assert "\n" not in message and len(message) < 220
+
+
+ROTARY = [name for name in DECODERS if isinstance(read(name), RotaryConfig)]
+PER_LAYER = dict(full_attention=dict(rope_type="default", rope_theta=1e6), sliding_attention=dict(rope_theta=1e4))
+ROPES = {
+    "default": {},
+    "linear": dict(factor=2.0),
+    "dynamic": dict(factor=2.0),
+    "yarn": dict(factor=2.0, original_max_position_embeddings=32),
+    "llama3": dict(factor=2.0, original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=4.0),
+    "longrope": dict(
+        factor=2.0, original_max_position_embeddings=32, short_factor=[1.0] * 4, long_factor=[2.0] * 4
+    ),
+}  # fmt: skip
+# What Transformers itself refuses.
+NOT_TAKEN = [("mixtral", "longrope"), *(("phi3", kind) for kind in ("linear", "dynamic", "yarn", "llama3"))]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [pair for pair in itertools.product(ROTARY, ROPES) if pair not in NOT_TAKEN]
+)
+def test_what_a_type_of_rotation_does_not_have_is_refused(family, kind):
+    """Ministral 3's queries are scaled by their position: read as Mistral, it is wrong beyond the original length."""
+    rope = ROPES[kind] | dict(rope_type=kind, rope_theta=1e4, partial_rotary_factor=1.0)
+    read(family, rope_parameters=rope)
+    for name, value in dict(llama_4_scaling_beta=0.1, mrope_section=[2, 1, 1]).items():
+        message = rf"rope_parameters of type '{kind}' have keys that are not supported: {name}={re.escape(repr(value))}"
+        with pytest.raises(ConfigError, match=message):
+            read(family, rope_parameters=rope | {name: value})
+    extra = next(name for name in ("low_freq_factor", "short_factor") if name not in rope)
+    with pytest.raises(ConfigError, match=extra):
+        read(family, rope_parameters=rope | {extra: 2.0})
+
+
+@pytest.mark.parametrize("family", ["gemma2", "qwen2", "qwen3"])
+def test_rotations_by_the_type_of_layer_are_refused(family):
+    with pytest.raises(ConfigError, match=r"rope_parameters of type 'default' have .* full_attention=\{'rope_type'"):
+        read(family, rope_parameters=PER_LAYER)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "kind"),
+    [
+        (dict(rope_scaling=dict(type="linear", factor=2.0), rope_theta=5e3), "linear"),
+        (dict(rope_scaling=dict(rope_type="linear", factor=2.0), rope_theta=5e3), "linear"),
+        (dict(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=5e3)), "linear"),
+        (dict(rope_scaling=ROPES["yarn"] | dict(type="yarn", finetuned=True), rope_theta=5e3), "yarn"),
+        (dict(rope_scaling=ROPES["llama3"] | dict(rope_type="llama3"), rope_theta=5e3), "llama3"),
+        (dict(rope_scaling=None, rope_theta=5e3), "default"),
+        (dict(rope_scaling=ROPES["linear"] | dict(type="linear", attention_factor=None), rope_theta=5e3), "linear"),
+    ],
+)
+def test_older_names_of_rotations_are_read(spelling, kind):
+    given = {name: value for name, value in attributes("llama").items() if name != "rope_parameters"}
+    rotary = family_of("llama").family.read_config(given | spelling).rotary
+    assert (rotary.kind, rotary.base) == (kind, 5e3)
 
 
 def test_artifacts_keep_what_was_left_aside(tmp_path, said):

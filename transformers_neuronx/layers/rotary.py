@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,8 @@ class Rotary:
     """How queries and keys are turned.
 
     `dim` is how many of a head's features take part, the first ones; `parameters` are Transformers'
-    `rope_parameters`; `max_positions` the longest sequence of the configuration.
+    `rope_parameters`; `max_positions` the longest sequence of the configuration. A parameter that the type of rotation
+    does not have is refused, as it might change the maths.
     """
 
     dim: int
@@ -39,6 +40,11 @@ class Rotary:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_TYPES:
             raise ConfigError(f"rope_parameters has rope_type={self.kind!r}; supported: {', '.join(ROPE_TYPES)}")
+        known = {*OF_EVERY_TYPE, *ROPE_TYPES[self.kind].keys}
+        given = {name: value for name, value in self.parameters.items() if value is not None}
+        if unknown := [f"{name}={value!r}" for name, value in given.items() if name not in known]:
+            listed = ", ".join(unknown)
+            raise ConfigError(f"rope_parameters of type {self.kind!r} have keys that are not supported: {listed}")
         if self.dim < 2 or self.dim % 2:
             raise ConfigError(f"rotary positions turn pairs of a head's features, not {self.dim} of them")
 
@@ -157,13 +163,27 @@ def _longrope(r: Rotary, end: Tensor) -> Array | Tensor:
     return hlo.select(beyond, hlo.reshape(long, 1, -1), hlo.reshape(short, 1, -1))  # [b, dim / 2]
 
 
-ROPE_TYPES: dict[str, Callable[[Rotary, Tensor], Array | Tensor]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "yarn": _yarn,
-    "llama3": _llama3,
-    "longrope": _longrope,
+class RopeType(NamedTuple):
+    """What makes the frequencies, f32[dim / 2] or [b, dim / 2], and the `rope_parameters` that say how."""
+
+    frequencies: Callable[[Rotary, Tensor], Array | Tensor]
+    keys: tuple[str, ...] = ()
+
+
+# `type` is an older name, of which Transformers makes the newer one, and keeps both.
+OF_EVERY_TYPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_FROM, _MAGNITUDE = "original_max_position_embeddings", "attention_factor"
+ROPE_TYPES = {
+    "default": RopeType(_default),
+    "linear": RopeType(_linear, ("factor",)),
+    "dynamic": RopeType(_dynamic, ("factor",)),
+    # `finetuned` is in the files of YaRN's authors, and says how the checkpoint was made.
+    "yarn": RopeType(
+        _yarn,
+        ("factor", _FROM, _MAGNITUDE, "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned"),
+    ),
+    "llama3": RopeType(_llama3, ("factor", _FROM, "low_freq_factor", "high_freq_factor")),
+    "longrope": RopeType(_longrope, ("factor", _FROM, _MAGNITUDE, "short_factor", "long_factor")),
 }
 
 
@@ -184,7 +204,7 @@ def _magnitude(r: Rotary) -> float:
 
 def rotation(r: Rotary, step: Step) -> Rotate:
     """The function that turns queries or keys, [b, n, heads, head_dim], by the positions of a step."""
-    frequencies = ROPE_TYPES[r.kind](r, step.end)
+    frequencies = ROPE_TYPES[r.kind].frequencies(r, step.end)
     if not isinstance(frequencies, Tensor):
         frequencies = hlo.reshape(hlo.constant(frequencies, "f32"), 1, -1)
     b, n = step.ids.sizes
