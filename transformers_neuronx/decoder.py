@@ -20,6 +20,7 @@ from transformers_neuronx.compiler import identity
 from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.keys import Choice, Head, Layerwise, Loop, Piece, Reorder, Shape, Verify, What, title
+from transformers_neuronx.layers import frequencies_in_checkpoints
 from transformers_neuronx.layers.choice import BROKEN, NOTHING
 from transformers_neuronx.loading import Progress, put_all
 from transformers_neuronx.loops import EOS, POLICY
@@ -72,7 +73,8 @@ class Decoder:
     def read(self, checkpoint: Checkpoint) -> Iterator[Sharded]:
         """The checkpoint's weights for the devices, after it has been checked whole."""
         weights, table = self.family.weights, self.programs.table
-        resolved = resolve(table, self.config.n_layer, checkpoint, weights.PREFIX, weights.ignored(self.config))
+        ignored = [*weights.ignored(self.config), *frequencies_in_checkpoints(self.config)]
+        resolved = resolve(table, self.config.n_layer, checkpoint, weights.PREFIX, ignored)
         return shards(resolved, checkpoint, self.options.amp, self.runtime.device_count)
 
     def take(self, weights: Iterable[Sharded], progress: Progress = lambda done: None) -> None:

@@ -8,9 +8,13 @@ import torch
 from parity import DECODERS, assert_close, continued, padded, prompts, randomized
 from transformers import GPT2Config
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM, family_of
 from transformers_neuronx.comparison import compare
+from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.module import Checkpoint, checkpoint_of
+from transformers_neuronx.runtimes.absent import absent_runtime
+from transformers_neuronx.weights import expand
 
 
 def tiny(family):
@@ -33,6 +37,23 @@ def pair(request, tmp_path_factory):
     )  # fmt: skip
     model.to_neuron()
     return model, reference
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_frequencies_in_a_checkpoint_are_left_aside_where_positions_are_rotary(family):
+    reference = randomized(tiny(family))
+    tensors, names = checkpoint_of(reference), ["h.0.attn", "model.layers.1.self_attn"]
+    frequencies = {f"{name}.rotary_emb.inv_freq": lambda _: torch.ones(4) for name in names}
+    kind = family_of(family)
+    model = kind(reference.config, n_positions=[16], context_length_estimate=8)
+    decoder = model.engine(kind.family, model.config, absent_runtime(1), model.options)
+    checkpoint = Checkpoint(tensors.directory, dict.fromkeys(tensors, tensors.read) | frequencies)
+    if family in ("bloom", "gpt2", "opt"):
+        with pytest.raises(CheckpointError, match=rf"has no use for {', '.join(frequencies)}"):
+            decoder.read(checkpoint)
+    else:
+        read = [key for weight in decoder.read(checkpoint) for key in weight.keys]
+        assert sorted(read, key=str) == sorted(dict(expand(decoder.programs.table, model.config.n_layer)), key=str)
 
 
 def test_prompts_that_serve_several_sequences(pair):

@@ -26,6 +26,5 @@ def table(config: GPTNeoXConfig) -> list[Weight]:
 
 
 def ignored(config: GPTNeoXConfig) -> list[str]:
-    # Causal masks and frequencies that older checkpoints carry along.
-    buffers = r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
-    return [buffers, r"(embed_out|lm_head)\.weight"] if config.tied else [buffers]
+    causal_masks = r"(gpt_neox\.)?layers\.\d+\.attention\.(masked_)?bias"  # that older checkpoints carry along
+    return [causal_masks, r"(embed_out|lm_head)\.weight"] if config.tied else [causal_masks]

@@ -26,6 +26,7 @@ from transformers_neuronx.layers.rotary import (
     Rotary as Rotary,
     RotaryConfig as RotaryConfig,
     Rotate as Rotate,
+    frequencies_in_checkpoints as frequencies_in_checkpoints,
     rotation as rotation,
 )
 from transformers_neuronx.layers.step import Cache as Cache, Step as Step

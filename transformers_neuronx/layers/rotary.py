@@ -112,6 +112,14 @@ class RotaryConfig(ModelConfig):
         return Rotary(int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0)), self.rope, self.max_positions)
 
 
+def frequencies_in_checkpoints(config: Any) -> list[str]:
+    """Patterns of names under which older checkpoints of a model with rotary positions carry its frequencies along.
+
+    They follow from the configuration, and are not read.
+    """
+    return [r"(.*\.)?rotary_emb\.inv_freq"] if hasattr(config, "rotary") else []
+
+
 def _default(r: Rotary, end: Tensor) -> Array | Tensor:
     return r.plain()
 

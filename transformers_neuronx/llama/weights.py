@@ -26,5 +26,4 @@ def table(config: LlamaConfig) -> list[Weight]:
 
 
 def ignored(config: LlamaConfig) -> list[str]:
-    frequencies = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # that older checkpoints carry along
-    return [frequencies, r"lm_head\.weight"] if config.tied else [frequencies]
+    return [r"lm_head\.weight"] if config.tied else []
