@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -43,6 +44,7 @@ Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> 
 SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
 CONFIG_FILES = ["config.json", "generation_config.json"]
+ADAPTER_FILE = "adapter_config.json"  # PEFT's
 TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
 
 
@@ -75,7 +77,10 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
 
     Of a hub model nothing else is downloaded. CheckpointError when missing or broken.
     """
-    directory = _local_directory(path_or_name) or _download(os.fspath(path_or_name), CONFIG_FILES, cache_dir)
+    files = [*CONFIG_FILES, ADAPTER_FILE]
+    directory = _local_directory(path_or_name) or _download(os.fspath(path_or_name), files, cache_dir)
+    if not os.path.lexists(directory / "config.json"):
+        _refuse_other_kinds(directory)
     config = read_json(directory / "config.json")
     generation = read_json(directory / CONFIG_FILES[1]) if (directory / CONFIG_FILES[1]).exists() else {}
     tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
@@ -89,10 +94,36 @@ def _local_directory(path_or_name: PathOrName) -> Path | None:
     if os.path.isdir(path):
         return Path(path)
     if os.path.lexists(path):
+        _refuse_other_kinds(Path(path))
         raise CheckpointError(f"{path}: wanted a checkpoint directory, found {kind(path)}; pass its directory")
     if not isinstance(path_or_name, str) or text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise CheckpointError(f"{path}: no such directory; check the path (hub names look like 'owner/model')")
     return None
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """CheckpointError for a file or directory that is a model to other programs, with what makes a checkpoint of it."""
+    if (adapter := path / ADAPTER_FILE).is_file():
+        base = None
+        with suppress(CheckpointError):
+            base = read_json(adapter).get("base_model_name_or_path")
+        whose, its = (f" for {base}", "that") if base else ("", "its")
+        raise CheckpointError(
+            f"{path}: an adapter ({ADAPTER_FILE}){whose}, and no model; merge it into {its} model with PEFT's "
+            "merge_and_unload(), and save what comes of it with save_pretrained(…)"
+        )
+    for file in sorted(path.glob("*.gguf")) if path.is_dir() else [path]:
+        if file.suffix == ".gguf" or (file.is_file() and _begins_with(file, b"GGUF")):
+            raise CheckpointError(
+                f"{file}: weights in GGUF, which cannot be read; make a checkpoint of them with Transformers: "
+                f"from_pretrained(…, gguf_file={file.name!r}) and save_pretrained(…)"
+            )
+
+
+def _begins_with(path: Path, mark: bytes) -> bool:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(len(mark)) == mark
+    return False
 
 
 def _download(name: str, allow: list[str], cache_dir: PathOrName | None, ignore: list[str] | None = None) -> Path:
@@ -159,6 +190,7 @@ def open_weights(path_or_name: PathOrName, cache_dir: PathOrName | None = None) 
     path = Path(os.path.expanduser(path_or_name))
     if not path.is_file():
         return open_checkpoint(path_or_name, cache_dir)
+    _refuse_other_kinds(path)
     return Checkpoint(path, open_safetensors(path) if path.suffix == ".safetensors" else _open_bin(path))
 
 
@@ -171,6 +203,7 @@ def open_checkpoint(path_or_name: PathOrName, cache_dir: PathOrName | None = Non
     directory = resolve(path_or_name, cache_dir)
     found = format_in(directory)
     if not found:
+        _refuse_other_kinds(directory)
         raise CheckpointError(f"{directory}: no checkpoint here; wanted one of {', '.join(_FORMATS)}")
     return Checkpoint(directory, _FORMATS[found](directory / found))
 

@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForC
 
 from transformers_neuronx import module
 from transformers_neuronx.errors import CheckpointError
-from transformers_neuronx.module import load_config, open_checkpoint, resolve, save_pretrained_split
+from transformers_neuronx.module import load_config, open_checkpoint, open_weights, resolve, save_pretrained_split
 
 MEBI = 2**20
 
@@ -357,6 +357,60 @@ def test_a_file_is_no_directory(tmp_path):
         resolve(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     refused(tmp_path, "no checkpoint here; wanted one of model.safetensors, model.safetensors.index.json")
+
+
+ADAPTER = dict(peft_type="LORA", base_model_name_or_path="owner/base")
+
+
+@pytest.mark.parametrize("find", [load_config, open_checkpoint])
+def test_a_directory_of_an_adapter_says_what_to_do(find, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    (tmp_path / "adapter_model.safetensors").touch()
+    with pytest.raises(CheckpointError) as refused:
+        find(tmp_path)
+    assert str(refused.value) == (
+        f"{tmp_path}: an adapter (adapter_config.json) for owner/base, and no model; merge it into that model with "
+        "PEFT's merge_and_unload(), and save what comes of it with save_pretrained(…)"
+    )
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"\(adapter_config.json\), and no model; merge it into its model"):
+        find(tmp_path)
+
+
+GGUF = (
+    ": weights in GGUF, which cannot be read; make a checkpoint of them with Transformers: "
+    "from_pretrained(…, gguf_file='tiny.Q4_1.gguf') and save_pretrained(…)"
+)
+
+
+@pytest.mark.parametrize("find", [load_config, open_checkpoint])
+def test_a_directory_of_gguf_says_what_to_do(find, tmp_path):
+    (tmp_path / "tiny.Q4_1.gguf").write_bytes(b"GGUF\3\0\0\0")
+    with pytest.raises(CheckpointError) as refused:
+        find(tmp_path)
+    assert str(refused.value) == f"{tmp_path / 'tiny.Q4_1.gguf'}{GGUF}"
+
+
+@pytest.mark.parametrize("name", ["tiny.Q4_1.gguf", "weights.bin"])
+def test_a_file_of_gguf_says_what_to_do(name, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(b"GGUF\3\0\0\0")
+    with pytest.raises(CheckpointError) as refused:
+        open_weights(path)
+    assert str(refused.value) == f"{path}{GGUF.replace('tiny.Q4_1.gguf', name)}"
+    if path.suffix == ".gguf":
+        for find in (load_config, open_checkpoint):
+            with pytest.raises(CheckpointError, match=r"weights in GGUF, which cannot be read; make a checkpoint"):
+                find(path)
+
+
+def test_what_is_beside_a_checkpoint_does_not_matter(state, tmp_path):
+    save_safetensors(state, tmp_path)
+    (tmp_path / "tiny.gguf").touch()
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert load_config(tmp_path) == {"model_type": "gpt2"}
+    check_same(tmp_path, state)
 
 
 def test_home(state, tmp_path, monkeypatch):
