@@ -317,7 +317,11 @@ class EncoderDecoderForSampling(ForSampling):
         """As `encode`, for who has the turn."""
         longest, count = self.options.buckets.sources[-1], self.options.batch_size
         padding = dict(start_ids=start_ids, attention_mask=attention_mask)
-        rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=longest, **padding)
+        rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=None, **padding)
+        if (tokens := max(map(len, rows.tokens))) > longest:
+            raise InputError(
+                f"context_length_estimate={longest} is the longest source this model takes, got {tokens} tokens"
+            )
         if rows.real.shape[1] > 1 and (np.abs(np.diff(rows.real.astype(np.int8))).sum(1) > 1 + ~rows.real[:, 0]).any():
             raise InputError("attention_mask wants a source's tokens side by side, got padding between them")
         named = np.arange(len(rows.tokens)) if slots is None else np.asarray(slots)

@@ -50,7 +50,7 @@ def read_rows(
     input_ids: Integers,
     *,
     vocab_size: int,
-    longest: int,
+    longest: int | None,
     cache_ids: Integers | None = None,
     start_ids: Integers | None = None,
     attention_mask: Integers | None = None,
@@ -60,7 +60,7 @@ def read_rows(
     input_ids [batch, n] are the tokens of the last n columns. Where those stand is said by attention_mask
     [batch, columns], over all columns so far, with zeros for padding wherever it is; or by cache_ids [n] or
     [batch, n], the columns, and start_ids [batch], how many of them are padding on the left. Raises InputError for
-    anything the model cannot serve.
+    anything the model cannot serve; of how many tokens there are only if the `longest` sequence is given.
     """
     ids = integers("input_ids", input_ids, 2)
     batch, n = ids.shape
@@ -124,14 +124,14 @@ def _rows(
     start: np.ndarray[Any, Any],
     slots: np.ndarray[Any, Any],
     vocab_size: int,
-    longest: int,
+    longest: int | None,
 ) -> Rows:
     outside = real & ((ids < 0) | (ids >= vocab_size))
     if outside.any():
         row, column = np.argwhere(outside)[0]
         raise InputError(f"input_ids wants ids from 0 to {vocab_size - 1}, got {ids[row, column]} in row {row}")
     rows = Rows([row[mask] for row, mask in zip(ids, real, strict=True)], start, real, slots)
-    if rows.end.max() > longest:
+    if longest is not None and rows.end.max() > longest:
         raise InputError(f"n_positions={longest} is the longest sequence this model takes, got {rows.end.max()} tokens")
     return rows
 

@@ -362,7 +362,7 @@ REFUSED = {
     "a prompt without a source": (lambda model: model.forward([[0]] * 4), "slots [0, 1, 2, 3] have no source"),
     "a source that is too long": (
         lambda model: model.encode([[5] * 81]),
-        "n_positions=80 is the longest sequence this model takes, got 81 tokens",
+        "context_length_estimate=80 is the longest source this model takes, got 81 tokens",
     ),
     "padding between tokens": (
         lambda model: model.encode([[5, 6, 7]], attention_mask=[[1, 0, 1]]),
