@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
@@ -151,7 +152,8 @@ def completed(attributes: Mapping[str, Any]) -> Completed:
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(f"the configuration has model_type={model_type!r}, which Transformers does not know")
     try:
-        return Completed(CONFIG_MAPPING[model_type].from_dict(dict(attributes)).to_dict())
+        # a copy, since Transformers writes into what it is given
+        return Completed(CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(attributes))).to_dict())
     except Exception as error:  # whatever Transformers' checks raise
         raise ConfigError(f"Transformers does not take the {model_type} configuration: {error}") from error
 

@@ -1,5 +1,6 @@
 """Attributes that no family reads: what Transformers' code does not read either is mentioned, all else is refused."""
 
+import copy
 import itertools
 import json
 import logging
@@ -175,8 +176,10 @@ def test_rotations_by_the_type_of_layer_are_refused(family):
 )
 def test_older_names_of_rotations_are_read(spelling, kind):
     given = {name: value for name, value in attributes("llama").items() if name != "rope_parameters"}
+    before = copy.deepcopy(given | spelling)
     rotary = family_of("llama").family.read_config(given | spelling).rotary
     assert (rotary.kind, rotary.base) == (kind, 5e3)
+    assert given | spelling == before, "what is read was written to"
 
 
 def test_artifacts_keep_what_was_left_aside(tmp_path, said):

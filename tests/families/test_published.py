@@ -1,0 +1,73 @@
+"""Configurations as they are published: each is read as Transformers reads it, or refused for a reason that is true."""
+
+import copy
+import json
+import logging
+
+import pytest
+import torch
+from parity import assert_close, continued, padded, prompts, randomized
+from published import PUBLISHED
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING
+
+from transformers_neuronx import attributes
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.config import NeuronConfig
+from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.errors import ConfigError
+
+REFUSED = [name for name, published in PUBLISHED.items() if published.refused]
+READ = [name for name in PUBLISHED if name not in REFUSED]
+BEYOND = [9, 40]  # tokens: up to and beyond windows, and the lengths that positions were stretched from
+
+
+def checkpoint(published, directory):
+    """What is published, with random weights, and Transformers' model of it."""
+    reference = randomized(
+        CONFIG_MAPPING[published.attributes["model_type"]].from_dict(copy.deepcopy(published.attributes))
+    )
+    reference.save_pretrained(directory)
+    file = directory / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    if published.bare:
+        tensors = {name.removeprefix("model."): value for name, value in tensors.items() if "lm_head" not in name}
+    save_file(tensors | {name: torch.ones(4) for name in published.buffers}, file)
+    (directory / "config.json").write_text(json.dumps(published.attributes))
+    return reference
+
+
+@pytest.mark.parametrize("degree", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", READ)
+def test_it_is_read_as_transformers_reads_it(name, degree, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Decoder, "planned", lambda self: [])  # the two programs that are used are compiled then
+    monkeypatch.setattr(attributes, "_MENTIONED", set())
+    published = PUBLISHED[name]
+    reference = checkpoint(published, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        model = NeuronAutoModelForCausalLM.from_pretrained(
+            tmp_path, tp_degree=degree, batch_size=2, n_positions=[48], context_length_estimate=40,
+            neuron_config=NeuronConfig(tokens_per_dispatch=0),
+        )  # fmt: skip
+    said = [record.getMessage() for record in caplog.records if record.name == attributes.__name__]
+    listed = ", ".join(sorted(published.mentioned))
+    assert [line.rpartition(": ")[2] for line in said] == [f"{listed}."] * bool(listed)
+
+    model.to_neuron()
+    rows, tokens = prompts(131, BEYOND), prompts(131, [3, 3], seed=1)
+    ids, mask = padded(rows, "right")
+    got = [model.forward(ids, attention_mask=mask, output_all_logits=True)[mask.bool()]]
+    for column in range(3):
+        mask = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], 1)
+        got.append(model.forward([[row[column]] for row in tokens], attention_mask=mask))
+    want = [continued(reference, *row) for row in zip(rows, tokens, strict=True)]
+    steps = [torch.stack([logits[column - 3] for logits in want]) for column in range(3)]
+    assert_close(torch.cat(got), torch.cat([*(logits[:-3] for logits in want), *steps]))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_for_a_reason_that_is_true(name, tmp_path):
+    published = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(published.attributes))
+    with pytest.raises(ConfigError, match=published.refused):
+        NeuronAutoModelForCausalLM.from_pretrained(tmp_path)
