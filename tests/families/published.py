@@ -75,8 +75,7 @@ FIRST = {
         but(GPT2, "n_ctx", activation_function="gelu", n_inner=72, scale_attn_weights=True, torch_dtype="float32")
     ),
     "stanford-crfm/alias-gpt2-small-x21": Published(
-        but(GPT2, reorder_and_upcast_attn=True, scale_attn_by_inverse_layer_idx=True, scale_attn_weights=True),
-        refused="scale_attn_by_inverse_layer_idx=True; supported: False",
+        but(GPT2, reorder_and_upcast_attn=True, scale_attn_by_inverse_layer_idx=True, scale_attn_weights=True)
     ),
     "gpt2, saved by Transformers 5": Published(
         but(

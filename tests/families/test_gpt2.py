@@ -145,6 +145,28 @@ def test_how_a_model_is_cut_into_programs_changes_nothing(options):
     assert_close(got, expected(reference, [[*rows[0], 3], [*rows[1], 4]]))
 
 
+SCALES = {
+    "by the layer's number": dict(scale_attn_by_inverse_layer_idx=True),
+    "not at all": dict(scale_attn_weights=False),
+    "by the layer's number alone": dict(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False),
+}
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+@pytest.mark.parametrize("scaled", SCALES)
+def test_how_scores_are_scaled(parity, scaled, degree):
+    config = GPT2Config(vocab_size=131, n_positions=64, n_embd=48, n_layer=3, n_head=6, **SCALES[scaled])
+    parity(GPT2ForSampling, config, degree=degree)
+    parity(GPT2ForSampling, config, degree=degree, unroll=2, context_unroll=1)
+
+
+def test_scores_scaled_by_the_layer_in_bf16(parity):
+    config = GPT2Config(
+        vocab_size=131, n_positions=64, n_embd=48, n_layer=3, n_head=6, **SCALES["by the layer's number"]
+    )
+    parity(GPT2ForSampling, config, amp="bf16")
+
+
 @pytest.mark.parametrize("amp", ["bf16", "f16"])
 @pytest.mark.parametrize("degree", [1, 2])
 def test_half_precision_is_as_near_to_the_truth_as_transformers(amp, degree):

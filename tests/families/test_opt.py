@@ -36,6 +36,8 @@ VARIANTS = {
     "no biases": dict(enable_bias=False),
     "no final norm": dict(_remove_final_layer_norm=True),
     "gelu": dict(activation_function="gelu"),
+    "norms without weights": dict(layer_norm_elementwise_affine=False),
+    "norms without weights, and after": dict(layer_norm_elementwise_affine=False, do_layer_norm_before=False),
     "a head of its own": dict(tie_word_embeddings=False, word_embed_proj_dim=20),
 }
 
@@ -46,7 +48,7 @@ def test_logits_are_those_of_transformers(parity, variant):
 
 
 @pytest.mark.parametrize("degree", [2, 3, 8])
-@pytest.mark.parametrize("variant", ["plain", "as opt-350m"])
+@pytest.mark.parametrize("variant", ["plain", "as opt-350m", "norms without weights"])
 def test_at_degrees_that_divide_nothing(parity, variant, degree):
     parity(OPTForSampling, config(num_attention_heads=4, **VARIANTS[variant]), degree=degree)
 
@@ -72,7 +74,6 @@ def attributes(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(layer_norm_elementwise_affine=False), "layer_norm_elementwise_affine=False; supported: True"),
         (dict(activation_function="mish"), "activation_function='mish'; supported"),
         (dict(rope_theta=10000.0), "not supported: rope_theta=10000.0"),
     ],

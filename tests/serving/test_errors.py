@@ -200,7 +200,7 @@ def test_an_index_that_points_outside_is_refused(directory):
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True; supported: False"),
+        (dict(add_cross_attention=True), "add_cross_attention=True; supported: False"),
         (dict(activation_function="mish"), "activation_function='mish'; supported: 'gelu'"),
         (dict(rope_theta=10000.0), r"attributes that are not supported: rope_theta=10000\.0"),
         (dict(quantization_config={"bits": 4}), r"is quantized \(a format without a name, 4 bits\), and"),

@@ -19,15 +19,22 @@ class GPT2Config(ModelConfig):
     activation: str = hf("activation_function", among=ACTIVATIONS)
     eps: float = hf("layer_norm_epsilon")
     tied: bool = hf("tie_word_embeddings")
+    scaled: bool = hf("scale_attn_weights")
+    scaled_by_layer: bool = hf("scale_attn_by_inverse_layer_idx")
 
-    FIXED: ClassVar = {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    }
+    FIXED: ClassVar = {"add_cross_attention": False}
     # Where to round, and an old name of n_positions; scores are in f32 here in any case.
     WITHOUT_EFFECT: ClassVar = frozenset({"reorder_and_upcast_attn", "n_ctx"})
 
     @property
     def attention_heads(self) -> Heads:
         return Heads(self.n_head, self.n_head, self.hidden_size // self.n_head)
+
+    @property
+    def layer_kinds(self) -> list[str]:
+        """Where scores are divided by the number of their layer, those numbers: each layer is a kind of its own."""
+        return [str(1 + n) if self.scaled_by_layer else "" for n in range(self.n_layer)]
+
+    def scale(self, kind: str) -> float:
+        """What the scores of a layer of that kind are multiplied by."""
+        return (self.attention_heads.head_dim**-0.5 if self.scaled else 1.0) / int(kind or 1)

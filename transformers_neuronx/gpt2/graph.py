@@ -13,8 +13,9 @@ def embed(config: GPT2Config, w: Any, step: Step) -> Tensor:
     return embedding(w.embed, step.ids) + lookup(w.positions, step.positions)  # [b, n, h]
 
 
-def layer(config: GPT2Config, w: Any, x: Tensor, cache: Cache, step: Step) -> tuple[Tensor, Cache]:
-    h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.attention_heads.head_dim)
+def layer(config: GPT2Config, w: Any, x: Tensor, cache: Cache, step: Step, kind: str = "") -> tuple[Tensor, Cache]:
+    h = layer_norm(x, w.attn_norm, config.eps)
+    h, cache = attention(h, w.attn, cache, step, config.attention_heads.head_dim, scale=config.scale(kind))
     x = x + h
     h = mlp(layer_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation)
     return x + h, cache

@@ -22,8 +22,8 @@ class OPTConfig(ModelConfig):
     norm_before: bool = hf("do_layer_norm_before")
     without_final_norm: bool = hf("_remove_final_layer_norm", False)
     tied: bool = hf("tie_word_embeddings")
+    norms_learned: bool = hf("layer_norm_elementwise_affine")
 
-    FIXED: ClassVar = {"layer_norm_elementwise_affine": True}
     WITHOUT_EFFECT: ClassVar = frozenset({"activation_dropout", "dropout", "init_std", "layerdrop"})
     eps: ClassVar = 1e-5
 

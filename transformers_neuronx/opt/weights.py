@@ -1,5 +1,9 @@
 """OPT's weight table. Its checkpoints have two positions more than sequences have: those before the first."""
 
+from functools import partial
+
+import torch
+
 from transformers_neuronx.opt.config import OPTConfig
 from transformers_neuronx.weights import COLUMNS, ROWS, Weight, as_is, attention, linear, norm
 
@@ -17,14 +21,23 @@ def table(config: OPTConfig) -> list[Weight]:
         Weight("embed", decoder + "embed_tokens.weight", (vocab, e), split=COLUMNS),
         Weight("positions", decoder + "embed_positions.weight", (config.n_positions + 2, h)),
         *([project_in, project_out] if config.projected else []),
-        *norm("attn_norm", block + "self_attn_layer_norm", h),
+        *_norm(config, "attn_norm", block + "self_attn_layer_norm"),
         *attention("attn", config.attention_heads, h, projections, bias=config.bias, out_bias=config.bias),
-        *norm("mlp_norm", block + "final_layer_norm", h),
+        *_norm(config, "mlp_norm", block + "final_layer_norm"),
         *linear("mlp.up", block + "fc1", inner, h, COLUMNS, bias=config.bias),
         *linear("mlp.down", block + "fc2", h, inner, ROWS, bias=config.bias),
-        *(norm("final_norm", decoder + "final_layer_norm", h) if config.final_norm else []),
+        *(_norm(config, "final_norm", decoder + "final_layer_norm") if config.final_norm else []),
         *linear("head", decoder + "embed_tokens" if config.tied else "lm_head", vocab, e, COLUMNS, bias=False),
     ]
+
+
+def _norm(config: OPTConfig, name: str, source: str) -> list[Weight]:
+    """Where norms have learned nothing, they multiply by ones and add zeros."""
+    h = config.hidden_size
+    if config.norms_learned:
+        return norm(name, source, h)
+    values = dict(weight=partial(torch.ones, h), bias=partial(torch.zeros, h))
+    return [Weight(f"{name}.{part}", source, (h,), dtype="f32", value=value) for part, value in values.items()]
 
 
 def ignored(config: OPTConfig) -> list[str]:
