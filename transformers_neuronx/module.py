@@ -116,7 +116,8 @@ def _refuse_other_kinds(path: Path) -> None:
         if file.suffix == ".gguf" or (file.is_file() and _begins_with(file, b"GGUF")):
             raise CheckpointError(
                 f"{file}: weights in GGUF, which cannot be read; make a checkpoint of them with Transformers: "
-                f"from_pretrained(…, gguf_file={file.name!r}) and save_pretrained(…)"
+                f"from_pretrained(…, gguf_file={file.name!r}, quantization_config=GgufConfig(dequantize=True)) and "
+                "save_pretrained(…)"
             )
 
 

@@ -379,7 +379,8 @@ def test_a_directory_of_an_adapter_says_what_to_do(find, tmp_path):
 
 GGUF = (
     ": weights in GGUF, which cannot be read; make a checkpoint of them with Transformers: "
-    "from_pretrained(…, gguf_file='tiny.Q4_1.gguf') and save_pretrained(…)"
+    "from_pretrained(…, gguf_file='tiny.Q4_1.gguf', quantization_config=GgufConfig(dequantize=True)) and "
+    "save_pretrained(…)"
 )
 
 
