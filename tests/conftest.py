@@ -12,6 +12,8 @@ import torch
 from lines import family_lines
 
 from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.encoder_decoder import EncoderDecoder
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import get_runtime
@@ -87,3 +89,13 @@ def chat_model():
         AutoModelForCausalLM.from_pretrained(where, gguf_file=file, **numbers).save_pretrained(directory)
         AutoTokenizer.from_pretrained(where, gguf_file=file).save_pretrained(directory)
         yield Path(directory)
+
+
+@pytest.fixture
+def compiled_when_needed(monkeypatch):
+    """Programs are compiled by the calls that need them, and not by `to_neuron`, for tests that need but a few.
+
+    That calls otherwise compile nothing is tested in `families/test_planned.py`.
+    """
+    for engine in (Decoder, EncoderDecoder):
+        monkeypatch.setattr(engine, "planned", lambda self: [])

@@ -10,8 +10,6 @@ from bundled import ROOT, TINY_KJV
 from safetensors.torch import load_file, save_file
 from transformers import T5Config
 
-from transformers_neuronx.decoder import Decoder
-
 TEXT = "And God said unto Moses,"
 
 
@@ -20,10 +18,7 @@ def fits(printed):
     return printed
 
 
-@pytest.fixture(autouse=True)
-def only_what_is_needed(monkeypatch):
-    """Programs are compiled when they are needed: loops are not."""
-    monkeypatch.setattr(Decoder, "planned", lambda self: [])
+pytestmark = pytest.mark.usefixtures("compiled_when_needed")  # loops are not
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import torch
 from parity import assert_close, continued, padded, prompts, randomized
 
 from transformers_neuronx.config import NeuronConfig
-from transformers_neuronx.decoder import Decoder
 
 
 def pytest_collection_modifyitems(items):
@@ -18,13 +17,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def parity(tmp_path, monkeypatch):
+def parity(tmp_path, compiled_when_needed):
     """`parity(cls, config, degree=…, amp=…)`: a family's logits are those of Transformers.
 
     After all positions of unequal rows padded on the left, in several windows, and after each of the tokens that
     follow, across the edge of a bucket.
     """
-    monkeypatch.setattr(Decoder, "planned", lambda self: [])  # programs are compiled when needed: not all are
 
     def check(cls, config, *, degree=1, amp="f32", **options):
         reference = randomized(config)

@@ -14,7 +14,6 @@ from transformers import CONFIG_MAPPING
 from transformers_neuronx import attributes
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import NeuronConfig
-from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError
 
 REFUSED = [name for name, published in PUBLISHED.items() if published.refused]
@@ -39,8 +38,7 @@ def checkpoint(published, directory):
 
 @pytest.mark.parametrize("degree", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", READ)
-def test_it_is_read_as_transformers_reads_it(name, degree, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(Decoder, "planned", lambda self: [])  # the two programs that are used are compiled then
+def test_it_is_read_as_transformers_reads_it(name, degree, tmp_path, monkeypatch, caplog, compiled_when_needed):
     monkeypatch.setattr(attributes, "_MENTIONED", set())
     published = PUBLISHED[name]
     reference = checkpoint(published, tmp_path)
