@@ -16,8 +16,8 @@ ORDER = [
     "errors", "version", "env", "progress", "files", "constants", "stopping_criteria", "utils", "attributes",
     "switches", "config",
     "pyhlo", "dtypes", "hlo", "neuron", "compiler", "module", "panels", "weights", "quantization", "layers", "runtimes",
-    "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "serialization", "rules",
-    "inputs", "feeding", "generation", "turns", "models", "sampling_functions", "sampling", "encoder_decoder",
+    "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "manifest", "serialization",
+    "rules", "inputs", "feeding", "generation", "turns", "models", "sampling_functions", "sampling", "encoder_decoder",
     "speculation", "fused_speculation", "FAMILY", "auto", "inspection", "planning", "comparison", "modeling_auto",
     "device_cache", "generation_utils", "trace", "cli", "__main__", "__init__",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 `manifest.json` is the last file of an artifact to be written and says what belongs to it, with checksums. Programs are
 found by the identity of their modules, so that one of another graph is never run in place of what was asked for. This
-file owns the format; what programs and weights mean it does not know.
+file owns what is saved and how it is found again; what programs and weights mean it does not know.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import logging
 import operator
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +37,17 @@ from transformers_neuronx.config import (
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.loading import LOADERS
+from transformers_neuronx.manifest import (
+    CONFIG,
+    FORMAT,
+    MANIFEST,
+    Tensors,
+    as_json,
+    facts_of,
+    read_manifest,
+    sealed,
+    sha256_of,
+)
 from transformers_neuronx.module import PathOrName, Readers, format_in, open_safetensors
 from transformers_neuronx.programs import Family
 from transformers_neuronx.progress import bar
@@ -48,10 +58,7 @@ from transformers_neuronx.weights import Key, Sharded, Weight, collapsed, expand
 
 _LOG = logging.getLogger(__name__)
 
-FORMAT = 2
-MANIFEST, CONFIG = "manifest.json", "config.json"
 OWN_FILES = re.compile(r"program-.*\.(hlo\.pb|executable|neff)|weights-.*\.safetensors")
-Tensors = dict[str, list[str]]  # of a file of weights: each tensor, and the weights that it is
 
 
 def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[str, Any], weights: bool) -> None:
@@ -74,10 +81,10 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
             programs=_save_programs(decoder, stage),
             weights=_save_weights(decoder, stage) if weights else {},
         )
-        files.write(stage / CONFIG, _as_json(attributes))
+        files.write(stage / CONFIG, as_json(attributes))
         written = sorted(stage.iterdir())
-        manifest["files"] = {file.name: _facts(file) for file in written}
-        files.write(stage / MANIFEST, _as_json(manifest | dict(sha256=_digest(manifest))))
+        manifest["files"] = {file.name: facts_of(file) for file in written}
+        files.write(stage / MANIFEST, sealed(manifest))
         old = {file.name for file in path.iterdir() if OWN_FILES.fullmatch(file.name)}
         files.exchange(stage, path, last=MANIFEST, obsolete=old.difference(file.name for file in written))
 
@@ -95,8 +102,8 @@ def description(family: Family, config: Any, options: CompileOptions) -> dict[st
     compiled = dataclasses.asdict(options)
     del compiled["workers"]  # how many are compiled at once
     told = dict(family=family.name, config=dataclasses.asdict(config), options=compiled)
-    as_json: dict[str, Any] = json.loads(_as_json(told))
-    return as_json
+    in_json: dict[str, Any] = json.loads(as_json(told))
+    return in_json
 
 
 def code_of(decoder: Decoder) -> str:
@@ -110,18 +117,8 @@ def code_of(decoder: Decoder) -> str:
 @functools.cache
 def _own_code() -> str:
     here = Path(__file__).parent
-    sources = {str(path.relative_to(here)): _sha256(path) for path in sorted(here.rglob("*.py"))}
+    sources = {str(path.relative_to(here)): sha256_of(path) for path in sorted(here.rglob("*.py"))}
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest() if sources else ""
-
-
-def _as_json(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, indent=2, default=str).encode()
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    """Of all but itself, however the file is laid out."""
-    told = {name: value for name, value in manifest.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _save_programs(decoder: Decoder, stage: Path) -> dict[str, dict[str, str]]:
@@ -176,30 +173,6 @@ def _text(key: Key) -> str:
 def _key(text: str) -> Key:
     layered = re.fullmatch(r"layer\.(\d{1,9})\.(.+)", text)
     return (int(layered[1]), layered[2]) if layered else (None, text)
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    """Size and checksum: of weights, which are gigabytes, one that is several times as fast. Both are against damage,
-    not against whoever can write the manifest as well.
-    """
-    kind = "crc32" if path.name.startswith("weights-") else "sha256"
-    return dict(size=path.stat().st_size) | {kind: _CHECKSUMS[kind](path)}
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _crc32(path: Path) -> str:
-    checksum, buffer = 0, memoryview(bytearray(2**18))
-    with open(path, "rb", buffering=0) as file:
-        while size := file.readinto(buffer):
-            checksum = zlib.crc32(buffer[:size], checksum)
-    return f"{checksum:08x}"
-
-
-_CHECKSUMS = dict(sha256=_sha256, crc32=_crc32)
 
 
 def holds_artifact(path_or_name: PathOrName) -> bool:
@@ -283,7 +256,7 @@ class Artifact:
         """The file, which has the checksum that the manifest says."""
         path = files.want_file(self.directory / name, f"which {MANIFEST} lists")
         with files.explain(f"{path}: cannot be read"):
-            found = _facts(path)
+            found = facts_of(path)
         if found != self.manifest["files"][name]:
             raise CheckpointError(f"{path}: damaged, it is not what was saved; {files.AGAIN}")
         return path
@@ -358,44 +331,6 @@ def open_artifact(directory: PathOrName) -> Artifact:
     CheckpointError names the file that is missing, of another size, or is not what a manifest is.
     """
     path = Path(os.path.expanduser(directory))
-    manifest = files.read_json(path / MANIFEST, files.unique)
-    with files.explain(f"{path / MANIFEST}: not the manifest of an artifact"):
-        _check(manifest)
-    for name, facts in manifest["files"].items():
-        with files.explain(f"{path / MANIFEST}: no file can be called {name!r}"):
-            size = files.want_file(path / name, f"which {MANIFEST} lists").stat().st_size
-        if size != facts["size"]:
-            raise CheckpointError(f"{path / name}: {size} bytes in place of {facts['size']}; {files.AGAIN}")
-    artifact = Artifact(path, manifest)
+    artifact = Artifact(path, read_manifest(path))
     artifact.verified(CONFIG)
     return artifact
-
-
-def _check(manifest: dict[str, Any]) -> None:
-    """Raise ValueError unless it has the form of a manifest, and names no file that is not listed, or elsewhere."""
-
-    def want(holds: object, text: str) -> None:
-        if not holds:
-            raise ValueError(text)
-
-    want(manifest.get("format") == FORMAT, f"format {manifest.get('format')!r}, and this version reads {FORMAT}")
-    want(manifest.get("sha256") == _digest(manifest), "damaged: its checksum differs")
-    want(isinstance(manifest.get("family"), str), "no name of a family")
-    want(isinstance(manifest.get("code"), str), "no digest of the code")
-    for name in ("config", "options", "runtime", "asked", "programs", "weights", "files"):
-        want(isinstance(manifest.get(name), dict), f"wanted an object as {name!r}")
-    listed, mentioned = manifest["files"], [CONFIG]
-    for name, facts in listed.items():
-        want(files.is_plain(name), f"{name!r} is not a plain file name")
-        want(isinstance(facts, dict) and "size" in facts, f"wanted size and checksum of {name!r}")
-    for program in manifest["programs"].values():
-        want(isinstance(program, dict) and program.keys() == {"hlo", "executable"}, "wanted two files of each program")
-        mentioned += program.values()
-    want(all(isinstance(identity, str) for identity in manifest["asked"].values()), "wanted a program for each 'asked'")
-    for file, tensors in manifest["weights"].items():
-        want(isinstance(tensors, dict), f"wanted the tensors of {file!r}")
-        for names in tensors.values():
-            want(isinstance(names, list) and all(isinstance(name, str) for name in names), "wanted names of weights")
-        mentioned.append(file)
-    for file in mentioned:
-        want(file in listed, f"{file!r} is not among its files")

@@ -24,10 +24,11 @@ from transformers_neuronx.config import Completed, NeuronConfig, QuantizationCon
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.llama.model import LlamaForSampling
+from transformers_neuronx.manifest import sealed
 from transformers_neuronx.module import open_checkpoint
 from transformers_neuronx.programs import Programs
 from transformers_neuronx.runtimes.xla import XlaRuntime
-from transformers_neuronx.serialization import _digest, open_artifact
+from transformers_neuronx.serialization import open_artifact
 from transformers_neuronx.speculation import SpeculativeGenerator
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -335,8 +336,7 @@ def change(directory, *path_and_value):
     for name in path:
         inside = inside[name]
     inside[last] = value
-    manifest["sha256"] = _digest(manifest)
-    (directory / "manifest.json").write_text(json.dumps(manifest))
+    (directory / "manifest.json").write_bytes(sealed(manifest))
 
 
 def test_the_order_of_calls(model, artifact, checkpoint, tmp_path):

@@ -21,8 +21,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from transformers_neuronx.errors import ConfigError, TransformersNeuronxError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.manifest import sealed
 from transformers_neuronx.module import load_config, open_checkpoint
-from transformers_neuronx.serialization import _digest, open_artifact
+from transformers_neuronx.serialization import open_artifact
 
 OUTSIDE = 666.0  # the values of files that nobody may be led to
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.tensor(3)}
@@ -169,8 +170,9 @@ def change_manifest(chance, path):
         return
     content = changed_json(chance, path.read_text())
     if isinstance(content, dict):
-        content["sha256"] = _digest(content)  # on purpose
-    path.write_text(json.dumps(content))
+        path.write_bytes(sealed(content))  # on purpose
+    else:
+        path.write_text(json.dumps(content))
 
 
 def change_pickle(chance, path):
