@@ -15,8 +15,8 @@ FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 ORDER = [
     "errors", "version", "env", "progress", "files", "constants", "stopping_criteria", "utils", "attributes",
     "switches", "config",
-    "pyhlo", "dtypes", "hlo", "neuron", "compiler", "module", "panels", "weights", "quantization", "layers", "runtimes",
-    "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "manifest", "serialization",
+    "pyhlo", "dtypes", "hlo", "neuron", "compiler", "module", "origin", "panels", "weights", "quantization", "layers",
+    "runtimes", "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "manifest", "serialization",
     "rules", "inputs", "feeding", "generation", "turns", "models", "sampling_functions", "sampling", "encoder_decoder",
     "speculation", "fused_speculation", "FAMILY", "auto", "inspection", "planning", "comparison", "modeling_auto",
     "device_cache", "generation_utils", "trace", "cli", "__main__", "__init__",

@@ -25,6 +25,7 @@ from transformers_neuronx.layers.choice import BROKEN, NOTHING
 from transformers_neuronx.loading import Progress, put_all
 from transformers_neuronx.loops import EOS, POLICY
 from transformers_neuronx.module import Checkpoint
+from transformers_neuronx.origin import Marks
 from transformers_neuronx.programs import DecoderConfig, Family, Programs
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type
@@ -58,6 +59,7 @@ class Decoder:
         cached = self.programs.cache_arrays[0]
         self.programs.in_place = runtime.attends_in_place(cached.dtype, cached.sizes[2])
         self.weights: dict[Key, DeviceTensor] = {}
+        self.origin: Marks = {}  # of the checkpoint that they are of
         self.caches: list[DeviceTensor] = []
         self.seen: list[DeviceTensor] = []  # one, of the tokens that each slot's sequence has, once it is needed
         self.saved: Saved | None = None  # the programs of an artifact

@@ -102,5 +102,7 @@ def _check(manifest: dict[str, Any]) -> None:
         for names in tensors.values():
             want(isinstance(names, list) and all(isinstance(name, str) for name in names), "wanted names of weights")
         mentioned.append(file)
+    marks = manifest.get("origin", {})  # which earlier versions did not write
+    want(isinstance(marks, dict) and all(isinstance(mark, str) for mark in marks.values()), "wanted marks as 'origin'")
     for file in mentioned:
         want(file in listed, f"{file!r} is not among its files")

@@ -16,6 +16,7 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.keys import What
 from transformers_neuronx.metrics import Meter, Metrics
 from transformers_neuronx.module import Checkpoint, PathOrName, load_config, open_weights
+from transformers_neuronx.origin import Marked
 from transformers_neuronx.programs import Family
 from transformers_neuronx.progress import bar
 from transformers_neuronx.rules import Rules
@@ -147,12 +148,15 @@ class Model:
         """Let `to_neuron` take programs, and weights if they are there, from what `save` has made of such a model.
 
         Programs that are not there, or are for another processor or version of the engine, are compiled. ConfigError
-        lists what is different in the model that was saved, CheckpointError names the file that is damaged.
+        lists what is different in the model that was saved, and names tensors where the artifact has the weights of
+        another checkpoint than this model, as far as `transformers_neuronx.origin` can tell. CheckpointError names the
+        file that is damaged.
         """
         if self.is_on_device:
             raise ConfigError(f"{self.tag} is on a device already: load() comes before to_neuron()")
         artifact = open_artifact(directory)
         artifact.check(self.family, self.config, self.options)
+        artifact.check_weights(self._checkpoint or self._artifact, self.family.weights.PREFIX)
         self._artifact = artifact
 
     _save_compiled_artifacts, _load_compiled_artifacts = save, load
@@ -218,10 +222,12 @@ class Model:
 
     def _take(self, decoder: Decoder, source: Artifact | Checkpoint) -> None:
         """Bring the weights to where the decoder wants them."""
-        incoming = source.weights(decoder) if isinstance(source, Artifact) else decoder.read(source)
+        marked = source if isinstance(source, Artifact) else Marked(source, self.family.weights.PREFIX)
+        incoming = marked.weights(decoder) if isinstance(marked, Artifact) else decoder.read(marked)
         count = len(list(expand(decoder.programs.table, self.config.n_layer)))
         with bar(f"{self.tag}: weights ", count) as read:
             decoder.take(incoming, lambda _: read.update())
+        decoder.origin = marked.marks
 
     def _new_decoder(self, device: bool) -> Decoder:
         runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree, device)

@@ -26,7 +26,7 @@ import safetensors.torch
 import torch
 
 from transformers_neuronx import files, panels
-from transformers_neuronx.cache import Saved
+from transformers_neuronx.cache import Saved, warn_once
 from transformers_neuronx.config import (
     CompileOptions,
     Completed,
@@ -48,7 +48,8 @@ from transformers_neuronx.manifest import (
     sealed,
     sha256_of,
 )
-from transformers_neuronx.module import PathOrName, Readers, format_in, open_safetensors
+from transformers_neuronx.module import Checkpoint, PathOrName, Readers, format_in, open_safetensors
+from transformers_neuronx.origin import Marks, marks_in
 from transformers_neuronx.programs import Family
 from transformers_neuronx.progress import bar
 from transformers_neuronx.pyhlo import HloModuleProto
@@ -80,6 +81,7 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
             asked=dict(sorted(decoder.asked.items())),
             programs=_save_programs(decoder, stage),
             weights=_save_weights(decoder, stage) if weights else {},
+            origin=dict(sorted(decoder.origin.items())) if weights else {},
         )
         files.write(stage / CONFIG, as_json(attributes))
         written = sorted(stage.iterdir())
@@ -225,6 +227,33 @@ class Artifact:
         if found := differences(saved, wanted):
             raise ConfigError(
                 f"the artifact {self.directory} was saved of another model or with other options: {'; '.join(found)}"
+            )
+
+    @property
+    def marks(self) -> Marks:
+        """Of the checkpoint whose weights these are; none in an artifact of the versions that did not note them."""
+        marks: Marks = self.manifest.get("origin", {})
+        return marks
+
+    def check_weights(self, own: Checkpoint | Artifact | None, prefix: str) -> None:
+        """ConfigError where these weights are not those that a model has of its `own`, as far as marks tell."""
+        if not self.has_weights or (isinstance(own, Artifact) and not own.has_weights):
+            return
+        if own is None:
+            _LOG.info("the model has no weights of its own, and takes those in %s", self.directory)
+            return
+        theirs = own.marks if isinstance(own, Artifact) else marks_in(own, self.marks, prefix)
+        common = sorted(self.marks.keys() & theirs.keys())
+        if not common:
+            warn_once(
+                f"the weights in {self.directory} are used; whether they are those of {own.directory} cannot be told, "
+                "since the artifact has no marks of these tensors: save it again, and it will have them"
+            )
+        if different := [name for name in common if self.marks[name] != theirs[name]]:
+            raise ConfigError(
+                f"load: the weights in {self.directory} must be those of {own.directory}, but {len(different)} of "
+                f"{len(common)} tensors are others: {collapsed(different)}; save the artifact again from a model of "
+                f"that checkpoint, or take the artifact's own weights with from_pretrained({str(self.directory)!r})"
             )
 
     def programs(self, decoder: Decoder) -> Saved:

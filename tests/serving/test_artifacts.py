@@ -415,6 +415,8 @@ def test_a_manifest_that_names_what_is_elsewhere(name, copy):
         (["weights", "weights-shared.safetensors", "more"], ["embed"], "not the weights that manifest.json lists"),
         (["options", "buckets"], 7, "not the options of a model"),
         (["files", "config.json"], {}, "wanted size and checksum of 'config.json'"),
+        (["origin"], [], "wanted marks as 'origin'"),
+        (["origin", "wte.weight"], 3, "wanted marks as 'origin'"),
     ],
 )
 def test_a_manifest_that_is_none(path, value, message, copy):
@@ -504,7 +506,7 @@ def decoder_like(source):
         runtime=made_of(fingerprint=artifact.manifest["runtime"], suffix="executable"),
         asked=artifact.manifest["asked"],
         weights={serialization._key(name): tensor for names, tensor in tensors for name in names},
-        programs=made_of(panels=True, in_place=True),
+        programs=made_of(panels=True, in_place=True), origin={},
     )
 
 tqdm.set_lock(threading.RLock())  # its own one is shared by forked processes: who is killed with it stops all others
