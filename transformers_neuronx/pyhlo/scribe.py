@@ -230,8 +230,7 @@ class HloScribe:
             _ACTIVE.reset(token)
         module = self.module_proto
         module.name = name
-        module.entry_computation_name = computation.name
-        module.entry_computation_id = computation.id
+        module.entry_computation_name, module.entry_computation_id = computation.name, computation.id
         module.host_program_shape.CopyFrom(computation.program_shape)
         for tensor, parameter, must in self.aliases:
             if parameter.proto.opcode != "parameter":
@@ -241,6 +240,7 @@ class HloScribe:
                 parameter_number=parameter.proto.parameter_number,
                 kind=hlo_pb2.MUST_ALIAS if must else hlo_pb2.MAY_ALIAS,
             )
+        self.aliases.clear()  # tensors, which hold the scribe: no reference may go round
         return self
 
     @contextmanager
