@@ -70,6 +70,12 @@ class Decoder:
         self.filled = np.zeros(self.slots, np.int64)  # positions of each slot that have been written
         self.load_seconds = self.compile_seconds = 0.0
 
+    def __del__(self) -> None:
+        runtime = self.__dict__.get("runtime")
+        self.__dict__.clear()
+        if runtime is not None:
+            runtime.let_go()
+
     # Loading and compiling.
 
     def read(self, checkpoint: Checkpoint) -> Iterator[Sharded]:

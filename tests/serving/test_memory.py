@@ -1,14 +1,18 @@
-"""Loading holds the weights once, and no more than two of them besides, as they were saved or as they are held."""
+"""Loading holds the weights once, and no more than two of them besides; of what was there before it keeps nothing."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from transformers_neuronx.gpt2.model import GPT2ForSampling
 
 LOADED = """
 import json, sys
@@ -60,3 +64,97 @@ def test_peak_memory_while_loading(checkpoint, amp, quant, degree):
     memory = json.loads(result.stdout)
     print(f"peak {memory['peak'] / memory['resident']:.2f} of the weights on the devices")
     assert memory["peak"] <= memory["resident"] + memory["two"]  # less where weights stay in their file until used
+
+
+# What a model had before.
+
+
+@pytest.fixture
+def uncollected():
+    """Without the collector: what a cycle or an engine keeps is there until somebody asks."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    """With weights, which are used as they lie in its files."""
+    torch.manual_seed(0)
+    sizes = dict(n_layer=2, n_embd=16, n_head=2, n_positions=16, vocab_size=41)
+    directory = tmp_path_factory.mktemp("artifact")
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(directory / "checkpoint")
+    model = GPT2ForSampling.from_pretrained(directory / "checkpoint")
+    model.to_neuron()
+    model.save(directory / "saved", sharded_weights=True)
+    return directory / "saved"
+
+
+def parts(model):
+    """What may not outlive a model's time on the devices."""
+    decoder = model.decoder
+    executables = [executable for _, executable in decoder.executables.values()]
+    assert executables and decoder.weights and decoder.caches
+    return [weakref.ref(part) for part in (decoder, *executables, *decoder.weights.values(), *decoder.caches)]
+
+
+def mapped(directory):
+    """How often files in a directory are mapped, as /proc has it."""
+    return Path("/proc/self/maps").read_text().count(str(directory))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="wants /proc, which says what is mapped")
+def test_of_what_was_on_the_devices_nothing_is_kept(artifact, uncollected):
+    model = GPT2ForSampling.from_pretrained(artifact)
+    model.to_neuron()
+    once, before = mapped(artifact), parts(model)
+    assert once == len(list(artifact.glob("weights-*")))
+    for _ in range(3):
+        model.to_neuron()
+        assert not [part for part in before if part() is not None]
+        assert mapped(artifact) == once
+        before = parts(model)
+        model.sample(torch.ones(1, 4, dtype=torch.long), 12, top_k=1)
+    del model
+    assert not [part for part in before if part() is not None]
+    assert mapped(artifact) == 0
+
+
+@pytest.fixture
+def unreachable(uncollected):
+    """The kinds of objects of this package that only the collector could have freed."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+
+    def found():
+        gc.collect()
+        kinds = {f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage}
+        return sorted(kind for kind in kinds if kind.startswith("transformers_neuronx."))
+
+    yield found
+    gc.set_debug(0)
+    gc.garbage.clear()
+
+
+def test_nothing_waits_for_the_collector(artifact, unreachable):
+    """As graphs did, which hold each instruction: megabytes for a model of many layers, at every to_neuron()."""
+    model = GPT2ForSampling.from_pretrained(artifact.parent / "checkpoint")
+    model.to_neuron()
+    model.sample(torch.ones(1, 4, dtype=torch.long), 12, top_k=1)
+    model.reorder_cache([0])
+    assert unreachable() == []
+    del model
+    assert unreachable() == []
+
+
+EXIT = """
+import sys
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+model = GPT2ForSampling.from_pretrained(sys.argv[1])
+model.to_neuron()
+"""
+
+
+def test_a_process_ends_quietly_with_a_model_in_it(artifact):
+    result = subprocess.run([sys.executable, "-c", EXIT, artifact], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -16,6 +16,9 @@ class _Absent:
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
         return self.panels
 
+    def let_go(self) -> None:
+        pass
+
 
 def absent_runtime(degree: int, panels: bool = False, loops: bool = True) -> Any:
     """Stands for a runtime of so many devices. With `panels`, it is taken to have kernels, as the CPU's does; without

@@ -142,6 +142,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def let_go(self) -> None:
+        """Give back the memory of given arrays that are in no tensor any more: an engine may do so at a later call."""
+        ...
+
     def usable(self, array: np.ndarray[Any, Any]) -> bool:
         """Whether an array on the host can be used as it lies once it is given."""
         ...

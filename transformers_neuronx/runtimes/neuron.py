@@ -305,6 +305,9 @@ class NeuronRuntime:
             tensor.on_device()
         return tensor
 
+    def let_go(self) -> None:
+        pass  # arrays go with their tensors
+
     def usable(self, array: Array) -> bool:
         return True
 

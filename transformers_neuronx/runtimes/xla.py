@@ -6,6 +6,7 @@ The client is our own: JAX may be imported or not, configured or not, and never 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import math
@@ -266,6 +267,10 @@ class XlaRuntime:
         arrays = [_put(shard, aval, device, given) for shard, device in zip(shards, self._device_tuple, strict=True)]
         return XlaTensor(arrays, self._devices, aval)
 
+    def let_go(self) -> None:
+        _jaxlib().collect_garbage()
+        _malloc_trim()(0)
+
     def usable(self, array: np.ndarray[Any, Any]) -> bool:
         return self.platform == "cpu" and array.ctypes.data % ALIGNMENT == 0
 
@@ -295,6 +300,12 @@ def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, given: bool) -> A
 def _cpu_client(devices: int) -> Any:
     _register_kernels()
     return _jaxlib().get_tfrt_cpu_client(asynchronous=True, num_devices=devices)
+
+
+@functools.cache
+def _malloc_trim() -> Any:
+    """What has the heaps of glibc give back what was freed: by themselves they do so only at their ends."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
 
 
 @functools.cache
