@@ -16,10 +16,10 @@ ORDER = [
     "errors", "version", "env", "progress", "files", "constants", "stopping_criteria", "utils", "attributes",
     "switches", "config",
     "pyhlo", "dtypes", "hlo", "neuron", "compiler", "module", "origin", "panels", "weights", "quantization", "layers",
-    "runtimes", "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "manifest", "serialization",
-    "rules", "inputs", "feeding", "generation", "turns", "models", "sampling_functions", "sampling", "encoder_decoder",
-    "speculation", "fused_speculation", "FAMILY", "auto", "inspection", "planning", "comparison", "modeling_auto",
-    "device_cache", "generation_utils", "trace", "cli", "__main__", "__init__",
+    "runtimes", "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "manifest",
+    "serialization", "rules", "inputs", "feeding", "generation", "turns", "models", "sampling_functions", "sampling",
+    "encoder_decoder", "speculation", "fused_speculation", "FAMILY", "auto", "inspection", "planning", "comparison",
+    "modeling_auto", "device_cache", "generation_utils", "trace", "cli", "__main__", "__init__",
 ]  # fmt: skip
 FILE_LINES, FUNCTION_LINES = 400, 40
 FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 60, "model.py": 40}  # an encoder takes 20 of weights
@@ -53,6 +53,12 @@ def test_imports_go_down_only(path):
             continue
         other_name, other_place = room(other)
         assert other_name == name or other_place < place, f"{module} imports {other}, which stands above it"
+
+
+def test_the_guide_lists_what_there_is_in_this_order():
+    table = re.findall(r"^\| (`[^|]*`) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    names = [name for row in table for name in re.findall(r"`(\w+)/?`", row)]
+    assert [name for name in names if name not in FAMILIES] == [name for name in ORDER[:-2] if name != "FAMILY"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -1,4 +1,4 @@
-"""What a runtime is: three verbs. It does not know what the programs compute.
+"""What a runtime is: a compiler, devices, and what they say of themselves. It does not know what programs compute.
 
 `compile` makes an executable of a module, `put` brings arrays to the devices, and an executable turns device tensors
 into device tensors. A tensor-parallel program runs on several devices at once; each of its tensors is one shard on
