@@ -89,8 +89,8 @@ def test_lines_that_are_no_prompts_do_not_stop_the_others(command, tmp_path, exp
     said = [line for line in error.splitlines() if line.startswith("data.jsonl, line")]
     assert said == [
         "data.jsonl, line 2: not JSON: Expecting property name enclosed in double quotes at column 2",
-        'data.jsonl, line 4: wanted an object with "prompt", a text; got one of text',
-        'data.jsonl, line 5: wanted an object with "prompt", a text; got list',
+        'data.jsonl, line 4: must be an object with a text as "prompt"; got the keys text',
+        'data.jsonl, line 5: must be an object with a text as "prompt"; got a list',
         "data.jsonl, line 6: the prompt is empty",
     ]
     made = results(tmp_path / "predictions.jsonl")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from transformers_neuronx.auto import class_of
-from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx.config import Completed, NeuronConfig, QuantizationConfig
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.files import explain, read_json
@@ -126,6 +127,12 @@ class Source:
         self.attributes = read_json(alone) if is_alone else load_config(path, cache_dir)
         self.cls = class_of(self.attributes, path)
 
+    @cached_property
+    def config(self) -> Any:
+        """What its family reads of the configuration."""
+        attributes = Completed(self.attributes) if self.is_artifact else self.attributes
+        return self.cls.family.read_config(attributes)
+
     def open(self, how: How, *, without_weights: bool = False, **options: Any) -> ForSampling:
         """The model, not on a device yet; `without_weights` no more is read than the configuration and the options."""
         dtype = str(self.attributes.get("dtype") or self.attributes.get("torch_dtype"))
@@ -148,7 +155,7 @@ class Source:
             return {}
         if issubclass(self.cls, EncoderDecoderForSampling):
             return dict(n_positions=_power(1 + new), context_length_estimate=_power(prompt))
-        trained = self.cls.family.read_config(self.attributes).n_positions
+        trained = self.config.n_positions
         return dict(n_positions=min(_power(prompt + new), trained or 2**30))
 
     def tokenizer(self) -> Any:

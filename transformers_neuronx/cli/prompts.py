@@ -1,19 +1,25 @@
-"""Prompts in files, and what is made of them in a file of results that a run goes on with where another stopped."""
+"""Prompts in files: a JSON object in each line, or a list of them. One that is no prompt costs none of the others."""
 
 from __future__ import annotations
 
+import codecs
 import json
-import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from transformers_neuronx import files
-from transformers_neuronx.errors import CheckpointError, ConfigError
-from transformers_neuronx.serialization import differences
+from transformers_neuronx.errors import CheckpointError
 
 Place = tuple[str, int]  # file and line
+
+BLANK = b" \t\r\n"  # JSON knows no other
+# What decides where an element of a list ends: a text, which may lack its end, a bracket, a comma.
+TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[\]{},]', re.DOTALL)
+KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True)
@@ -41,86 +47,90 @@ def read_prompts(path: str) -> Iterator[Prompt]:
         raise CheckpointError(f"{path}: wanted .json or .jsonl files, found none")
     for file in named:
         files.want_file(file, "of prompts")
-        with files.explain(f"{file}: cannot be read", "wanted JSON in UTF-8"):
-            text = file.read_text(encoding="utf-8")
-        yield from (_prompt(file.name, line, found) for line, found in _objects(file, text))
-
-
-def _objects(file: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """Each object and its line; of a list in one piece, its number. An error where there is none."""
-    if file.suffix == ".json":
-        try:
-            whole = json.loads(text)
-        except json.JSONDecodeError:
-            pass  # lines, then
-        else:
-            yield from enumerate(whole if isinstance(whole, list) else [whole], 1)
-            return
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
+        for line, piece in _pieces(file):
             try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                yield number, error
+                yield Prompt(file.name, line, _text(piece))
+            except ValueError as error:
+                yield Prompt(file.name, line, error=printable(str(error)))
 
 
-def _prompt(file: str, line: int, found: Any) -> Prompt:
-    if isinstance(found, json.JSONDecodeError):
-        return Prompt(file, line, error=f"not JSON: {found.msg} at column {found.colno}")
-    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
-        kind = f"one of {', '.join(found)}" if isinstance(found, dict) else type(found).__name__
-        return Prompt(file, line, error=f'wanted an object with "prompt", a text; got {kind[:80]}')
-    return Prompt(file, line, found["prompt"])
+def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
+    """What stands in each line that is not blank, and its number; of a list in one piece, in each element.
 
-
-class Results:
-    """A .jsonl file of results, one line for each prompt. What is in it is on the disk, and is not made again.
-
-    Beside it, in `.settings.json`, stands what it was made with: results of other settings are not added to it.
+    A line ends with a line feed and nowhere else: U+2028 and its like may stand in a text.
     """
+    if file.suffix == ".json":
+        elements = _elements(file.read_bytes().removeprefix(codecs.BOM_UTF8).strip(BLANK))
+        if elements is not None:
+            yield from enumerate(elements, 1)
+            return
+    with open(file, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.removeprefix(codecs.BOM_UTF8).strip(BLANK):
+                yield number, line.rstrip(BLANK)
 
-    def __init__(self, path: str, settings: dict[str, Any], restart: bool) -> None:
-        self.path = Path(path).expanduser()
-        self._settings = self.path.with_name(self.path.name + ".settings.json")
-        settings = json.loads(json.dumps(settings))
-        files.want_writable(self.path)
-        if self.path.exists() and not self._settings.exists():
-            raise ConfigError(f"{path} is there, and no run has made it; choose another --output, or move it away")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if restart or not self.path.exists():
-            self.path.unlink(missing_ok=True)
-            files.replace(self._settings, json.dumps(settings, indent=2).encode())
-        elif found := differences(files.read_json(self._settings), settings):
-            raise ConfigError(f"{path} was made with other settings: {'; '.join(found)}. --restart begins anew")
-        self.done = {(record["file"], record["line"]): record for record in self._read()}
-        self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
 
-    def _read(self) -> Iterator[dict[str, Any]]:
-        """The lines that are whole; what a killed run has left of another is cut off."""
-        data = self.path.read_bytes() if self.path.exists() else b""
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.truncate(self.path, whole)
-        for number, line in enumerate(data[:whole].splitlines(), 1):
-            with files.explain(f"{self.path}, line {number}: not a result", "--restart begins anew"):
-                record = json.loads(line)
-                record["file"], record["line"]
-            yield record
+def _elements(data: bytes) -> list[bytes] | None:
+    """The elements of a list, or an object alone; None where data is neither, but lines."""
+    if data[:1] not in (b"[", b"{"):
+        return None
+    depth, cuts, end = 0, [0], 0
+    for token in TOKEN.finditer(data):
+        if token[0] in (b"[", b"{"):
+            depth += 1
+        elif token[0] in (b"]", b"}"):
+            depth -= 1
+        elif token[0] == b"," and depth == 1:
+            cuts.append(token.start())
+        if depth == 0:
+            end = token.end()
+            break
+    if end < len(data):
+        return None
+    if data[:1] == b"{":
+        return [data]
+    elements = [data[before + 1 : after].strip(BLANK) for before, after in pairwise([*cuts, len(data) - 1])]
+    return [] if elements == [b""] else elements
 
-    def check(self, prompt: Prompt) -> None:
-        """Raise ConfigError if there is a result for another prompt in this place."""
-        record = self.done.get(prompt.place)
-        if record is not None and "prompt" in record and record["prompt"] != prompt.text:
-            place = f"{prompt.file}, line {prompt.line}"
-            raise ConfigError(f"{self.path} has a result for another prompt in {place}. --restart begins anew")
 
-    def add(self, records: list[dict[str, Any]]) -> None:
-        """Write results that are not there yet."""
-        new = [record for record in records if (record["file"], record["line"]) not in self.done]
-        self._file.write(b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in new))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.done |= {(record["file"], record["line"]): record for record in new}
+def _text(piece: bytes) -> str:
+    """The prompt that is in a piece of JSON. ValueError says what is wrong with it."""
+    try:
+        found = json.loads(piece.decode("utf-8-sig"), object_pairs_hook=files.unique, parse_int=_whole)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start + 1}") from error
+    except json.JSONDecodeError as error:
+        line = f" of its line {error.lineno}" if error.lineno > 1 else ""
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}{line}") from error
+    except (RecursionError, MemoryError) as error:
+        raise ValueError("too large or nested too deep to be read") from error
+    if not isinstance(found, dict):
+        raise ValueError(f'must be an object with a text as "prompt"; got {_kind(found)}')
+    if "prompt" not in found:
+        keys = f"the keys {', '.join(found)[:80]}" if found else "an empty one"
+        raise ValueError(f'must be an object with a text as "prompt"; got {keys}')
+    text = found["prompt"]
+    if not isinstance(text, str):
+        raise ValueError(f'"prompt" must be a text; got {_kind(text)}')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x} at character {error.start + 1}"
+        raise ValueError(f'"prompt" must be text; got {half}, a surrogate without its other half') from error
+    return text
 
-    def close(self) -> None:
-        self._file.close()
+
+def _whole(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise ValueError(f"a number of {len(digits)} digits is too long to be read") from None
+
+
+def _kind(value: Any) -> str:
+    return KINDS.get(type(value), "a number")
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of what cannot be printed, or would do something to a terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

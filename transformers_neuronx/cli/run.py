@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from transformers_neuronx.cli import options as o
-from transformers_neuronx.cli.prompts import Place, Prompt, Results, read_prompts
+from transformers_neuronx.cli.prompts import Place, Prompt, printable, read_prompts
+from transformers_neuronx.cli.results import Results
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.progress import bar
@@ -63,7 +64,7 @@ def run(
     What is among the results already is not made again: after Ctrl-C, or a crash, the same command goes on.
     """
     source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir)
-    job = Job(_first(data_dir, examples_to_generate), source.tokenizer(), max_tokens_to_generate)
+    job = Job(_first(data_dir, examples_to_generate), source, max_tokens_to_generate)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
     how = o.How(amp, tp, quant, rounded, runtime)
     rules: dict[str, Any] = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed or 0)
@@ -88,18 +89,32 @@ def _first(data_dir: str, count: int) -> list[Prompt]:
 
 
 class Job:
-    """Prompts, and up to `count` tokens to be made of each."""
+    """Prompts, and up to `count` tokens to be made of each by the model of a `source`."""
 
-    def __init__(self, prompts: list[Prompt], tokenizer: Any, count: int) -> None:
+    def __init__(self, prompts: list[Prompt], source: o.Source, count: int) -> None:
         self.prompts = prompts
-        self.tokenizer = tokenizer
+        self.tokenizer = source.tokenizer()
+        self.vocabulary = source.config.vocab_size
         self.count = count
         self.ids: dict[Place, list[int]] = {}
         for number, prompt in enumerate(self.prompts):
             if prompt.error is None:
-                self.ids[prompt.place] = ids = tokenizer(prompt.text).input_ids
-                if not ids:
-                    self.prompts[number] = replace(prompt, error="the prompt is empty")
+                try:
+                    self.ids[prompt.place] = self._ids(prompt.text)
+                except ValueError as error:
+                    self.prompts[number] = replace(prompt, error=str(error))
+
+    def _ids(self, text: str) -> list[int]:
+        """The tokens of a prompt. ValueError says why there are none."""
+        try:
+            ids: list[int] = self.tokenizer(text).input_ids
+        except Exception as error:  # whatever a tokenizer raises, it is of this text
+            raise ValueError(f"the tokenizer does not take it: {printable(str(error))[:200]}") from error
+        if not ids:
+            raise ValueError("the prompt is empty")
+        if max(ids) >= self.vocabulary:
+            raise ValueError(f"the tokenizer makes token {max(ids)} of it, and the model has {self.vocabulary} tokens")
+        return ids
 
     @property
     def longest(self) -> int:
@@ -114,7 +129,7 @@ class Job:
         for prompt in self.prompts:
             results.check(prompt)
         for prompt in self.bad:
-            typer.echo(f"{prompt.file}, line {prompt.line}: {prompt.error}", err=True)
+            typer.echo(f"{printable(prompt.file)}, line {prompt.line}: {prompt.error}", err=True)
         missing = [group for group in self._groups(model) if any(each.place not in results.done for each in group)]
         if any(prompt.error is None for group in missing for prompt in group):
             model.to_neuron()
