@@ -27,3 +27,14 @@ class InputError(TransformersNeuronxError, ValueError):
 
 class EngineError(TransformersNeuronxError, RuntimeError):
     """The engine below (jaxlib, the Neuron runtime) is missing, unsupported, too small, or wrong."""
+
+
+class StorageError(TransformersNeuronxError, OSError):
+    """A file cannot be written: the disk is full or fails, or another process has it. What was there is unchanged.
+
+    `errno` is the system's number of the reason, if it gave one.
+    """
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno

@@ -5,18 +5,27 @@ It does not know what is in them.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.errors import CheckpointError, ConfigError, StorageError
 
 AGAIN = "download or save it again"
+ELSEWHERE = "choose another place"
+ADVICE = {  # where nothing can be written, by the system's reason
+    errno.ENOSPC: f"make room there, or {ELSEWHERE}",
+    errno.EFBIG: f"allow larger files (ulimit -f), or {ELSEWHERE}",
+    errno.EDQUOT: f"make room in this user's quota, or {ELSEWHERE}",
+    errno.EIO: f"the disk may be failing: {ELSEWHERE}",
+}
 
 
 @contextmanager
@@ -83,6 +92,23 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+@contextmanager
+def saving(path: Path, what: str, kinds: type[Exception] = OSError) -> Iterator[None]:
+    """An error of the disk becomes a StorageError that names the path, `what` was to be written, and what to do.
+
+    `kinds` are the errors of whoever writes.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except kinds as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        number = getattr(error, "errno", None)
+        advice = ADVICE.get(number or errno.ENOSPC, ELSEWHERE)
+        raise StorageError(f"{path}: cannot write {what}: {reason}; {advice}", number) from error
+
+
 def fsync(path: Path) -> None:
     """Bring a file, or the list of a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -108,14 +134,42 @@ def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
     fsync(path.parent)
 
 
+def save(path: Path, data: bytes, what: str) -> None:
+    """Write a file where a user wants it, in place of one that is there. StorageError where that cannot be."""
+    with saving(path, what):
+        if path.exists() and not path.is_file():  # a pipe or a device keeps its place
+            path.write_bytes(data)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace(path.resolve(), data)
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Write all of it at the end of a file and bring it to the disk, or leave the file as it was."""
+    end = os.fstat(file.fileno()).st_size
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            file.truncate(end)
+        raise
+
+
 @contextmanager
 def staging(directory: Path, label: str) -> Iterator[Path]:
-    """A temporary directory inside `directory`, which is made if need be, and unmade if the body fails."""
+    """A temporary directory inside `directory`, which is made if need be, and unmade if the body fails.
+
+    StorageError, which says that the `label` cannot be written, where the disk is why it fails.
+    """
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{label}.tmp-{os.getpid()}-", dir=directory) as stage:
-            yield Path(stage)
+        with saving(directory, f"the {label}"):
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{label}.tmp-{os.getpid()}-", dir=directory) as stage:
+                yield Path(stage)
     except BaseException:
         with suppress(OSError):
             for path in made:

@@ -137,7 +137,7 @@ class Model:
         """Save the programs compiled so far, and with `sharded_weights` the weights as the devices have them.
 
         An earlier artifact there is replaced at the end or not at all. What is saved is machine code: `load` it from
-        where you would run a program. ConfigError where nothing can be written.
+        where you would run a program. ConfigError where nothing can be written, StorageError where the disk is why.
         """
         decoder = self._made
         if sharded_weights and not decoder.weights:

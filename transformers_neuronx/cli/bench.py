@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -117,7 +118,9 @@ def _draw(results: Sequence[dict[str, Any]], path: str) -> None:
         axes.set(title=title, xlabel="sequences at once", ylim=(0, None))
         axes.grid(alpha=0.3)
     left.legend(title="prompt + new tokens", fontsize="small")
-    figure.savefig(Path(path).expanduser())
+    picture = io.BytesIO()
+    figure.savefig(picture, format=Path(path).suffix[1:])
+    files.save(Path(path).expanduser(), picture.getvalue(), "the picture")
 
 
 def _check_plot(path: str) -> None:

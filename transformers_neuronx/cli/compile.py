@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from transformers_neuronx import files
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.sampling import ForSampling
@@ -47,11 +49,21 @@ def compile_artifact(
     compiled = source.open(how, weights=checkpoint_name, **sizes)
     compiled.cpu_compile(weights)  # nothing is run, so there need be no device
     compiled.save(artifact, sharded_weights=weights)
+    _save_tokenizer(source, Path(artifact).expanduser())
+    _show(compiled, artifact, as_json)
+
+
+def _save_tokenizer(source: o.Source, artifact: Path) -> None:
+    """Save the tokenizer beside an artifact, if there is one, whole or not at all."""
     try:
-        source.tokenizer().save_pretrained(artifact)
+        tokenizer = source.tokenizer()
     except CheckpointError as error:
         typer.echo(f"the artifact is for ids alone: {error}", err=True)
-    _show(compiled, artifact, as_json)
+        return
+    with files.staging(artifact, "tokenizer") as stage:
+        with files.saving(artifact, "the tokenizer", Exception):  # its library has errors of its own for a full disk
+            tokenizer.save_pretrained(stage)
+        files.exchange(stage, artifact)
 
 
 def _show(compiled: ForSampling, artifact: str, as_json: bool) -> None:

@@ -53,7 +53,7 @@ def inspect(
     how = o.How(amp, tp, quant, rounded, runtime)
     facts = _facts(what, cache_dir, how, n_positions=n_positions, batch_size=batch_size)
     if target is not None:
-        target.write_text(page(facts), encoding="utf-8")
+        files.save(target, page(facts).encode(), "the page")
     if hlo is not None:
         typer.echo(hlo_text(_program(facts, hlo).module))
     elif as_json:

@@ -30,11 +30,11 @@ class Results:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if restart or not self.path.exists():
             self.path.unlink(missing_ok=True)
-            files.replace(self._settings, json.dumps(settings, indent=2).encode())
+            files.save(self._settings, json.dumps(settings, indent=2).encode(), "the settings of the results")
         elif found := differences(files.read_json(self._settings), settings):
             raise ConfigError(f"{path} was made with other settings: {'; '.join(found)}. --restart begins anew")
         self.done = {(record["file"], record["line"]): record for record in self._read()}
-        self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def _read(self) -> Iterator[dict[str, Any]]:
         """The lines that are whole; what a killed run has left of another is cut off."""
@@ -59,9 +59,8 @@ class Results:
     def add(self, records: list[dict[str, Any]]) -> None:
         """Write results that are not there yet."""
         new = [record for record in records if (record["file"], record["line"]) not in self.done]
-        self._file.write(b"".join(_line(record) for record in new))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with files.saving(self.path, "results"):
+            files.append(self._file, b"".join(_line(record) for record in new))
         self.done |= {(record["file"], record["line"]): record for record in new}
 
     def close(self) -> None:
