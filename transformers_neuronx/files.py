@@ -158,6 +158,18 @@ def append(file: FileIO, data: bytes) -> None:
         raise
 
 
+def lock(file: FileIO) -> None:
+    """Have an open file alone until it is closed, or its process ends, however it does.
+
+    BlockingIOError where another process has it; another OSError where the system or the file's place has no locks.
+    """
+    try:
+        import fcntl
+    except ImportError as error:  # on Windows
+        raise OSError(errno.ENOTSUP, "no locks on this system") from error
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @contextmanager
 def staging(directory: Path, label: str) -> Iterator[Path]:
     """A temporary directory inside `directory`, which is made if need be, and unmade if the body fails.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import typer
 
 from transformers_neuronx import files
 from transformers_neuronx.cli.prompts import Prompt
-from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.errors import ConfigError, StorageError
 from transformers_neuronx.serialization import differences
 
 
@@ -20,28 +23,41 @@ class Results:
     Beside it, in `.settings.json`, stands what it was made with: results of other settings are not added to it.
     """
 
-    def __init__(self, path: str, settings: dict[str, Any], restart: bool) -> None:
-        self.path = Path(path).expanduser()
-        self._settings = self.path.with_name(self.path.name + ".settings.json")
+    def __init__(self, path: Path, file: FileIO, settings: dict[str, Any], restart: bool) -> None:
+        self.path = path
+        self._file = file
+        kept = path.with_name(path.name + ".settings.json")
         settings = json.loads(json.dumps(settings))
-        files.want_writable(self.path)
-        if self.path.exists() and not self._settings.exists():
+        empty = path.stat().st_size == 0
+        if not empty and not kept.exists():
             raise ConfigError(f"{path} is there, and no run has made it; choose another --output, or move it away")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if restart or not self.path.exists():
-            self.path.unlink(missing_ok=True)
-            files.save(self._settings, json.dumps(settings, indent=2).encode(), "the settings of the results")
-        elif found := differences(files.read_json(self._settings), settings):
+        if restart or empty:
+            file.truncate(0)
+            files.save(kept, json.dumps(settings, indent=2).encode(), "the settings of the results")
+        elif found := differences(files.read_json(kept), settings):
             raise ConfigError(f"{path} was made with other settings: {'; '.join(found)}. --restart begins anew")
         self.done = {(record["file"], record["line"]): record for record in self._read()}
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+
+    @classmethod
+    @contextmanager
+    def at(cls, path: str, settings: dict[str, Any], restart: bool) -> Iterator[Self]:
+        """The results in that file, which no other run can write to meanwhile: StorageError if one does."""
+        place = files.want_writable(Path(path).expanduser())
+        if place.exists() and not place.is_file():
+            raise ConfigError(f"{path}: results must go to a regular file, found {files.kind(place)}")
+        with files.saving(place, "results"):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file = open(place, "ab", buffering=0)  # noqa: SIM115 - closed at the end
+        with file:
+            _lock(file, path)
+            yield cls(place, file, settings, restart)
 
     def _read(self) -> Iterator[dict[str, Any]]:
         """The lines that are whole; what a killed run has left of another is cut off."""
-        data = self.path.read_bytes() if self.path.exists() else b""
+        data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
-            os.truncate(self.path, whole)
+            self._file.truncate(whole)
         for number, line in enumerate(data[:whole].splitlines(), 1):
             with files.explain(f"{self.path}, line {number}: not a result", "--restart begins anew"):
                 record = json.loads(line)
@@ -63,8 +79,16 @@ class Results:
             files.append(self._file, b"".join(_line(record) for record in new))
         self.done |= {(record["file"], record["line"]): record for record in new}
 
-    def close(self) -> None:
-        self._file.close()
+
+def _lock(file: FileIO, path: str) -> None:
+    try:
+        files.lock(file)
+    except BlockingIOError as error:
+        raise StorageError(
+            f"{path}: another run is writing results there; wait for it, or choose another --output"
+        ) from error
+    except OSError as error:
+        typer.echo(f"{path} cannot be locked ({error.strerror}): let no other run write to it meanwhile", err=True)
 
 
 def _line(record: dict[str, Any]) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any
@@ -72,7 +71,7 @@ def run(
     compiled = source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes)
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
     made |= description(compiled.family, compiled.config, compiled.options)
-    with closing(Results(output, made, restart)) as results:
+    with Results.at(output, made, restart) as results:
         job.complete(compiled, results, rules)
     raise typer.Exit(job.show(results, output, as_json))
 
