@@ -19,6 +19,9 @@ from transformers_neuronx.switches import (
 
 WHOLE = "whole"  # a context length estimate: as long as the longest sequence
 AMP = ("f32", "bf16", "f16")
+# As many as a trn2 instance has cores, and no place has more. Virtual devices are threads of one processor that wait
+# for each other at every sum: 64 begin in seconds, and with a thousand XLA ends the process after a minute and a half.
+MOST_DEVICES = 64
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,10 @@ class CompileOptions:
     def __post_init__(self) -> None:
         if self.amp not in AMP:
             raise ConfigError(f"amp wants one of {', '.join(AMP)}, got {self.amp!r}")
-        for name in ("batch_size", "prompt_batch_size", "tp_degree", "unroll", "context_unroll"):
+        for name in ("batch_size", "prompt_batch_size", "unroll", "context_unroll"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} wants a positive number, got {value}")
+        check_degree(self.tp_degree)
         if self.batch_size % self.prompt_batch_size:
             raise ConfigError(
                 f"batch_size={self.batch_size} wants to be a multiple of prompt_batch_size={self.prompt_batch_size}"
@@ -110,6 +114,13 @@ class CompileOptions:
     def repeats(self) -> int:
         """How many sequences each prompt serves."""
         return self.batch_size // self.prompt_batch_size
+
+
+def check_degree(degree: int) -> None:
+    """Raise ConfigError unless it is a number of devices that a model may be split over."""
+    if not 1 <= degree <= MOST_DEVICES:
+        most = f"{MOST_DEVICES}, which is as many devices as the largest instance has"
+        raise ConfigError(f"tp_degree must be from 1 to {most}, got {degree}")
 
 
 # Attributes of a Hugging Face configuration that change nothing in the maths of a decoder at inference: those that

@@ -192,9 +192,9 @@ def test_shards_that_do_not_go_together_are_refused(shards, message):
         get_runtime("cpu", 2).put(shards)
 
 
-@pytest.mark.parametrize("degree", [0, -1])
-def test_a_runtime_has_a_device(degree):
-    with pytest.raises(EngineError, match=f"at least one device, got {degree}"):
+@pytest.mark.parametrize("degree", [0, -1, 65, 1000])
+def test_a_runtime_has_a_device_and_no_more_than_can_meet(degree):
+    with pytest.raises(ConfigError, match=f"tp_degree must be from 1 to 64, .*, got {degree}"):
         get_runtime("cpu", degree)
 
 

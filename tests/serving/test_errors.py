@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformers_neuronx.config import NeuronConfig
+from transformers_neuronx.config import MOST_DEVICES, Buckets, CompileOptions, NeuronConfig
 from transformers_neuronx.errors import CheckpointError, ConfigError, EngineError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.neuron.targets import TARGETS
 from transformers_neuronx.runtimes import xla
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -94,7 +96,8 @@ def test_a_nan_in_the_cache_does_not_reach_the_next_sequence(model):
         (dict(context_length_estimate=600), r"from 1 to n_positions=512, got \[600\]"),
         (dict(amp="f64"), "amp wants one of f32, bf16, f16, got 'f64'"),
         (dict(batch_size=0), "batch_size wants a positive number, got 0"),
-        (dict(tp_degree=-1), "tp_degree wants a positive number, got -1"),
+        (dict(tp_degree=-1), "tp_degree must be from 1 to 64, .*, got -1"),
+        (dict(tp_degree=1000), "tp_degree must be from 1 to 64, which is as many devices as .*, got 1000"),
         (dict(unroll=0), "unroll wants a positive number, got 0"),
         (dict(batch_size=3, prompt_batch_size=2), "batch_size=3 wants to be a multiple of prompt_batch_size=2"),
     ],
@@ -102,6 +105,12 @@ def test_a_nan_in_the_cache_does_not_reach_the_next_sequence(model):
 def test_options_are_checked_when_given(options, message):
     with pytest.raises(ConfigError, match=message):
         GPT2ForSampling.from_pretrained(TINY_KJV, **options)
+
+
+def test_no_instance_has_more_devices_than_a_model_may_be_split_over():
+    degrees = [degree for target in TARGETS.values() for degree in target.degrees]
+    assert max(degrees) == MOST_DEVICES
+    assert replace(CompileOptions(Buckets((8,), ())), tp_degree=MOST_DEVICES).tp_degree == MOST_DEVICES
 
 
 def test_an_unknown_runtime_is_named():

@@ -167,8 +167,8 @@ class Planner:
 
     def _write(self, degree: int, on_cpu: bool = False) -> tuple[Decoder, ModelFacts]:
         """The programs."""
-        runtime: Runtime = get_runtime(CPU, degree) if on_cpu else absent_runtime(degree)
         options = replace(self.options, tp_degree=degree)
+        runtime: Runtime = get_runtime(CPU, degree) if on_cpu else absent_runtime(degree)
         decoder = self.model.engine(self.model.family, self.model.config, runtime, options)
         return decoder, facts_of_model(decoder)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from transformers_neuronx import env, hlo
 from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.config import check_degree
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
@@ -343,10 +344,10 @@ def xla_runtime(platform: str, degree: int) -> XlaRuntime:
     """The runtime for `platform` ("cpu" or "cuda") with `degree` devices, tested once before it is handed out.
 
     On the CPU the devices are virtual: there are as many as asked for. Raises EngineError when there are fewer
-    devices than that, when jaxlib is missing or of an untried version, or when it computes something wrong.
+    devices than that, when jaxlib is missing or of an untried version, or when it computes something wrong, and
+    ConfigError for more devices than there can be.
     """
-    if degree < 1:
-        raise EngineError(f"a runtime wants at least one device, got {degree}")
+    check_degree(degree)
     client = _cpu_client(degree) if platform == "cpu" else _cuda_client()
     if client.device_count() < degree:
         raise EngineError(
