@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 from safetensors import safe_open
 
 from transformers_neuronx.errors import CheckpointError
@@ -96,8 +97,9 @@ def _local_directory(path_or_name: PathOrName) -> Path | None:
     if os.path.lexists(path):
         _refuse_other_kinds(Path(path))
         raise CheckpointError(f"{path}: wanted a checkpoint directory, found {kind(path)}; pass its directory")
-    if not isinstance(path_or_name, str) or text.startswith((".", "/", "~")) or text.count("/") > 1:
-        raise CheckpointError(f"{path}: no such directory; check the path (hub names look like 'owner/model')")
+    if not isinstance(path_or_name, str) or text.startswith((".", "/", "~")) or not _is_hub_name(text):
+        wrong = "no such directory, and no valid hub name, which looks like 'owner/model'"
+        raise CheckpointError(f"{path or repr(path)}: {wrong}; check the path")
     return None
 
 
@@ -125,6 +127,14 @@ def _begins_with(path: Path, mark: bytes) -> bool:
     with suppress(OSError), open(path, "rb") as file:
         return file.read(len(mark)) == mark
     return False
+
+
+def _is_hub_name(text: str) -> bool:
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _download(name: str, allow: list[str], cache_dir: PathOrName | None, ignore: list[str] | None = None) -> Path:

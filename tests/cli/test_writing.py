@@ -102,7 +102,8 @@ def test_a_text_that_is_read(command, tmp_path):
 
 REFUSED = {
     "a name that is nowhere": (("no/such", "x"), 1, "is neither a directory here nor a hub model that is cached"),
-    "a directory that is not there": (("./nothing", "x"), 1, "error: ./nothing: no such directory; check the path"),
+    "a directory that is not there": (("./nothing", "x"), 1, "error: ./nothing: no such directory, and no valid hub"),
+    "… with a slash after it": (("nothing/", "x"), 1, "error: nothing/: no such directory, and no valid hub name"),
     "a directory without a model": ((".", "x"), 1, "config.json: wanted a regular file, found nothing"),
     "no chat template": ((TINY_KJV, "x", "--chat"), 1, "the tokenizer has no chat template; without --chat"),
     "an unknown type": ((TINY_KJV, "x", "--amp", "f12"), 1, "error: amp wants one of f32, bf16, f16, got 'f12'"),
