@@ -11,6 +11,8 @@ import torch
 from bundled import ROOT, TINY_KJV
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
+from transformers_neuronx.cli.options import Source
+from transformers_neuronx.errors import InputError
 from transformers_neuronx.sampling import ForSampling
 
 PROMPT = "And God said unto Moses,"
@@ -64,6 +66,22 @@ def test_an_artifact_in_fewer_bits(command, tmp_path):
     assert "has no weights" in error
 
 
+def test_how_many_tokens_fit_is_said(command, tmp_path):
+    """Before they are made, on the standard error, with what limits them."""
+    shown, said = command("generate", TINY_KJV, PROMPT, "-n", 100_000, "--top-k", 1)
+    limit, took = said.splitlines()
+    assert limit == "only 506 of 100000 new tokens fit: the model takes 512 tokens in all"
+    assert re.match(r"\[\d+ tokens, ", took) and shown.startswith(PROMPT)
+    command("compile", TINY_KJV, "artifact", "--n-positions", 16, "--amp", "f32")
+    printed, said = command("generate", "artifact", PROMPT, "-n", 11, "--top-k", 1, "--json")
+    assert said == (
+        "only 10 of 11 new tokens fit: the artifact takes 16 tokens in all; compile one with more --n-positions\n"
+    )
+    assert json.loads(printed)["metrics"]["new_tokens"] == 10
+    _, said = command("generate", "artifact", PROMPT, "-n", 10, "--top-k", 1, "--json")
+    assert said == ""
+
+
 def test_a_conversation(command, tmp_path):
     shutil.copytree(TINY_KJV, tmp_path / "chat")
     tokenizer = AutoTokenizer.from_pretrained(TINY_KJV)
@@ -83,6 +101,24 @@ def test_a_conversation(command, tmp_path):
     assert second["completion"] == tokenizer.decode(new, skip_special_tokens=True)
     printed, said = command(*options, "Who art thou?")
     assert printed == first["completion"] + "\n" and said.count("tokens") == 1
+    _, said = command(*options[:-4], "-n", 3000, "--json", "Who art thou?")
+    assert said.startswith("only ") and said.endswith("the model takes 512 tokens in all\n")
+
+
+def test_a_conversation_has_room_beside_long_answers(command, tmp_path, monkeypatch):
+    """A model that takes more gets programs for more than a conversation usually has."""
+    asked = []
+
+    def fitting(self, prompt, new, **_):
+        asked.append((prompt, new))
+        raise InputError("enough")
+
+    monkeypatch.setattr(Source, "fitting", fitting)
+    shutil.copytree(TINY_KJV, tmp_path / "chat")
+    AutoTokenizer.from_pretrained(TINY_KJV, chat_template="{{ messages }}").save_pretrained(tmp_path / "chat")
+    for count in (100, 4000):
+        command("generate", "chat", "--chat", "-n", count, "Hi", status=1)
+    assert asked == [(1948, 100), (1024, 4000)]
 
 
 def test_a_text_that_is_read(command, tmp_path):

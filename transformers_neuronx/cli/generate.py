@@ -19,6 +19,10 @@ from transformers_neuronx.rules import Rules
 from transformers_neuronx.sampling import ForSampling
 
 CHAT = 2048  # tokens of a conversation, unless the model takes fewer
+LIMITED = {  # why not all new tokens fit, by whether the model is an artifact
+    False: "the model takes {} tokens in all",
+    True: "the artifact takes {} tokens in all; compile one with more --n-positions",
+}
 
 Prompt = Annotated[
     str | None,
@@ -55,10 +59,10 @@ def generate(
     _check(chat, system, tokenizer)
     text = "" if chat else _text(prompt)
     ids = [] if chat else tokenizer(text).input_ids
-    sizes = source.fitting(CHAT - max_new_tokens if chat else len(ids), max_new_tokens)
+    sizes = source.fitting(max(CHAT - max_new_tokens, CHAT // 2) if chat else len(ids), max_new_tokens)
     compiled = source.open(o.How(amp, tp, quant, rounded, runtime), **sizes)
     rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed)
-    writer = Writer(compiled, tokenizer, max_new_tokens, as_json, rules)
+    writer = Writer(compiled, tokenizer, max_new_tokens, as_json, rules, LIMITED[source.is_artifact])
     if not chat:
         writer.write(text, ids)
         return
@@ -85,6 +89,7 @@ class Writer:
     count: int
     as_json: bool
     rules: dict[str, Any]
+    limited: str
 
     def __post_init__(self) -> None:
         Rules(**self.rules)  # raises InputError before anything is compiled
@@ -107,7 +112,10 @@ class Writer:
             raise InputError(f"the prompt wants to have 1 to {takes} tokens, got {len(ids)}")
         self.start()
         reads = isinstance(self.model, EncoderDecoderForSampling)
-        count = min(self.count, self.model.options.buckets.longest - (1 if reads else len(ids)))
+        longest = self.model.options.buckets.longest
+        count = min(self.count, longest - (1 if reads else len(ids)))
+        if count < self.count:
+            typer.echo(f"only {count} of {self.count} new tokens fit: {self.limited.format(longest)}", err=True)
         from transformers import TextStreamer
 
         hidden = dict(skip_prompt=hide or reads, skip_special_tokens=True)
