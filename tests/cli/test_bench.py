@@ -41,5 +41,5 @@ def test_without_matplotlib_nothing_is_measured(command, monkeypatch):
 
 @pytest.mark.parametrize("option", ["--prompt", "--new"])
 def test_more_than_the_model_takes(command, option):
-    _, said = command("bench", TINY_KJV, option, 5000, status=1)
+    _, said = command("bench", TINY_KJV, option, 5000, status=2)
     assert "is the longest sequence this model takes" in said

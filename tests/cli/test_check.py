@@ -67,14 +67,14 @@ def test_beside_itself_with_other_settings(command):
 
 def test_an_artifact(command):
     command("compile", TINY_KJV, "artifact", "--n-positions", 128, "--amp", "bf16")
-    _, said = command("check", "artifact", status=1)
+    _, said = command("check", "artifact", status=2)
     assert said == (
         "error: artifact is an artifact, which Transformers cannot read: name its checkpoint or another model as well, "
         "--against PATH\n"
     )
     printed, _ = command("check", "artifact", TEXT, "-n", 4, "--against", "hf", "--against", TINY_KJV)
     assert "model      artifact, bf16\n" in printed and "bit by bit" in printed
-    _, said = command("check", "artifact", TEXT, "--against", "tp=2", status=1)
+    _, said = command("check", "artifact", TEXT, "--against", "tp=2", status=2)
     assert (
         "the artifact artifact was saved of another model or with other options: tp_degree: saved 1, wanted 2" in said
     )
@@ -92,9 +92,9 @@ REFUSED = {
     "two models": (("--against", "a", "--against", "b"), 2, "--against wants one other model, got a, b"),
     "degrees of Transformers": (("--against", "hf", "--against", "tp=2"), 2, "has no setting here but amp"),
     "a degree that is none": (("--against", "tp=two"), 2, "--against tp= wants a whole number, got 'two'"),
-    "a type that is none": (("--against", "hf", "--against", "amp=f12"), 1, "wants one of f32, bf16, f16, got 'f12'"),
+    "a type that is none": (("--against", "hf", "--against", "amp=f12"), 2, "wants one of f32, bf16, f16, got 'f12'"),
     "a model that is nowhere": (("--against", "./nothing"), 1, "./nothing: no such directory"),
-    "too many tokens": (("-n", "510"), 1, "512 tokens are what the model takes, got 6 and 510 new ones"),
+    "too many tokens": (("-n", "510"), 2, "512 tokens are what the model takes, got 6 and 510 new ones"),
 }
 
 

@@ -105,5 +105,5 @@ def test_what_cannot_be_linted(command, saved, tmp_path):
     for name, told in ("not.pb", "not a module"), ("empty.pb", "entry computation"), ("./nothing", "no such directory"):
         _, said = command("lint", name, status=1)
         assert told in said
-    _, said = command("lint", saved, "--target", "trn9", status=1)
+    _, said = command("lint", saved, "--target", "trn9", status=2)
     assert "target wants to be one of neuron, trn1, inf2, trn2" in said

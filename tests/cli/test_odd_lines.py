@@ -191,7 +191,7 @@ def test_a_line_that_was_mended_is_not_passed_over(command, tmp_path):
     arguments = ("run", TINY_KJV, "--data-dir", "data.jsonl", "--json", "--max-seq-length", 64)
     command(*arguments, status=3)
     (tmp_path / "data.jsonl").write_text('{"prompt": "And Moses"}\n{"prompt": "Thou"}\n')
-    _, said = command(*arguments, status=1)
+    _, said = command(*arguments, status=2)
     assert "has a result for another prompt in data.jsonl, line 2. --restart begins anew" in said
     printed, _ = command(*arguments, "--restart")
     assert json.loads(printed)["results"] == 2

@@ -111,7 +111,7 @@ def test_prompts_that_are_too_long_are_cut(command, tmp_path, expected):
     tokenizer = AutoTokenizer.from_pretrained(TINY_KJV)
     assert record["completion"] == expected(tokenizer.decode(tokenizer(text).input_ids[:6]), 10)
     _, error = command(
-        "run", TINY_KJV, "--data_dir", data, "--max_seq_length", 10, "--max_tokens_to_generate", 10, "-o", "x", status=1
+        "run", TINY_KJV, "--data_dir", data, "--max_seq_length", 10, "--max_tokens_to_generate", 10, "-o", "x", status=2
     )
     assert "10 new tokens leave no room for a prompt in 10" in error
 
@@ -151,10 +151,10 @@ def test_results_of_other_settings_are_not_added_to(command, tmp_path):
     data = written(tmp_path / "data.jsonl", ["And Moses", "Thou shalt"])
     arguments = ["run", TINY_KJV, "--data_dir", data, "--max_seq_length", 64, "--json"]
     command(*arguments)
-    _, error = command(*arguments, "--top-k", 2, status=1)
+    _, error = command(*arguments, "--top-k", 2, status=2)
     assert "predictions.jsonl was made with other settings: rules.top_k: saved 1, wanted 2. --restart begins" in error
     written(data, ["And Aaron", "Thou shalt"])
-    _, error = command(*arguments, status=1)
+    _, error = command(*arguments, status=2)
     assert "has a result for another prompt in data.jsonl, line 1. --restart begins anew" in error
     printed, _ = command(*arguments, "--restart")
     assert json.loads(printed)["results"] == 2

@@ -79,7 +79,7 @@ def test_where_there_are_no_locks_that_is_said(command, arguments, monkeypatch, 
 
 def test_what_is_no_file_takes_no_results(command, tmp_path, arguments):
     os.mkfifo(tmp_path / "pipe")
-    _, said = command(*arguments, "--output", "pipe", status=1)
+    _, said = command(*arguments, "--output", "pipe", status=2)
     assert said == "error: pipe: results must go to a regular file, found a special file\n"
     assert not (tmp_path / "pipe.settings.json").exists()
 

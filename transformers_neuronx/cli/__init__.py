@@ -1,7 +1,8 @@
 """The command line: `transformers-neuronx`, or `python -m transformers_neuronx`.
 
-Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong, 3 some lines of the data are, 4 the answer is
-no, 130 Ctrl-C.
+Exit status: 0 all is well; 1 it cannot be done, as a checkpoint, a file, the disk or a device is not what it must be; 2
+the command is wrong, as an option or argument has a value that it cannot have, or two do not go together; 3 some lines
+of the data are; 4 the answer is no; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from transformers_neuronx.cli.inspect import inspect
 from transformers_neuronx.cli.lint import lint
 from transformers_neuronx.cli.plan import plan
 from transformers_neuronx.cli.run import run
-from transformers_neuronx.errors import TransformersNeuronxError
+from transformers_neuronx.errors import ConfigError, InputError, TransformersNeuronxError
 from transformers_neuronx.version import __version__
+
+FAILED, WRONG = 1, 2  # exit statuses
 
 
 class _Commands(TyperGroup):
@@ -36,6 +39,8 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Large language models from Hugging Face checkpoints, compiled for fixed shapes.",
+    epilog="Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong, 3 some lines of the data are, "
+    "4 the answer is no, 130 Ctrl-C.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,4 +78,7 @@ def main() -> None:
     except (TransformersNeuronxError, OSError) as error:
         told = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
         typer.echo(f"error: {told}", err=True)
-        sys.exit(1)
+        sys.exit(WRONG if isinstance(error, ConfigError | InputError) else FAILED)
+    except MemoryError as error:
+        typer.echo(f"error: not enough memory{f': {error}' if str(error) else ''}", err=True)
+        sys.exit(FAILED)

@@ -14,20 +14,18 @@ import typer
 from transformers_neuronx import files
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.text import complete, room
-from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.errors import ConfigError, TransformersNeuronxError
 from transformers_neuronx.progress import bar
 from transformers_neuronx.sampling import ForSampling
 
 Batches = Annotated[
-    list[int], o.option("--batch-size", "-b", help="Sequences at once; may be repeated.", default=True, count=True)
+    list[int], o.option("--batch-size", "-b", help="Sequences at once; may be repeated.", default=True, least=1)
 ]
 Prompts = Annotated[
-    list[int], o.option("--prompt", "-p", help="Tokens of prompts; may be repeated.", default=True, count=True)
+    list[int], o.option("--prompt", "-p", help="Tokens of prompts; may be repeated.", default=True, least=1)
 ]
-News = Annotated[list[int], o.option("--new", "-n", help="New tokens; may be repeated.", default=True, count=True)]
-Rounds = Annotated[
-    int, o.option("--rounds", help="Times that each is done; medians are shown.", default=True, count=True)
-]
+News = Annotated[list[int], o.option("--new", "-n", help="New tokens; may be repeated.", default=True, least=1)]
+Rounds = Annotated[int, o.option("--rounds", help="Times that each is done; medians are shown.", default=True, least=1)]
 Plot = Annotated[str | None, o.option("--plot", help="A picture of it, .svg or .png; wants matplotlib.")]
 
 # Of a result: its name, and how it is shown.
@@ -135,5 +133,5 @@ def _figure(**options: Any) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError('--plot wants matplotlib: pip install "transformers-neuronx[plot]"') from error
+        raise TransformersNeuronxError('--plot wants matplotlib: pip install "transformers-neuronx[plot]"') from error
     return Figure(**options)

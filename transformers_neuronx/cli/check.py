@@ -39,10 +39,16 @@ Against = Annotated[
         "runtime=cuda; may be given several times. By default hf: Transformers, in f32.",
     ),
 ]
-New = Annotated[int, o.option("--max-new-tokens", "-n", help="Tokens that the other side goes on with.", default=True)]
+New = Annotated[
+    int, o.option("--max-new-tokens", "-n", help="Tokens that the other side goes on with.", default=True, least=0)
+]
 Tolerance = Annotated[
     float | None,
-    o.option("--tolerance", help="How far apart they may be, of the largest logit; by default what rounding explains."),
+    o.option(
+        "--tolerance",
+        help="How far apart they may be, of the largest logit; by default what rounding explains.",
+        least=0,
+    ),
 ]
 
 
@@ -86,7 +92,7 @@ def check(
 
 def _refuse(source: o.Source, other: Other) -> None:
     if issubclass(source.cls, EncoderDecoderForSampling):
-        raise ConfigError("check wants a model without an encoder")
+        raise CheckpointError("check wants a model without an encoder")
     if source.is_artifact and other.hf and other.path is None:
         wanted = "name its checkpoint or another model as well, --against PATH"
         raise ConfigError(f"{source.path} is an artifact, which Transformers cannot read: {wanted}")

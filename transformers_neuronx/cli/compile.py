@@ -10,7 +10,7 @@ import typer
 
 from transformers_neuronx import files
 from transformers_neuronx.cli import options as o
-from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import want_place
 
@@ -41,12 +41,15 @@ def compile_artifact(
     What is saved starts in a second, where processor and jaxlib are the same: `generate ARTIFACT`, `run ARTIFACT`. For
     Neuron the compiler is needed, and no device.
     """
-    want_place(artifact)  # before minutes are spent, if it cannot be there
+    try:
+        want_place(artifact)  # before minutes are spent, if it cannot be there
+    except CheckpointError as error:  # of ARTIFACT, which is a checkpoint
+        raise ConfigError(str(error)) from error
     source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
     sizes: dict[str, Any] = dict(
         n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size
     )
-    compiled = source.open(how, weights=checkpoint_name, **sizes)
+    compiled = source.open(how, needs_weights=weights, weights=checkpoint_name, **sizes)
     compiled.cpu_compile(weights)  # nothing is run, so there need be no device
     compiled.save(artifact, sharded_weights=weights)
     _save_tokenizer(source, Path(artifact).expanduser())

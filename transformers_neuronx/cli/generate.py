@@ -14,7 +14,7 @@ import typer
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
-from transformers_neuronx.errors import ConfigError, InputError
+from transformers_neuronx.errors import CheckpointError, ConfigError, InputError, TransformersNeuronxError
 from transformers_neuronx.rules import Rules
 from transformers_neuronx.sampling import ForSampling
 
@@ -32,7 +32,7 @@ Prompt = Annotated[
 ]
 Chat = Annotated[bool, o.option("--chat", help="A conversation, by the tokenizer's chat template, line by line.")]
 System = Annotated[str | None, o.option("--system", help="What a conversation begins with.")]
-Tokens = Annotated[int, o.option("--max-new-tokens", "-n", help="New tokens, at most.", default=True, count=True)]
+Tokens = Annotated[int, o.option("--max-new-tokens", "-n", help="New tokens, at most.", default=True, least=1)]
 
 
 def generate(
@@ -77,7 +77,7 @@ def _check(chat: bool, system: str | None, tokenizer: Any) -> None:
     if system is not None and not chat:
         raise ConfigError("--system wants --chat beside it")
     if chat and not tokenizer.chat_template:
-        raise ConfigError("the tokenizer has no chat template; without --chat the model goes on with a text")
+        raise CheckpointError("the tokenizer has no chat template; without --chat the model goes on with a text")
 
 
 @dataclass
@@ -103,7 +103,12 @@ class Writer:
 
     def answer(self, line: str, messages: list[dict[str, str]]) -> str:
         options: dict[str, Any] = dict(add_generation_prompt=True, tokenize=True, return_dict=True)
-        return self.write(line, self.tokenizer.apply_chat_template(messages, **options)["input_ids"], hide=True)
+        ids = self.tokenizer.apply_chat_template(messages, **options)["input_ids"]
+        if len(messages) > 2 and len(ids) > (takes := room(self.model, 1)):
+            raise TransformersNeuronxError(
+                f"the conversation has {len(ids)} tokens by now, and the model takes {takes}: begin anew"
+            )
+        return self.write(line, ids, hide=True)
 
     def write(self, prompt: str, ids: list[int], hide: bool = False) -> str:
         """What comes after `ids`, and before it, unless it is to be hidden, the prompt itself."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,26 +17,41 @@ from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.files import explain, read_json
 from transformers_neuronx.module import load_config, resolve_tokenizer
+from transformers_neuronx.runtimes import RUNTIMES
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import holds_artifact, open_artifact
 
 NO = 4  # the exit status where nothing went wrong, and the answer is no
 HOW, CHOICE, WHERE = "How it is compiled", "How tokens are chosen", "Where the model is"
+MOST = 2**31 - 1  # of any number that is counted
 
 
-def option(*names: str, help: str, panel: str | None = None, default: bool = False, count: bool = False) -> Any:  # noqa: A002
-    """An option of these names, in a panel of the help, which says its default if asked to; a `count` is 1 or more."""
+def option(
+    *names: str,
+    help: str,  # noqa: A002
+    panel: str | None = None,
+    default: bool = False,
+    least: float | None = None,
+    also: int | None = None,
+) -> Any:
+    """An option of these names, in a panel of the help, which says its default if asked to.
+
+    Its number, or each of several, must be at `least` that, or `also` this one.
+    """
+    callback = None if least is None else _counted(least, also)
     shown = default or panel == CHOICE
-    return typer.Option(
-        *names, help=help, rich_help_panel=panel, show_default=shown, callback=_counted if count else None
-    )
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=shown, callback=callback)
 
 
-def _counted(value: Any) -> Any:
-    for number in value if isinstance(value, list) else [value]:
-        if number is not None and number < 1:
-            raise typer.BadParameter(f"wanted 1 or more, got {number}")
-    return value
+def _counted(least: float, also: int | None) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and number != also and not least <= number <= MOST:
+                wanted = f"{least} or more" if not number >= least else f"{MOST} or less"
+                raise typer.BadParameter(f"must be {wanted}{'' if also is None else f', or {also}'}; got {number}")
+        return value
+
+    return check
 
 
 WHAT = "A directory with a checkpoint or an artifact, or a name on the Hugging Face hub."
@@ -55,13 +72,13 @@ Amp = Annotated[
     option("--amp", help="Activations, weights and cache: f32, bf16 or f16; by default the checkpoint's.", panel=HOW),
 ]
 Degree = Annotated[
-    int | None, option("--tp", help="Devices that share each layer; by default one.", panel=HOW, count=True)
+    int | None, option("--tp", help="Devices that share each layer; by default one.", panel=HOW, least=1)
 ]
-Batch = Annotated[int | None, option("--batch-size", help="Sequences at once; by default one.", panel=HOW, count=True)]
+Batch = Annotated[int | None, option("--batch-size", help="Sequences at once; by default one.", panel=HOW, least=1)]
 Positions = Annotated[
     int | None,
     option(
-        "--n-positions", "--max-seq-length", help="The longest sequence; by default the model's.", panel=HOW, count=True
+        "--n-positions", "--max-seq-length", help="The longest sequence; by default the model's.", panel=HOW, least=1
     ),
 ]
 Context = Annotated[
@@ -70,13 +87,15 @@ Context = Annotated[
         "--context",
         help="Tokens of a prompt that a program takes; may be given several times.",
         panel=HOW,
-        count=True,
+        least=1,
     ),
 ]
 Quant = Annotated[str | None, option("--quant", help="Weights in fewer bits: s8, s4 or f8e4m3fn.", panel=HOW)]
 Rounded = Annotated[bool, option("--round-activations", help="Activations in 8 bits, too, beside --quant.", panel=HOW)]
 Runtime = Annotated[str | None, option("--runtime", help="Where it runs: cpu, cuda or neuron.", panel=HOW)]
-TopK = Annotated[int, option("--top-k", help="Draw from so many likeliest tokens; 1 is greedy, 0 all.", panel=CHOICE)]
+TopK = Annotated[
+    int, option("--top-k", help="Draw from so many likeliest tokens; 1 is greedy, 0 all.", panel=CHOICE, least=0)
+]
 TopP = Annotated[float, option("--top-p", help="… of those from the fewest that are so probable.", panel=CHOICE)]
 Temperature = Annotated[float, option("--temperature", help="Divides the logits.", panel=CHOICE)]
 Seed = Annotated[int | None, option("--seed", help="Draws the same tokens again; by default others.", panel=CHOICE)]
@@ -99,6 +118,8 @@ class How:
         """As a model's constructor has them, those that are said."""
         if self.rounded and self.quant is None:
             raise ConfigError("--round-activations wants --quant beside it")
+        if self.runtime not in (None, *RUNTIMES):
+            raise ConfigError(f"--runtime must be one of {', '.join(RUNTIMES)}, got {self.runtime!r}")
         switches = None
         if self.quant is not None or self.runtime is not None:
             activations = "s8" if self.rounded else None
@@ -125,22 +146,32 @@ class Source:
         alone = Path(path).expanduser()
         is_alone = alone.suffix == ".json" and alone.is_file()
         self.attributes = read_json(alone) if is_alone else load_config(path, cache_dir)
-        self.cls = class_of(self.attributes, path)
+        with _checkpoint_s():
+            self.cls = class_of(self.attributes, path)
 
     @cached_property
     def config(self) -> Any:
-        """What its family reads of the configuration."""
+        """What its family reads of the configuration. CheckpointError where it does not take it."""
         attributes = Completed(self.attributes) if self.is_artifact else self.attributes
-        return self.cls.family.read_config(attributes)
+        with _checkpoint_s():
+            return self.cls.family.read_config(attributes)
 
-    def open(self, how: How, *, without_weights: bool = False, **options: Any) -> ForSampling:
-        """The model, not on a device yet; `without_weights` no more is read than the configuration and the options."""
+    def open(
+        self, how: How, *, without_weights: bool = False, needs_weights: bool = True, **options: Any
+    ) -> ForSampling:
+        """The model, not on a device yet; `without_weights` no more is read than the configuration and the options.
+
+        A ConfigError is about the options: what is wrong with the model itself is a CheckpointError.
+        """
+        assert self.config
         dtype = str(self.attributes.get("dtype") or self.attributes.get("torch_dtype"))
         default = {} if self.is_artifact else dict(amp=DTYPES.get(dtype, "f32"))
         given = default | how.options() | said(**options)
         if without_weights:
             saved = open_artifact(self.path).options() if self.is_artifact else {}
             return self.cls(self.attributes, **saved | given)
+        if needs_weights and self.is_artifact and "weights" not in given and not open_artifact(self.path).has_weights:
+            raise CheckpointError(f"{self.path} is an artifact that has no weights: compile one with them")
         return self.cls.from_pretrained(self.path, cache_dir=self.cache_dir, **given)
 
     def fitting(self, prompt: int, new: int, asked: int = -1) -> dict[str, Any]:
@@ -168,6 +199,15 @@ class Source:
         if not tokenizer("a").input_ids:  # Transformers makes an empty one where there are no files
             raise CheckpointError(f"{self.path} has no tokenizer; {advice}")
         return tokenizer
+
+
+@contextmanager
+def _checkpoint_s() -> Iterator[None]:
+    """A configuration that is not supported is a fault of the checkpoint, not of the command."""
+    try:
+        yield
+    except ConfigError as error:
+        raise CheckpointError(" ".join(str(error).split())) from error
 
 
 def _power(size: int) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from transformers_neuronx.cli import options as o
-from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.planning import NAMES, Place, Planner, place
 
 What = Annotated[
@@ -20,7 +20,7 @@ Instances = Annotated[
     o.option("--instance", help=f"Where it is to run; may be repeated. By default all: {', '.join(NAMES)}."),
 ]
 Tp = Annotated[
-    int | None, o.option("--tp", help="Devices that share each layer; by default as few as will do.", count=True)
+    int | None, o.option("--tp", help="Devices that share each layer; by default as few as will do.", least=1)
 ]
 
 
@@ -52,7 +52,9 @@ def plan(
     Exit status: 0 if it fits somewhere that is asked about, 4 if it does not.
     """
     how = o.How(amp, None, quant, rounded, None)
-    sizes = dict(n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size)
+    sizes: dict[str, Any] = dict(
+        n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size
+    )
     planner = Planner(o.Source(model, cache_dir).open(how, without_weights=True, **sizes))
     places = _places(instance or NAMES, planner.options.amp)
     planned = planner.plan(places, tp, every=bool(instance))
@@ -66,5 +68,5 @@ def _places(names: Sequence[str], amp: str) -> list[Place]:
         raise ConfigError(f"--instance wants one of {', '.join(NAMES)}, got {', '.join(map(repr, unknown))}")
     places = [found for name in dict.fromkeys(names) if (found := place(name, amp))]
     if not places:
-        raise ConfigError("--instance cuda: nvidia-smi finds no GPU here")
+        raise EngineError("--instance cuda: nvidia-smi finds no GPU here")
     return places

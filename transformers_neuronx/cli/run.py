@@ -14,7 +14,7 @@ from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.prompts import Place, Prompt, printable, read_prompts
 from transformers_neuronx.cli.results import Results
 from transformers_neuronx.cli.text import complete, room
-from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.progress import bar
 from transformers_neuronx.rules import Rules
 from transformers_neuronx.sampling import ForSampling
@@ -25,11 +25,11 @@ SOME_FAILED = 3  # the exit status where lines could not be used
 
 Data = Annotated[str, o.option("--data-dir", help='A .json or .jsonl file, or a folder: objects with "prompt".')]
 Output = Annotated[str, o.option("--output", "-o", help="The file of results.", default=True)]
-Examples = Annotated[int, o.option("--examples-to-generate", help="At most so many prompts.", default=True, count=True)]
-Tokens = Annotated[int, o.option("--max-tokens-to-generate", help="New tokens of each.", default=True, count=True)]
+Examples = Annotated[int, o.option("--examples-to-generate", help="At most so many prompts.", default=True, least=1)]
+Tokens = Annotated[int, o.option("--max-tokens-to-generate", help="New tokens of each.", default=True, least=1)]
 Length = Annotated[
     int,
-    o.option("--max-seq-length", help="Tokens in all: longer prompts are cut. -1: as need be."),
+    o.option("--max-seq-length", help="Tokens in all: longer prompts are cut. -1: as need be.", least=1, also=-1),
 ]
 Restart = Annotated[bool, o.option("--restart", help="Make all results anew.")]
 
@@ -69,9 +69,9 @@ def run(
     rules: dict[str, Any] = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed or 0)
     Rules(**rules)  # checks them, before anything is compiled
     compiled = source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes)
+    job.fit(compiled)
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
-    made |= description(compiled.family, compiled.config, compiled.options)
-    with Results.at(output, made, restart) as results:
+    with Results.at(output, made | description(compiled.family, compiled.config, compiled.options), restart) as results:
         job.complete(compiled, results, rules)
     raise typer.Exit(job.show(results, output, as_json))
 
@@ -81,7 +81,7 @@ def _first(data_dir: str, count: int) -> list[Prompt]:
     found = read_prompts(data_dir)
     prompts = list(islice(found, count))
     if not prompts:
-        raise ConfigError(f'{data_dir} has no prompts: wanted objects with "prompt", one a line')
+        raise CheckpointError(f'{data_dir} has no prompts: wanted objects with "prompt", one a line')
     if next(found, None):
         typer.echo(f"only the first {count} prompts are read: --examples-to-generate says how many", err=True)
     return prompts
@@ -123,6 +123,14 @@ class Job:
     def bad(self) -> list[Prompt]:
         return [prompt for prompt in self.prompts if prompt.error is not None]
 
+    def fit(self, model: ForSampling) -> None:
+        """Raise ConfigError where new tokens leave no room, before anything is compiled."""
+        longest = model.options.buckets.longest
+        if room(model, self.count) < 1:
+            raise ConfigError(f"{self.count} new tokens leave no room for a prompt in {longest}")
+        if self.count >= longest:
+            raise ConfigError(f"{self.count} new tokens are more than the {longest - 1} that the model makes")
+
     def complete(self, model: ForSampling, results: Results, rules: dict[str, Any]) -> None:
         """Make what is not there yet, group by group: always the same groups, so that all comes out the same."""
         for prompt in self.prompts:
@@ -151,8 +159,6 @@ class Job:
 
     def _completed(self, model: ForSampling, group: list[Prompt], rules: dict[str, Any]) -> Iterator[dict[str, Any]]:
         most = room(model, self.count)
-        if most < 1:
-            raise ConfigError(f"{self.count} new tokens leave no room for a prompt in {model.options.buckets.longest}")
         rows = {each.place: self._cut(self.ids[each.place], most) for each in group if each.error is None}
         first = self.prompts.index(group[0])
         made = (
