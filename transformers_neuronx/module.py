@@ -44,7 +44,8 @@ Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> 
 
 SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
-CONFIG_FILES = ["config.json", "generation_config.json"]
+GENERATION_CONFIG = "generation_config.json"
+CONFIG_FILES = ["config.json", GENERATION_CONFIG]
 ADAPTER_FILE = "adapter_config.json"  # PEFT's
 TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
 
@@ -78,14 +79,24 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
 
     Of a hub model nothing else is downloaded. CheckpointError when missing or broken.
     """
-    files = [*CONFIG_FILES, ADAPTER_FILE]
-    directory = _local_directory(path_or_name) or _download(os.fspath(path_or_name), files, cache_dir)
+    directory = _config_directory(path_or_name, cache_dir)
     if not os.path.lexists(directory / "config.json"):
         _refuse_other_kinds(directory)
-    config = read_json(directory / "config.json")
-    generation = read_json(directory / CONFIG_FILES[1]) if (directory / CONFIG_FILES[1]).exists() else {}
+    config, generation = read_json(directory / "config.json"), load_generation_config(directory)
     tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
     return config | {name: value for name, value in tokens.items() if value is not None}
+
+
+def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
+    """The parsed `generation_config.json`, empty where there is none. CheckpointError when broken."""
+    path = _config_directory(path_or_name, cache_dir) / GENERATION_CONFIG
+    return read_json(path) if path.exists() else {}
+
+
+def _config_directory(path_or_name: PathOrName, cache_dir: PathOrName | None) -> Path:
+    return _local_directory(path_or_name) or _download(
+        os.fspath(path_or_name), [*CONFIG_FILES, ADAPTER_FILE], cache_dir
+    )
 
 
 def _local_directory(path_or_name: PathOrName) -> Path | None:

@@ -11,6 +11,7 @@ import typer
 from transformers_neuronx import files
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.module import GENERATION_CONFIG
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import want_place
 
@@ -52,21 +53,24 @@ def compile_artifact(
     compiled = source.open(how, needs_weights=weights, weights=checkpoint_name, **sizes)
     compiled.cpu_compile(weights)  # nothing is run, so there need be no device
     compiled.save(artifact, sharded_weights=weights)
-    _save_tokenizer(source, Path(artifact).expanduser())
+    _save_beside(source, Path(artifact).expanduser())
     _show(compiled, artifact, as_json)
 
 
-def _save_tokenizer(source: o.Source, artifact: Path) -> None:
-    """Save the tokenizer beside an artifact, if there is one, whole or not at all."""
+def _save_beside(source: o.Source, artifact: Path) -> None:
+    """Save the tokenizer and generation_config.json beside an artifact, if they are there, both or neither."""
+    tokenizer = None
     try:
         tokenizer = source.tokenizer()
     except CheckpointError as error:
         typer.echo(f"the artifact is for ids alone: {error}", err=True)
-        return
     with files.staging(artifact, "tokenizer") as stage:
-        with files.saving(artifact, "the tokenizer", Exception):  # its library has errors of its own for a full disk
-            tokenizer.save_pretrained(stage)
-        files.exchange(stage, artifact)
+        if tokenizer is not None:
+            with files.saving(artifact, "the tokenizer", Exception):  # its library has errors of its own
+                tokenizer.save_pretrained(stage)
+        if source.generation:
+            files.write(stage / GENERATION_CONFIG, json.dumps(source.generation, indent=2).encode())
+        files.exchange(stage, artifact, obsolete=[GENERATION_CONFIG])  # of an earlier artifact
 
 
 def _show(compiled: ForSampling, artifact: str, as_json: bool) -> None:

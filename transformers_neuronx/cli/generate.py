@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.cli import options as o
+from transformers_neuronx.cli import choice as c, options as o
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError, InputError, TransformersNeuronxError
-from transformers_neuronx.rules import Rules
 from transformers_neuronx.sampling import ForSampling
 
+DRAWN = 50  # tokens to draw from, unless the checkpoint says how many
 CHAT = 2048  # tokens of a conversation, unless the model takes fewer
 LIMITED = {  # why not all new tokens fit, by whether the model is an artifact
     False: "the model takes {} tokens in all",
@@ -32,6 +32,7 @@ Prompt = Annotated[
 ]
 Chat = Annotated[bool, o.option("--chat", help="A conversation, by the tokenizer's chat template, line by line.")]
 System = Annotated[str | None, o.option("--system", help="What a conversation begins with.")]
+TopK = Annotated[int | None, c.option("--top-k", help=c.TOP_K, otherwise=DRAWN, least=0)]
 Tokens = Annotated[int, o.option("--max-new-tokens", "-n", help="New tokens, at most.", default=True, least=1)]
 
 
@@ -41,9 +42,11 @@ def generate(
     chat: Chat = False,
     system: System = None,
     max_new_tokens: Tokens = 128,
-    top_k: o.TopK = 50,
-    top_p: o.TopP = 1.0,
-    temperature: o.Temperature = 1.0,
+    top_k: TopK = None,
+    top_p: c.TopP = None,
+    temperature: c.Temperature = None,
+    min_p: c.MinP = None,
+    repetition_penalty: c.Penalty = None,
     seed: o.Seed = None,
     cache_dir: o.CacheDir = None,
     amp: o.Amp = None,
@@ -60,8 +63,8 @@ def generate(
     text = "" if chat else _text(prompt)
     ids = [] if chat else tokenizer(text).input_ids
     sizes = source.fitting(max(CHAT - max_new_tokens, CHAT // 2) if chat else len(ids), max_new_tokens)
+    rules = c.Choice(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, DRAWN, seed)
     compiled = source.open(o.How(amp, tp, quant, rounded, runtime), **sizes)
-    rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed)
     writer = Writer(compiled, tokenizer, max_new_tokens, as_json, rules, LIMITED[source.is_artifact])
     if not chat:
         writer.write(text, ids)
@@ -90,10 +93,7 @@ class Writer:
     as_json: bool
     rules: dict[str, Any]
     limited: str
-
-    def __post_init__(self) -> None:
-        Rules(**self.rules)  # raises InputError before anything is compiled
-        self.started = False
+    started: bool = False
 
     def start(self) -> None:
         """Bring the model to its devices, once."""

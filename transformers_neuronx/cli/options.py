@@ -16,7 +16,7 @@ from transformers_neuronx.config import Completed, NeuronConfig, QuantizationCon
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.files import explain, read_json
-from transformers_neuronx.module import load_config, resolve_tokenizer
+from transformers_neuronx.module import load_config, load_generation_config, resolve_tokenizer
 from transformers_neuronx.runtimes import RUNTIMES
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import holds_artifact, open_artifact
@@ -30,17 +30,16 @@ def option(
     *names: str,
     help: str,  # noqa: A002
     panel: str | None = None,
-    default: bool = False,
+    default: bool | str = False,
     least: float | None = None,
     also: int | None = None,
 ) -> Any:
-    """An option of these names, in a panel of the help, which says its default if asked to.
+    """An option of these names, in a panel of the help, which says its default if asked to, or in those words.
 
     Its number, or each of several, must be at `least` that, or `also` this one.
     """
     callback = None if least is None else _counted(least, also)
-    shown = default or panel == CHOICE
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=shown, callback=callback)
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, callback=callback)
 
 
 def _counted(least: float, also: int | None) -> Callable[[Any], Any]:
@@ -93,12 +92,9 @@ Context = Annotated[
 Quant = Annotated[str | None, option("--quant", help="Weights in fewer bits: s8, s4 or f8e4m3fn.", panel=HOW)]
 Rounded = Annotated[bool, option("--round-activations", help="Activations in 8 bits, too, beside --quant.", panel=HOW)]
 Runtime = Annotated[str | None, option("--runtime", help="Where it runs: cpu, cuda or neuron.", panel=HOW)]
-TopK = Annotated[
-    int, option("--top-k", help="Draw from so many likeliest tokens; 1 is greedy, 0 all.", panel=CHOICE, least=0)
+Seed = Annotated[
+    int | None, option("--seed", help="Draws the same tokens again; by default others.", panel=CHOICE, default=True)
 ]
-TopP = Annotated[float, option("--top-p", help="… of those from the fewest that are so probable.", panel=CHOICE)]
-Temperature = Annotated[float, option("--temperature", help="Divides the logits.", panel=CHOICE)]
-Seed = Annotated[int | None, option("--seed", help="Draws the same tokens again; by default others.", panel=CHOICE)]
 Json = Annotated[bool, option("--json", help="JSON on the standard output, for programs.")]
 
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -144,8 +140,8 @@ class Source:
         self.cache_dir = cache_dir
         self.is_artifact = holds_artifact(path)
         alone = Path(path).expanduser()
-        is_alone = alone.suffix == ".json" and alone.is_file()
-        self.attributes = read_json(alone) if is_alone else load_config(path, cache_dir)
+        self._alone = alone.suffix == ".json" and alone.is_file()
+        self.attributes = read_json(alone) if self._alone else load_config(path, cache_dir)
         with _checkpoint_s():
             self.cls = class_of(self.attributes, path)
 
@@ -155,6 +151,11 @@ class Source:
         attributes = Completed(self.attributes) if self.is_artifact else self.attributes
         with _checkpoint_s():
             return self.cls.family.read_config(attributes)
+
+    @cached_property
+    def generation(self) -> dict[str, Any]:
+        """What its generation_config.json says, nothing where there is none."""
+        return {} if self._alone else load_generation_config(self.path, self.cache_dir)
 
     def open(
         self, how: How, *, without_weights: bool = False, needs_weights: bool = True, **options: Any

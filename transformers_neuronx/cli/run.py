@@ -10,22 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.cli import options as o
+from transformers_neuronx.cli import choice as c, options as o
 from transformers_neuronx.cli.prompts import Place, Prompt, printable, read_prompts
 from transformers_neuronx.cli.results import Results
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.progress import bar
-from transformers_neuronx.rules import Rules
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import description
 
+GREEDY = 1  # the likeliest token, unless the checkpoint says otherwise
 SEPARATOR = "-" * 20
 SOME_FAILED = 3  # the exit status where lines could not be used
 
 Data = Annotated[str, o.option("--data-dir", help='A .json or .jsonl file, or a folder: objects with "prompt".')]
 Output = Annotated[str, o.option("--output", "-o", help="The file of results.", default=True)]
 Examples = Annotated[int, o.option("--examples-to-generate", help="At most so many prompts.", default=True, least=1)]
+TopK = Annotated[int | None, c.option("--top-k", help=c.TOP_K, otherwise=GREEDY, least=0)]
 Tokens = Annotated[int, o.option("--max-tokens-to-generate", help="New tokens of each.", default=True, least=1)]
 Length = Annotated[
     int,
@@ -46,9 +47,11 @@ def run(
     max_tokens_to_generate: Tokens = 20,
     max_seq_length: Length = -1,
     restart: Restart = False,
-    top_k: o.TopK = 1,
-    top_p: o.TopP = 1.0,
-    temperature: o.Temperature = 1.0,
+    top_k: TopK = None,
+    top_p: c.TopP = None,
+    temperature: c.Temperature = None,
+    min_p: c.MinP = None,
+    repetition_penalty: c.Penalty = None,
     seed: o.Seed = 0,
     batch_size: o.Batch = None,
     amp: o.Amp = None,
@@ -66,10 +69,8 @@ def run(
     job = Job(_first(data_dir, examples_to_generate), source, max_tokens_to_generate)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
     how = o.How(amp, tp, quant, rounded, runtime)
-    rules: dict[str, Any] = dict(top_k=top_k, top_p=top_p, temperature=temperature, seed=seed or 0)
-    Rules(**rules)  # checks them, before anything is compiled
-    compiled = source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes)
-    job.fit(compiled)
+    rules = c.Choice(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
+    compiled = job.fitting(source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes))
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
     with Results.at(output, made | description(compiled.family, compiled.config, compiled.options), restart) as results:
         job.complete(compiled, results, rules)
@@ -123,13 +124,14 @@ class Job:
     def bad(self) -> list[Prompt]:
         return [prompt for prompt in self.prompts if prompt.error is not None]
 
-    def fit(self, model: ForSampling) -> None:
-        """Raise ConfigError where new tokens leave no room, before anything is compiled."""
+    def fitting(self, model: ForSampling) -> ForSampling:
+        """The model, before it is compiled. ConfigError where new tokens leave no room."""
         longest = model.options.buckets.longest
         if room(model, self.count) < 1:
             raise ConfigError(f"{self.count} new tokens leave no room for a prompt in {longest}")
         if self.count >= longest:
             raise ConfigError(f"{self.count} new tokens are more than the {longest - 1} that the model makes")
+        return model
 
     def complete(self, model: ForSampling, results: Results, rules: dict[str, Any]) -> None:
         """Make what is not there yet, group by group: always the same groups, so that all comes out the same."""
