@@ -12,7 +12,6 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -35,6 +34,7 @@ from transformers_neuronx.files import (
     unique,
     want_file,
 )
+from transformers_neuronx.other_formats import ADAPTER_FILE, refuse_other_formats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,7 +46,6 @@ SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
 GENERATION_CONFIG = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION_CONFIG]
-ADAPTER_FILE = "adapter_config.json"  # PEFT's
 TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
 
 
@@ -81,7 +80,7 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
     """
     directory = _config_directory(path_or_name, cache_dir)
     if not os.path.lexists(directory / "config.json"):
-        _refuse_other_kinds(directory)
+        refuse_other_formats(directory)
     config, generation = read_json(directory / "config.json"), load_generation_config(directory)
     tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
     return config | {name: value for name, value in tokens.items() if value is not None}
@@ -94,9 +93,8 @@ def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | Non
 
 
 def _config_directory(path_or_name: PathOrName, cache_dir: PathOrName | None) -> Path:
-    return _local_directory(path_or_name) or _download(
-        os.fspath(path_or_name), [*CONFIG_FILES, ADAPTER_FILE], cache_dir
-    )
+    files = [*CONFIG_FILES, ADAPTER_FILE]
+    return _local_directory(path_or_name) or _download(os.fspath(path_or_name), files, cache_dir)
 
 
 def _local_directory(path_or_name: PathOrName) -> Path | None:
@@ -106,38 +104,12 @@ def _local_directory(path_or_name: PathOrName) -> Path | None:
     if os.path.isdir(path):
         return Path(path)
     if os.path.lexists(path):
-        _refuse_other_kinds(Path(path))
+        refuse_other_formats(Path(path))
         raise CheckpointError(f"{path}: wanted a checkpoint directory, found {kind(path)}; pass its directory")
     if not isinstance(path_or_name, str) or text.startswith((".", "/", "~")) or not _is_hub_name(text):
         wrong = "no such directory, and no valid hub name, which looks like 'owner/model'"
         raise CheckpointError(f"{path or repr(path)}: {wrong}; check the path")
     return None
-
-
-def _refuse_other_kinds(path: Path) -> None:
-    """CheckpointError for a file or directory that is a model to other programs, with what makes a checkpoint of it."""
-    if (adapter := path / ADAPTER_FILE).is_file():
-        base = None
-        with suppress(CheckpointError):
-            base = read_json(adapter).get("base_model_name_or_path")
-        whose, its = (f" for {base}", "that") if base else ("", "its")
-        raise CheckpointError(
-            f"{path}: an adapter ({ADAPTER_FILE}){whose}, and no model; merge it into {its} model with PEFT's "
-            "merge_and_unload(), and save what comes of it with save_pretrained(…)"
-        )
-    for file in sorted(path.glob("*.gguf")) if path.is_dir() else [path]:
-        if file.suffix == ".gguf" or (file.is_file() and _begins_with(file, b"GGUF")):
-            raise CheckpointError(
-                f"{file}: weights in GGUF, which cannot be read; make a checkpoint of them with Transformers: "
-                f"from_pretrained(…, gguf_file={file.name!r}, quantization_config=GgufConfig(dequantize=True)) and "
-                "save_pretrained(…)"
-            )
-
-
-def _begins_with(path: Path, mark: bytes) -> bool:
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read(len(mark)) == mark
-    return False
 
 
 def _is_hub_name(text: str) -> bool:
@@ -212,7 +184,7 @@ def open_weights(path_or_name: PathOrName, cache_dir: PathOrName | None = None) 
     path = Path(os.path.expanduser(path_or_name))
     if not path.is_file():
         return open_checkpoint(path_or_name, cache_dir)
-    _refuse_other_kinds(path)
+    refuse_other_formats(path)
     return Checkpoint(path, open_safetensors(path) if path.suffix == ".safetensors" else _open_bin(path))
 
 
@@ -225,7 +197,7 @@ def open_checkpoint(path_or_name: PathOrName, cache_dir: PathOrName | None = Non
     directory = resolve(path_or_name, cache_dir)
     found = format_in(directory)
     if not found:
-        _refuse_other_kinds(directory)
+        refuse_other_formats(directory)
         raise CheckpointError(f"{directory}: no checkpoint here; wanted one of {', '.join(_FORMATS)}")
     return Checkpoint(directory, _FORMATS[found](directory / found))
 

@@ -163,9 +163,8 @@ class Job:
         most = room(model, self.count)
         rows = {each.place: self._cut(self.ids[each.place], most) for each in group if each.error is None}
         first = self.prompts.index(group[0])
-        made = (
-            complete(model, list(rows.values()), self.count, **rules | dict(seed=rules["seed"] + first)) if rows else []
-        )
+        seeds = [rules["seed"] + number for number, each in enumerate(group, first) if each.error is None]
+        made = complete(model, list(rows.values()), self.count, **rules | dict(seed=seeds)) if rows else []
         new = dict(zip(rows, made, strict=True))
         for prompt in group:
             told: dict[str, Any] = dict(file=prompt.file, line=prompt.line)

@@ -1,0 +1,37 @@
+"""Models that other programs read and this one does not: what they are, and what makes a checkpoint of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.files import read_json
+
+ADAPTER_FILE = "adapter_config.json"  # PEFT's
+
+
+def refuse_other_formats(path: Path) -> None:
+    """CheckpointError for a file or directory that is a model to other programs, with what makes a checkpoint of it."""
+    if (adapter := path / ADAPTER_FILE).is_file():
+        base = None
+        with suppress(CheckpointError):
+            base = read_json(adapter).get("base_model_name_or_path")
+        whose, its = (f" for {base}", "that") if base else ("", "its")
+        raise CheckpointError(
+            f"{path}: an adapter ({ADAPTER_FILE}){whose}, and no model; merge it into {its} model with PEFT's "
+            "merge_and_unload(), and save what comes of it with save_pretrained(…)"
+        )
+    for file in sorted(path.glob("*.gguf")) if path.is_dir() else [path]:
+        if file.suffix == ".gguf" or (file.is_file() and _begins_with(file, b"GGUF")):
+            raise CheckpointError(
+                f"{file}: weights in GGUF, which cannot be read; make a checkpoint of them with Transformers: "
+                f"from_pretrained(…, gguf_file={file.name!r}, quantization_config=GgufConfig(dequantize=True)) and "
+                "save_pretrained(…)"
+            )
+
+
+def _begins_with(path: Path, mark: bytes) -> bool:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(len(mark)) == mark
+    return False
