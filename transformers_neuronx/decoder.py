@@ -180,7 +180,9 @@ class Decoder:
         self, ids: Array, start: Array, length: Array, end: Array, slots: Array | None = None, every: bool = False
     ) -> Array:
         """The logits of a `step`, on the host."""
-        logits = self.step(ids, start, length, end, slots, every).numpy()
+        made = self.step(ids, start, length, end, slots, every)
+        with self.guarded():  # what goes wrong in a program is known when it is waited for
+            logits = made.numpy()
         slots = np.arange(len(ids)) if slots is None else slots
         self.tainted[slots[(length > 0) & ~np.isfinite(logits).all((1, 2))]] = True
         return logits
