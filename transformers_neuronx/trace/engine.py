@@ -15,11 +15,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from transformers_neuronx.cache import Saved, build
 from transformers_neuronx.compiler import identity
-from transformers_neuronx.errors import GraphError
+from transformers_neuronx.errors import EngineError, GraphError
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch, torch_to_numpy
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
 from transformers_neuronx.trace.program import Program, Traced
+from transformers_neuronx.trace.states import State, current, plain
 
 
 class Engine:
@@ -28,16 +29,15 @@ class Engine:
     def __init__(
         self, traced: Traced, weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor], runtime: Runtime
     ) -> None:
-        self.traced, self.runtime, self.states = traced, runtime, list(states)
+        self.traced, self.runtime = traced, runtime
         self.executables = [self._built(program) for program in traced.programs]
         self.weights = [
             self._put(placed.moved(tensor, runtime.panels))
             for tensor, (_, placed) in zip(weights, traced.weights, strict=True)
         ]
-        self._on_device: dict[int, DeviceTensor] = {}
-        self._versions: dict[int, int] = {}  # of the host's tensors that were brought there
+        self._on_device: dict[int, DeviceTensor] = {}  # the states; one that a failed call was given is not there
         self._lock = threading.Lock()
-        self._bring_states(range(len(states)))
+        self._adopt(states)
 
     def _built(self, program: Program) -> Executable:
         module = program.module(self.runtime.panels)
@@ -49,15 +49,34 @@ class Engine:
         array = torch_to_numpy(tensor)
         return self.runtime.put([array], given=self.runtime.usable(array))
 
-    def _bring_states(self, numbers: Sequence[int]) -> None:
-        """States that the host has written to since."""
-        for number in numbers:
-            state = self.states[number]
-            if self._versions.get(number) != state._version:
-                self._versions[number] = state._version
-                self._on_device[number] = self.runtime.put([torch_to_numpy(state)])
+    def _adopt(self, states: Sequence[torch.Tensor]) -> None:
+        """Bring the states to the device. They are nobody else's, and not this engine's unless all of them are."""
+        adopted = [self._held(number, state, None) for number, state in enumerate(states)]
+        with plain():
+            for number, state in enumerate(adopted):
+                state.number = number
+                self._bring(state)
+        for state in adopted:
+            state.holder = self
 
-    def run(self, bucket: int, inputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    def _held(self, number: int, state: torch.Tensor, holder: Engine | None) -> State:
+        """A parameter as the state that it is, and whose."""
+        if not isinstance(state, State) or state.holder is not holder:
+            raise _replaced(number)
+        return state
+
+    def _bring(self, state: State) -> None:
+        """Bring a state to the device if the host has written to it since."""
+        if state._version == state.brought and state.number in self._on_device:
+            return
+        if state.behind:
+            raise _lost(state) if state._version == state.brought else _outdated(state)
+        self._on_device[state.number] = self.runtime.put([torch_to_numpy(state)])
+        state.brought = state._version
+
+    def run(
+        self, bucket: int, inputs: Sequence[torch.Tensor | None], states: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         """The outputs of a program, on the host; its new states stay on the device."""
         if not 0 <= bucket < len(self.executables):
             raise GraphError(f"the bucket kernel wants to name one of {len(self.executables)} buckets, got {bucket}")
@@ -65,19 +84,21 @@ class Engine:
         self._check(program, inputs)
         given = [self.runtime.put([torch_to_numpy(tensor)]) for tensor in inputs if tensor is not None]
         weights = [self.weights[number] for number in program.weights]
-        with self._lock:
-            self._bring_states(program.states)
-            states = [self._on_device[number] for number in program.states]
-            try:
-                results = self.executables[bucket](*given, *weights, *states)
-                count = len(results) - len(states)
-                for number, state in zip(program.states, results[count:], strict=True):
-                    self._on_device[number] = state
-                return [_on_host(result) for result in results[:count]]
-            except BaseException:
-                for number in program.states:  # they were given away: the host's are what there is
-                    self._versions.pop(number, None)
-                raise
+        with self._lock, plain():
+            held = [self._held(number, states[number], self) for number in program.states]
+            for state in held:
+                self._bring(state)
+            results = self._called(bucket, [*given, *weights], held)
+            return [_on_host(result) for result in results]
+
+    def _called(self, bucket: int, operands: Sequence[DeviceTensor], states: Sequence[State]) -> list[DeviceTensor]:
+        """A program's outputs. What it was given as states is its own: the new ones take their places, if there are."""
+        given = [self._on_device.pop(state.number) for state in states]
+        results = self.executables[bucket](*operands, *given)
+        count = len(results) - len(states)
+        for state, new in zip(states, results[count:], strict=True):
+            self._on_device[state.number], state.behind = new, True
+        return results[:count]
 
     def _check(self, program: Program, inputs: Sequence[torch.Tensor | None]) -> None:
         if len(inputs) != len(program.inputs):
@@ -91,13 +112,35 @@ class Engine:
                 "pad or convert it, or trace for these sizes as well (bucket_model_trace)"
             )
 
-    def read_states(self) -> None:
-        """Bring the states to the host's tensors."""
-        with self._lock, torch.no_grad():
-            for number, state in enumerate(self.states):
-                if state._version == self._versions.get(number):
-                    state.copy_(_on_host(self._on_device[number]))
-                    self._versions[number] = state._version
+    def read(self, state: State) -> None:
+        """Bring a state to the host, unless the host has it."""
+        with self._lock, torch.no_grad(), plain():
+            if state.behind:
+                if state.number not in self._on_device:
+                    raise _lost(state)
+                state.copy_(_on_host(self._on_device[state.number]))
+                state.brought, state.behind = state._version, False
+
+
+def _replaced(number: int) -> GraphError:
+    return GraphError(
+        f"state_{number} must be the tensor that trace made, got another in its place. For load_state_dict, leave out "
+        "assign=True; of a module that went through torch.jit.freeze, save or copy the one that it was made of"
+    )
+
+
+def _outdated(state: State) -> GraphError:
+    return GraphError(
+        f"state_{state.number} was written to through a view that is older than the last call: what the view leaves "
+        "alone is newer on the device. Take the view of the parameter anew, and write to that"
+    )
+
+
+def _lost(state: State) -> EngineError:
+    return EngineError(
+        f"state_{state.number} was given to a call that failed, and is lost: write all of it with copy_, or load the "
+        "module again"
+    )
 
 
 def _on_host(tensor: DeviceTensor) -> torch.Tensor:
@@ -121,8 +164,10 @@ def _loaded(program: torch.Tensor) -> bool:
     return program in ENGINES
 
 
-def _run(program: torch.Tensor, bucket: int, inputs: list[torch.Tensor | None]) -> list[torch.Tensor]:
-    outputs: list[torch.Tensor] = ENGINES[program].run(bucket, inputs)
+def _run(
+    program: torch.Tensor, bucket: int, inputs: list[torch.Tensor | None], states: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    outputs: list[torch.Tensor] = ENGINES[program].run(bucket, inputs, states)
     return outputs
 
 
@@ -131,7 +176,9 @@ OPERATIONS: Any = torch.library.Library("transformers_neuronx", "DEF")  # type: 
 for _schema, _function in {
     "loaded(Tensor(a!) program) -> bool": _loaded,
     "load(Tensor(a!) program, Tensor[] weights, Tensor[] states) -> ()": load,
-    "run(Tensor(a!) program, int bucket, Tensor?[] inputs) -> Tensor[]": _run,
+    "run(Tensor(a!) program, int bucket, Tensor?[] inputs, Tensor[] states) -> Tensor[]": _run,
+    "state(Tensor tensor) -> Tensor": State.of,
+    "current(Tensor[] states) -> Tensor[]": current,
 }.items():
     OPERATIONS.define(_schema)
     OPERATIONS.impl(_schema.partition("(")[0], _function, "CompositeExplicitAutograd")

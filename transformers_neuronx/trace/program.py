@@ -22,7 +22,7 @@ from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.trace.export import Structure
 from transformers_neuronx.trace.lowering import Placement
 
-FORMAT = 1
+FORMAT = 2
 DESCRIPTION = "traced.json"
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from transformers_neuronx.errors import GraphError
 from transformers_neuronx.trace.export import Structure
 from transformers_neuronx.trace.program import Traced
+from transformers_neuronx.trace.states import State
 
 ScriptModule = torch.jit.ScriptModule
 
@@ -38,12 +40,15 @@ def scripted(
     With several programs, `kernel(inputs, *constants)`, a scripted function, makes inputs of other inputs and says
     which program is to be called.
     """
-    attributes: dict[str, Any] = {
-        f"state_{n}": torch.nn.Parameter(s, requires_grad=False) for n, s in enumerate(states)
-    }
+    attributes: dict[str, Any] = {f"state_{number}": State.of(state) for number, state in enumerate(states)}
     attributes |= {f"constant_{number}": value for number, value in enumerate(constants)}
     if kernel is not None:
         attributes["bucket_kernel"] = kernel
+    if states and isinstance(kernel, torch.nn.Module):  # TorchScript could not put it into what `__getstate__` returns
+        raise GraphError(
+            "bucket_kernel must return a scripted function, torch.jit.script(function), where there are states; got a "
+            f"module, {getattr(kernel, 'original_name', type(kernel).__name__)}"
+        )
     annotations = dict(weights=list[torch.Tensor])
     # A class of its own, since TorchScript has one `forward` for all modules of a class.
     shell = type("Traced", (torch.nn.Module,), dict(__annotations__=annotations, __module__=__name__))()
@@ -54,12 +59,14 @@ def scripted(
     with quiet():
         module = torch.jit.script(shell.eval())
         module.define(_source(traced, len(states), kernel is not None, len(constants)))
+        if states:
+            module.define(_saving(len(states), constants))
     assert isinstance(module, ScriptModule)
     return module
 
 
 def _source(traced: Traced, states: int, bucketed: bool, constants: int) -> str:
-    """The module's `forward`."""
+    """The module's `forward`. Its variables have names that no argument has, as a rule."""
     given = [each is not None for each in traced.programs[0].inputs]
     arguments = [
         f"{name}: {'Tensor' if is_tensor else 'Optional[Tensor] = None'}"
@@ -70,23 +77,50 @@ def _source(traced: Traced, states: int, bucketed: bool, constants: int) -> str:
     if bucketed:
         more = "".join(f", self.constant_{number}" for number in range(constants))
         lines += [
-            f"given: List[Tensor] = [{listed}]",
-            f"prepared, bucket = self.bucket_kernel(given{more})",
-            "inputs: List[Optional[Tensor]] = []",
-            "for each in prepared:",
-            "    inputs.append(each)",
+            f"_given: List[Tensor] = [{listed}]",
+            f"_prepared, _bucket = self.bucket_kernel(_given{more})",
+            "_inputs: List[Optional[Tensor]] = []",
+            "for _each in _prepared:",
+            "    _inputs.append(_each)",
         ]
     else:
-        lines += [f"inputs: List[Optional[Tensor]] = [{listed}]"]
-    stored = ", ".join(f"self.state_{number}" for number in range(states))
+        lines += [f"_inputs: List[Optional[Tensor]] = [{listed}]"]
     lines += [
+        f"_states: List[Tensor] = [{_attributes('state', states)}]",
         "if not torch.ops.transformers_neuronx.loaded(self.program):",
-        f"    states: List[Tensor] = [{stored}]",
-        "    torch.ops.transformers_neuronx.load(self.program, self.weights, states)",
-        f"outputs = torch.ops.transformers_neuronx.run(self.program, {'int(bucket)' if bucketed else 0}, inputs)",
+        "    torch.ops.transformers_neuronx.load(self.program, self.weights, _states)",
+        f"_number = {'int(_bucket)' if bucketed else 0}",
+        "_outputs = torch.ops.transformers_neuronx.run(self.program, _number, _inputs, _states)",
         *_result(traced.structure),
     ]
     return "\n    ".join(lines) + "\n"
+
+
+def _attributes(name: str, count: int) -> str:
+    return ", ".join(f"self.{name}_{number}" for number in range(count))
+
+
+def _saving(states: int, constants: Sequence[Any]) -> str:
+    """The methods that TorchScript saves and copies a module with states by, wherever it stands in another.
+
+    A copy has a program and states of its own. Weights are not written to, so all copies have the same.
+    """
+    types = ["bool", "Tensor", "List[Tensor]", "List[Tensor]"]
+    types += [torch._C._jit_try_infer_type(value).type().annotation_str for value in constants]
+    held = ["self.training", "self.program.clone()", "self.weights", "torch.ops.transformers_neuronx.current(states)"]
+    held += [f"self.constant_{number}" for number in range(len(constants))]
+    lines = [
+        "def __getstate__(self):",
+        f"    states: List[Tensor] = [{_attributes('state', states)}]",
+        f"    return ({', '.join(held)},)",
+        f"def __setstate__(self, given: Tuple[{', '.join(types)}]):",
+        "    self.training = given[0]",
+        "    self.program = given[1]",
+        "    self.weights = given[2]",
+        *(f"    self.state_{n} = torch.ops.transformers_neuronx.state(given[3][{n}])" for n in range(states)),
+        *(f"    self.constant_{number} = given[{4 + number}]" for number in range(len(constants))),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _defaulted(arguments: Sequence[str]) -> list[str]:
@@ -104,7 +138,7 @@ def _result(structure: Structure) -> list[str]:
 
 def _expression(structure: Structure, lines: list[str]) -> str:
     if structure is None or isinstance(structure, int):
-        return "None" if structure is None else f"outputs[{structure}]"
+        return "None" if structure is None else f"_outputs[{structure}]"
     kind, parts = structure
     if kind == "constant":
         return repr(parts)
@@ -112,7 +146,7 @@ def _expression(structure: Structure, lines: list[str]) -> str:
         return _dictionary(parts, lines)
     values = [_expression(each, lines) for each in parts]
     if kind == "list" and all(isinstance(each, int) for each in parts):
-        return f"[{', '.join(values)}]" if values else "outputs[:0]"
+        return f"[{', '.join(values)}]" if values else "_outputs[:0]"
     return f"({', '.join(values)},)" if values else "()"
 
 
@@ -120,6 +154,6 @@ def _dictionary(parts: dict[str, Structure], lines: list[str]) -> str:
     """A dictionary, of tensors if it has nothing else."""
     kind = "Tensor" if all(isinstance(each, int) for each in parts.values()) else "Any"
     items = [(name, _expression(each, lines)) for name, each in parts.items()]
-    variable = f"result_{len(lines)}"
+    variable = f"_result_{len(lines)}"
     lines += [f"{variable}: Dict[str, {kind}] = {{}}", *(f"{variable}[{name!r}] = {value}" for name, value in items)]
     return variable

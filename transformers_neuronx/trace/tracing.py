@@ -27,6 +27,7 @@ from transformers_neuronx.trace.lowering import Casting, Lowering, Placement, Re
 from transformers_neuronx.trace.neuron import torch_neuronx
 from transformers_neuronx.trace.program import Input, Program, Traced
 from transformers_neuronx.trace.script import ScriptModule, quiet, scripted
+from transformers_neuronx.trace.states import states_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ def trace(
 
     `input_output_aliases` has tensors that `func` knows, parameters, buffers or example inputs, and for each the
     number of the output that replaces it after a call, counted as outputs stand one after the other. Such states stay
-    on the device and are not returned; they are the parameters of the result, in this order, and can be written to.
+    on the device and are not returned; they are the parameters of the result, in this order. Whatever reads or copies
+    a parameter gets the state as it is on the device, and what is written to one goes there before the next call.
     HLO goes to `compiler_workdir`. Of `compiler_args` these mean something: `--auto-cast none|matmult|all`, what in
     f32 is computed in fewer bits, and `--auto-cast-type bf16|fp16`; with the type alone it is products.
     """
@@ -182,7 +184,7 @@ class _Collected:
         weights = [(name, placed) for name, placed, _ in self._sources]
         fingerprint = dict(self.runtime.fingerprint)
         traced = Traced(list(exported.inputs), self._structure, weights, self._programs, fingerprint)
-        return scripted(traced, self.weights, [state.detach().clone() for state in states], *kernel)
+        return scripted(traced, self.weights, states, *kernel)
 
 
 def move_trace_to_device(trace: ScriptModule, device_id: int = 0) -> None:
@@ -193,19 +195,22 @@ def move_trace_to_device(trace: ScriptModule, device_id: int = 0) -> None:
     if (neuron := torch_neuronx()) is not None:
         neuron.move_trace_to_device(trace, device_id)
     else:
-        engine.load(trace.program, trace.weights, list(trace.parameters()))
+        engine.load(trace.program, trace.weights, [*states_of(trace)])
 
 
 def read_states(trace: ScriptModule) -> list[torch.Tensor]:
-    """A traced module's states as they are on the device, brought to its parameters."""
-    if (running := engine.ENGINES.get(trace.program)) is not None:
-        running.read_states()
-    return list(trace.parameters())
+    """A traced module's states as they are on the device, brought to its parameters.
+
+    That is done for each state, too, when a function or method of PyTorch's is called with it.
+    """
+    states = states_of(trace)
+    for state in states:
+        state.read()
+    return [*states]
 
 
 def save(trace: ScriptModule, path: str | os.PathLike[str]) -> None:
-    """As `torch.jit.save`, with states as they are on the device, and the file there when it is whole."""
-    read_states(trace)
+    """As `torch.jit.save`, and the file is there when it is whole."""
     path = Path(path).expanduser()
     with files.staging(path.parent, path.name) as stage, quiet():
         torch.jit.save(trace, str(stage / path.name))
