@@ -10,6 +10,7 @@ Neuron's are there, and NEURONX_RUNTIME does not say otherwise, the calls go to 
 """
 
 from transformers_neuronx.trace.buckets import BucketModelConfig as BucketModelConfig
+from transformers_neuronx.trace.ranges import OutOfRangeError as OutOfRangeError
 from transformers_neuronx.trace.tracing import (
     bucket_model_trace as bucket_model_trace,
     load as load,

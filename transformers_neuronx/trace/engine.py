@@ -6,7 +6,8 @@ TorchScript calls it through `torch.ops.transformers_neuronx`, by the tensor tha
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from transformers_neuronx.pyhlo.dtypes import numpy_to_torch, torch_to_numpy
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
 from transformers_neuronx.trace.program import Program, Traced
+from transformers_neuronx.trace.ranges import check_computed, check_given
 from transformers_neuronx.trace.states import State, current, plain
 
 
@@ -82,6 +84,7 @@ class Engine:
             raise GraphError(f"the bucket kernel wants to name one of {len(self.executables)} buckets, got {bucket}")
         program = self.traced.programs[bucket]
         self._check(program, inputs)
+        check_given(program.ranges, self.traced.arguments, inputs)
         given = [self.runtime.put([torch_to_numpy(tensor)]) for tensor in inputs if tensor is not None]
         weights = [self.weights[number] for number in program.weights]
         with self._lock, plain():
@@ -89,7 +92,10 @@ class Engine:
             for state in held:
                 self._bring(state)
             results = self._called(bucket, [*given, *weights], held)
-            return [_on_host(result) for result in results]
+            outputs = [_on_host(result) for result in results]
+        if any(each.argument is None for each in program.ranges):
+            check_computed(program.ranges, outputs.pop())
+        return outputs
 
     def _called(self, bucket: int, operands: Sequence[DeviceTensor], states: Sequence[State]) -> list[DeviceTensor]:
         """A program's outputs. What it was given as states is its own: the new ones take their places, if there are."""
@@ -171,6 +177,31 @@ def _run(
     return outputs
 
 
+_ERRORS = threading.local()  # `noted` has what operations have raised in this thread, if it is wanted
+
+
+@contextmanager
+def noted() -> Iterator[list[BaseException]]:
+    """What operations raise meanwhile, as it is. TorchScript makes a RuntimeError of it, with much around its text."""
+    before, _ERRORS.noted = getattr(_ERRORS, "noted", None), []
+    try:
+        yield _ERRORS.noted
+    finally:
+        _ERRORS.noted = before
+
+
+def _noting(function: Any) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            if (errors := getattr(_ERRORS, "noted", None)) is not None:
+                errors.append(error)
+            raise
+
+    return call
+
+
 OPERATIONS: Any = torch.library.Library("transformers_neuronx", "DEF")  # type: ignore[no-untyped-call]
 # TorchScript leaves out, or calls once, what writes to nothing: these write to `program`, as far as it knows.
 for _schema, _function in {
@@ -181,4 +212,4 @@ for _schema, _function in {
     "current(Tensor[] states) -> Tensor[]": current,
 }.items():
     OPERATIONS.define(_schema)
-    OPERATIONS.impl(_schema.partition("(")[0], _function, "CompositeExplicitAutograd")
+    OPERATIONS.impl(_schema.partition("(")[0], _noting(_function), "CompositeExplicitAutograd")

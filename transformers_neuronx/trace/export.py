@@ -37,6 +37,10 @@ KEPT = [
     aten.adaptive_avg_pool1d.default,
     aten.adaptive_avg_pool2d.default,
     aten.adaptive_avg_pool3d.default,
+    aten.index_add.default,  # it and its like would become operations with other ideas of negative indices
+    aten.index_copy.default,
+    aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor,
 ]
 
 # And what PyTorch takes apart only if it is asked to.

@@ -130,15 +130,16 @@ def _same_along(node: Node, axis: int, known: dict[Node, Any]) -> bool:
     pointwise = node.target in SAME or torch.Tag.pointwise in getattr(node.target, "tags", ())
     if pointwise and all(_same_along(each, axis, known) for each in node.all_input_nodes):
         return True
-    value = _constant(node, known)
+    value = constant(node, known)
     return value is not None and bool((value == value.narrow(axis, 0, 1)).all())
 
 
-def _constant(node: Node, known: dict[Node, Any]) -> Any:
-    """What a node is, if it depends on nothing that is given; otherwise None."""
+def constant(node: Node, known: dict[Node, Any]) -> Any:
+    """What a node is, if it depends on nothing but what is known; otherwise None."""
     if node not in known:
-        values = {each: _constant(each, known) for each in node.all_input_nodes}
-        if node.op != "call_function" or any(value is None for value in values.values()):
+        values = {each: constant(each, known) for each in node.all_input_nodes}
+        ours = node.op != "call_function" or "activation" in node.kwargs  # which PyTorch's operation does not have
+        if ours or any(value is None for value in values.values()):
             known[node] = None
         else:
             arguments: Any = torch.fx.node.map_arg(node.args, values.__getitem__)

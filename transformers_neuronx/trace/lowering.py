@@ -1,17 +1,15 @@
 """From an exported graph to an HLO module: a walk over its nodes, each of which the table of `aten` lowers.
 
-Parameters are the inputs, then the weights, then the states; results are the outputs, then the new states, in the
-memory of the old ones.
+Parameters are the inputs, then the weights, then the states; results are the outputs, then the extremes of indices that
+the program works out, if there are any, then the new states, in the memory of the old ones.
 """
 
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +21,8 @@ from transformers_neuronx.pyhlo import DType, HloScribe, Shape, Tensor, dtype_na
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.trace.aten import MULTIPLIED, TABLE, element_type_of, parameter
 from transformers_neuronx.trace.export import Exported, same
+from transformers_neuronx.trace.origin import module_of, origin
+from transformers_neuronx.trace.ranges import extremes
 
 aten = torch.ops.aten
 
@@ -135,12 +135,13 @@ class Region(NamedTuple):
 class Lowering:
     """A PyHLO function: one pass over the nodes of an exported graph, with a tensor, or a list of them, for each.
 
-    Its weights are there as `places` says, and its states as `regions` does.
+    Its weights are there as `places` says, and its states as `regions` does. `indices` are those to be looked at.
     """
 
     exported: Exported
     places: Mapping[Node, Placement]
     regions: Mapping[Node, Region]
+    indices: Sequence[Node]
     casting: Casting
     in_panels: bool
 
@@ -170,6 +171,8 @@ class Lowering:
 
     def _results(self) -> list[Tensor]:
         outputs = [hlo.convert(self.values[node], shape_of(node.meta["val"]).dtype) for node in self.exported.outputs]
+        if self.indices:
+            outputs.append(extremes([self.values[node] for node in self.indices]))
         for state, node in self.exported.updates.items():
             old = self.stored[state]
             new, sizes = hlo.convert(self.values[node], old.dtype), tuple(self.exported.states[state].shape)
@@ -195,7 +198,7 @@ class Lowering:
         lowering = TABLE.get(target)
         if lowering is None:
             raise GraphError(
-                f"{target} has no lowering to HLO. {_origin(node)} Write it with other operations, or add a function "
+                f"{target} has no lowering to HLO. {origin(node)} Write it with other operations, or add a function "
                 "for it to transformers_neuronx/trace/aten"
             )
         out = self._expected(node.meta["val"])
@@ -204,12 +207,12 @@ class Lowering:
                 arguments[place] = hlo.convert(x, self.casting.multiplied(x.dtype))
         given = {name: value for name, value in node.kwargs.items() if name not in IGNORED}
         options: Any = torch.fx.node.map_arg(given, self.values.__getitem__)
-        path, _ = _module(node)
+        path, _ = module_of(node)
         try:
             with self.scribe.scope(path) if path else nullcontext():
                 result = lowering(out, *arguments, **options)
         except GraphError as error:
-            raise GraphError(f"{target}: {error}. {_origin(node)}") from error
+            raise GraphError(f"{target}: {error}. {origin(node)}") from error
         return _checked(node, out, result)
 
     def _expected(self, value: Any) -> Any:
@@ -228,23 +231,5 @@ def _checked(node: Node, out: Any, result: Any) -> Any:
     pairs = list(zip(out, result, strict=True)) if isinstance(out, list) else [(out, result)]
     for want, got in pairs:
         if got is not None and want is not None and repr(got.shape) != repr(want):
-            raise GraphError(f"the lowering of {node.target} made {got!r} where PyTorch has {want!r}. {_origin(node)}")
+            raise GraphError(f"the lowering of {node.target} made {got!r} where PyTorch has {want!r}. {origin(node)}")
     return result
-
-
-def _module(node: Node) -> tuple[str, str]:
-    """The path and the class of the module that a node comes from."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path, kind = stack[-1] if stack else ("", "")
-    path = path.removeprefix("func").removeprefix(".")
-    return path, str(getattr(kind, "__name__", kind)).rpartition(".")[2]
-
-
-def _origin(node: Node) -> str:
-    """Where the function asks for it, for people."""
-    path, kind = _module(node)
-    module = f"{path} ({kind})" if path else "The function"
-    frames = re.findall(r'File "(.*?)", line (\d+), in \S+\n\s*(.*)', node.meta.get("stack_trace") or "")
-    frames = [frame for frame in frames if not frame[0].startswith(str(Path(__file__).parent))]
-    where = f" in {frames[-1][0]}, line {frames[-1][1]}: {frames[-1][2]}" if frames else ""
-    return f"{module} asks for it{where}."

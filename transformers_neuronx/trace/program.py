@@ -21,9 +21,11 @@ from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.trace.export import Structure
 from transformers_neuronx.trace.lowering import Placement
+from transformers_neuronx.trace.ranges import Range
 
 FORMAT = 2
 DESCRIPTION = "traced.json"
+TOLD = ("inputs", "ranges", "weights", "states")  # there, of each program
 
 
 class Input(NamedTuple):
@@ -43,12 +45,13 @@ class Input(NamedTuple):
 class Program:
     """One module: with weights as matrices and with those in panels, of which a runtime takes one.
 
-    `inputs` are in the order of the function's arguments, None for one that is no tensor; `weights` and `states` are
-    the numbers of those in the order of the module's parameters. `executable` is of the module that was compiled, if it
-    could be had as bytes.
+    `inputs` are in the order of the function's arguments, None for one that is no tensor, and `ranges` of the indices
+    among them and of those that the program works out; `weights` and `states` are the numbers of those in the order of
+    the module's parameters. `executable` is of the module that was compiled, if it could be had as bytes.
     """
 
     inputs: Sequence[Input | None]
+    ranges: Sequence[Range]
     weights: Sequence[int]
     states: Sequence[int]
     plain: HloModuleProto
@@ -73,7 +76,7 @@ class Traced:
     fingerprint: dict[str, str]
 
     def to_bytes(self) -> bytes:
-        described = [dict(inputs=p.inputs, weights=p.weights, states=p.states) for p in self.programs]
+        described = [{name: getattr(each, name) for name in TOLD} for each in self.programs]
         told = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
@@ -107,6 +110,7 @@ def _placement(dtype: str, sizes: Sequence[int], *more: Any) -> Placement:
 def _program(archive: zipfile.ZipFile, number: int, told: dict[str, Any]) -> Program:
     return Program(
         inputs=[each and Input(each[0], tuple(each[1])) for each in told["inputs"]],
+        ranges=[Range(*each) for each in told["ranges"]],
         weights=told["weights"],
         states=told["states"],
         plain=HloModuleProto.FromString(archive.read(f"{number}.plain.hlo.pb")),

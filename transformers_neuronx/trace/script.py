@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from transformers_neuronx.errors import GraphError
+from transformers_neuronx.trace.engine import noted
 from transformers_neuronx.trace.export import Structure
 from transformers_neuronx.trace.program import Traced
 from transformers_neuronx.trace.states import State
@@ -62,6 +63,31 @@ def scripted(
         if states:
             module.define(_saving(len(states), constants))
     assert isinstance(module, ScriptModule)
+    return called(module)
+
+
+class Forward:
+    """A module's `forward` for callers in Python: an error of ours comes out as it is."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        with noted() as errors:
+            try:
+                return self._method(*arguments, **keywords)
+            except RuntimeError:
+                if errors:
+                    raise errors.pop() from None
+                raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+
+def called(module: ScriptModule) -> ScriptModule:
+    """A traced module that is called through `Forward`; its copies are not, nor is it within other modules."""
+    module.forward = Forward(module.forward)
     return module
 
 

@@ -26,7 +26,8 @@ from transformers_neuronx.trace.export import Exported, export, same
 from transformers_neuronx.trace.lowering import Casting, Lowering, Placement, Region, placements, shape_of
 from transformers_neuronx.trace.neuron import torch_neuronx
 from transformers_neuronx.trace.program import Input, Program, Traced
-from transformers_neuronx.trace.script import ScriptModule, quiet, scripted
+from transformers_neuronx.trace.ranges import ranges
+from transformers_neuronx.trace.script import ScriptModule, called, quiet, scripted
 from transformers_neuronx.trace.states import states_of
 
 _LOG = logging.getLogger(__name__)
@@ -141,8 +142,11 @@ class _Collected:
         places = placements(exported, self.casting)
         numbers = [self._number(exported.names[n], exported.weights[n], placed) for n, placed in places.items()]
         parts = dict(zip(exported.states, regions, strict=True))
+        indices = ranges(exported)
+        computed = [node for limits, node in indices if limits.argument is None]
         plain, panelled = (
-            compile_py_func(Lowering(exported, places, parts, self.casting, in_panels)) for in_panels in (False, True)
+            compile_py_func(Lowering(exported, places, parts, computed, self.casting, in_panels))
+            for in_panels in (False, True)
         )
         plain.name = panelled.name = f"traced_{len(self._programs)}"
         module = panelled if self.runtime.panels else plain
@@ -154,7 +158,8 @@ class _Collected:
             data = b""
         shapes = [shape_of(node.meta["val"]) if node else None for node in exported.inputs.values()]
         inputs = [Input(shape.dtype.name, shape.sizes) if shape else None for shape in shapes]
-        self._programs.append(Program(inputs, numbers, list(states), plain, panelled, data))
+        limits = [each for each, _ in indices]
+        self._programs.append(Program(inputs, limits, numbers, list(states), plain, panelled, data))
         self._show(module)
 
     def _number(self, name: str, tensor: torch.Tensor, placed: Placement) -> int:
@@ -220,7 +225,11 @@ def save(trace: ScriptModule, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> ScriptModule:
-    """As `torch.jit.load`, of what `save` or `torch.jit.save` has made; it is machine code, to be trusted as such."""
+    """As `torch.jit.load`, of what `save` or `torch.jit.save` has made; it is machine code, to be trusted as such.
+
+    What a call raises comes as it is, as from a module that `trace` has just made. Of one that `torch.jit.load`
+    returns, and within other modules of TorchScript, it comes as a RuntimeError with the text.
+    """
     with files.explain(f"{path}: not a traced module"), quiet():
         module: ScriptModule = torch.jit.load(str(Path(path).expanduser()))  # type: ignore[no-untyped-call]
-    return module
+    return called(module)

@@ -1,11 +1,12 @@
 """Operations that look elements up by index, or write them there.
 
 An index that is negative counts from the back. One that is outside is an error for PyTorch, which a program cannot
-raise: look-ups take the element at the edge, and what is written outside is dropped.
+raise: look-ups take the element at the edge, and what is written outside is dropped. `trace/ranges.py` has it raised.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,6 +101,34 @@ def gather(out: Shape, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = F
     if not x.sizes:
         return hlo.broadcast_to(x, index.sizes)
     return hlo.gather_rows(x, _along(x, dim, index), tuple(range(len(x.sizes))))
+
+
+@lowers(aten.index_add.default)
+def index_add(out: Shape, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1) -> Tensor:
+    return _written(x, dim, index, source * alpha if alpha != 1 else source, "Add")
+
+
+@lowers(aten.index_copy.default)
+def index_copy(out: Shape, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return _written(x, dim, index, source, None)
+
+
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(out: Shape, x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+    size = x.sizes[dim] if x.sizes else 1
+    sizes = [math.prod(index.sizes) if axis == dim % len(x.sizes) else each for axis, each in enumerate(x.sizes)]
+    source = hlo.broadcast_to(value, sizes) if isinstance(value, Tensor) else hlo.full(value, x.dtype, sizes)
+    return _written(x, dim, _from_the_front(index, size), source, None)
+
+
+def _written(x: Tensor, dim: int, index: Tensor, source: Tensor, op: str | None) -> Tensor:
+    """`x` with what is in `source`, at the places of an axis that `index` names."""
+    sizes = x.sizes
+    if not sizes:
+        x, source = hlo.reshape(x, 1), hlo.reshape(source, 1)
+    dim %= len(x.sizes)
+    rows = hlo.transpose(converted(source, x.dtype), dim, *(axis for axis in range(len(x.sizes)) if axis != dim))
+    return hlo.reshape(hlo.scatter_rows(x, hlo.reshape(index, -1, 1), rows, (dim,), op), *sizes)
 
 
 REDUCTIONS = dict(sum="Add", prod="Multiply", amax="Maximum", amin="Minimum")

@@ -1,0 +1,158 @@
+"""Where indices have to lie, and who looks: PyTorch raises an IndexError for one that is outside, a program cannot.
+
+An index that is an input as it was given is looked at on the host, before the program runs. Of one that the program
+works out it returns the smallest and the largest element besides its outputs. A constant one is known while it is
+traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from transformers_neuronx import hlo
+from transformers_neuronx.errors import InputError
+from transformers_neuronx.pyhlo import Tensor
+from transformers_neuronx.trace.export import Exported
+from transformers_neuronx.trace.joining import constant
+from transformers_neuronx.trace.origin import origin
+
+aten = torch.ops.aten
+
+# Operations that have an index along one axis, and whether a negative one counts from the back, or is outside.
+ALONG_AN_AXIS = {
+    aten.index_select.default: False,
+    aten.gather.default: False,
+    aten.index_add.default: False,
+    aten.index_copy.default: False,
+    aten.index_fill.int_Scalar: True,
+    aten.index_fill.int_Tensor: True,
+    aten.scatter.src: False,
+    aten.scatter.value: False,
+    aten.scatter_add.default: False,
+    aten.scatter_reduce.two: False,
+}
+BY_PLACE = {aten.index.Tensor, aten.index_put.default}
+# What gives all elements of its first operand, and no others.
+KEEPING = {
+    aten.alias.default,
+    aten.clone.default,
+    aten.expand.default,
+    aten.flip.default,
+    aten.permute.default,
+    aten.repeat.default,
+    aten.roll.default,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.view.default,
+}
+
+
+class OutOfRangeError(InputError, IndexError):
+    """An index is outside of what it looks up."""
+
+
+class Range(NamedTuple):
+    """Where the elements of an index have to lie: from `low` to `high`, which is one of them.
+
+    `argument` is the number of the input that the index is, or None where the program works it out. What the function
+    itself asserts is one, too: of values that have to be true, with what it says otherwise.
+    """
+
+    argument: int | None
+    low: int
+    high: int
+    operation: str
+    origin: str
+    asserted: str = ""
+
+    def check(self, name: str, elements: torch.Tensor) -> None:
+        lowest, highest = (int(each) for each in torch.aminmax(elements))
+        if lowest < self.low or highest > self.high:
+            if self.asserted:
+                raise InputError(f"{self.asserted} {self.origin}")
+            raise OutOfRangeError(
+                f"{name} must be from {self.low} to {self.high} for {self.operation}, got "
+                f"{lowest if lowest < self.low else highest}. {self.origin}"
+            )
+
+
+def ranges(exported: Exported) -> list[tuple[Range, Node]]:
+    """Of all indices of a graph, each once, and the nodes that they are. Those that are constant are checked here."""
+    arguments = {node: number for number, node in enumerate(exported.inputs.values()) if node}
+    given = {*arguments, *exported.states}
+    known: dict[Node, Any] = dict(exported.weights)
+    found: dict[tuple[Any, ...], tuple[Range, Node]] = {}
+    for node in exported.graph.nodes:
+        if any(each in given for each in node.all_input_nodes):
+            given.add(node)
+        for index, size, wraps in _indices(node):
+            source = _source(index)
+            limits = Range(arguments.get(source), -size if wraps else 0, size - 1, str(node.target), origin(node))
+            if index in given:
+                found.setdefault((source if source in arguments else index, limits.low, limits.high), (limits, index))
+            elif (value := constant(index, known)) is not None:
+                limits.check("a constant index", value)
+        if node.target is aten._assert_async.msg and node in given:
+            found[node,] = Range(None, 1, 1, str(node.target), origin(node), str(node.args[1])), node.all_input_nodes[0]
+    return list(found.values())
+
+
+def _indices(node: Node) -> Iterator[tuple[Node, int, bool]]:
+    """What a node looks up by: indices, how many elements they choose from, and whether they count from the back."""
+    arguments: Any = node.args
+    found: list[tuple[Any, int, bool]] = []
+    if node.target is aten.embedding.default:
+        found = [(arguments[1], 0, False)]
+    elif node.target in ALONG_AN_AXIS:
+        found = [(arguments[2], arguments[1], ALONG_AN_AXIS[node.target])]
+    elif node.target in BY_PLACE:
+        found = [(index, axis, True) for axis, index in enumerate(arguments[1]) if index is not None]
+    for index, axis, wraps in found:
+        value, sizes = index.meta["val"], arguments[0].meta["val"].shape
+        if value.numel() and value.dtype not in (torch.bool, torch.uint8):
+            yield index, sizes[axis] if sizes else 1, wraps
+
+
+def _source(node: Node) -> Node:
+    """The node that has the same elements, perhaps in another order, shape or type."""
+    while node.target in KEEPING or _widens(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _widens(node: Node) -> bool:
+    """Whether it is a conversion that every integer survives."""
+    if node.target is not aten._to_copy.default:
+        return False
+    before, after = (each.meta["val"].dtype for each in (node.all_input_nodes[0], node))
+    if before.is_floating_point or after.is_floating_point or torch.bool in (before, after):
+        return False
+    narrow, wide = torch.iinfo(before), torch.iinfo(after)
+    return wide.min <= narrow.min and narrow.max <= wide.max
+
+
+def extremes(indices: Sequence[Tensor]) -> Tensor:
+    """The smallest and the largest element of each, s64[indices, 2]."""
+    pairs = []
+    for index in indices:
+        axes = range(len(index.sizes))
+        pairs += [hlo.reshape(hlo.convert(of(index, axes), "s64"), 1) for of in (hlo.min, hlo.max)]
+    return hlo.reshape(hlo.concatenate(pairs, 0), -1, 2)
+
+
+def check_given(limits: Sequence[Range], names: Sequence[str], inputs: Sequence[torch.Tensor | None]) -> None:
+    """Raise OutOfRangeError for an input that is an index, and outside."""
+    for each in limits:
+        if each.argument is not None and (tensor := inputs[each.argument]) is not None:
+            each.check(names[each.argument], tensor)
+
+
+def check_computed(limits: Sequence[Range], found: torch.Tensor) -> None:
+    """Raise OutOfRangeError for what `extremes` has made of the indices that a program works out."""
+    computed = [each for each in limits if each.argument is None]
+    for each, pair in zip(computed, found, strict=True):
+        each.check("an index that the program works out", pair)
