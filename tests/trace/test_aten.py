@@ -543,6 +543,37 @@ def test_pooling():
     )
 
 
+def test_where_the_largest_of_a_window_was():
+    """Of equal ones the first counts, of NaNs the last, and padding never, though all were minus infinity."""
+
+    def places(pool, *sizes, **options):
+        return lambda x: pool(x, *sizes, return_indices=True, **options)
+
+    two = dict(
+        plain=places(F.max_pool2d, 2),
+        over_edges=places(F.max_pool2d, 3, 2, 1),
+        dilated=places(F.max_pool2d, 2, 1, 1, 2),
+        beyond_the_end=places(F.max_pool2d, (2, 3), (2, 2), ceil_mode=True),
+        only_places=lambda x: F.max_pool2d(x, 2, return_indices=True)[1],
+        one_axis=lambda x: F.max_pool1d(x[0], 3, return_indices=True),
+        put_back=lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=x.shape),
+    )
+    odd = IMAGE.clone()
+    odd[0, 0, :3, :3], odd[0, 1, 2, 3:5], odd[0, 1, 4:] = -math.inf, math.nan, 1.0
+    for image in (IMAGE, odd, IMAGE.round()):
+        compare({name: two[name] for name in two if name != "put_back" or image is IMAGE}, image)
+    compare(dict(plain=two["plain"], over_edges=two["over_edges"]), (IMAGE * 9).long())
+    volume = torch.randn(1, 2, 5, 6, 4, generator=torch.Generator().manual_seed(3))
+    compare(
+        dict(
+            values=lambda x: F.max_pool3d(x, 2),
+            over_edges=places(F.max_pool3d, 3, 2, 1),
+            uneven=places(F.max_pool3d, (1, 2, 3), (2, 1, 1)),
+        ),
+        volume,
+    )
+
+
 def test_operations_that_are_called_by_their_own_names():
     """What PyTorch writes otherwise, or takes apart, unless it is called so."""
     weight, bias = torch.randn(5), torch.randn(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Shape, Tensor
 from transformers_neuronx.pyhlo.dtypes import limits
-from transformers_neuronx.trace.aten.table import lowers, widened
+from transformers_neuronx.trace.aten.table import Results, is_float, lowers, widened
 
 aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ def _edges(sizes: Sequence[int], out: Sequence[int], kernel: Sequence[int], stri
 
 @lowers(aten.max_pool2d_with_indices.default)
 def max_pool2d(
-    out: Sequence[Shape],
+    out: Results,
     x: Tensor,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
@@ -38,12 +39,54 @@ def max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> list[Tensor | None]:
-    """The values. Where they were is not worked out: a use of that is refused as one of nothing."""
-    kernel, padding, dilation = (_each(each, 2) for each in (kernel_size, padding, dilation))
-    stride = _each(stride or kernel, 2)
-    edges = _edges(x.sizes[-2:], out[0].sizes[-2:], kernel, stride, padding, dilation)
-    lowest = limits(x.dtype.name)[0]
-    return [hlo.reduce_window(x, "Maximum", lowest, kernel, stride, edges, dilation), None]
+    return _max_pool(out, x, 2, kernel_size, stride, padding, dilation)
+
+
+@lowers(aten.max_pool3d_with_indices.default)
+def max_pool3d(
+    out: Results,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> list[Tensor | None]:
+    return _max_pool(out, x, 3, kernel_size, stride, padding, dilation)
+
+
+def _max_pool(
+    out: Results, x: Tensor, rank: int, kernel: Sequence[int], stride: Sequence[int], padding: Any, dilation: Any
+) -> list[Tensor | None]:
+    """The values, and where each was: its number among the elements of the axes that windows move along."""
+    assert out[0]
+    kernel, padding, dilation = (_each(each, rank) for each in (kernel, padding, dilation))
+    stride = _each(stride or kernel, rank)
+    edges = _edges(x.sizes[-rank:], out[0].sizes[-rank:], kernel, stride, padding, dilation)
+    values = hlo.reduce_window(x, "Maximum", limits(x.dtype.name)[0], kernel, stride, edges, dilation)
+    return [values, _places_of_largest(out[1], x, kernel, stride, edges, dilation) if out[1] else None]
+
+
+def _places_of_largest(out: Shape, x: Tensor, kernel: Sequence[int], stride: Sequence[int],
+                       edges: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Tensor:  # fmt: skip
+    """Element by element of all windows at once. Of equal ones the first counts, of NaNs the last, and no padding."""
+    first = len(x.sizes) - len(kernel)
+    sizes = x.sizes[first:]
+    numbers = hlo.broadcast_to(hlo.reshape(hlo.iota("s64", [math.prod(sizes)]), *sizes), x.sizes)
+    for axis, (low, high) in enumerate(edges, first):
+        x, numbers = hlo.pad(x, axis, low, high), hlo.pad(numbers, axis, low, high, -1)
+    best, place = hlo.full(limits(x.dtype.name)[0], x.dtype, out.sizes), hlo.full(-1, "s64", out.sizes)
+    for offsets in itertools.product(*(range(0, k * d, d) for k, d in zip(kernel, dilation, strict=True))):
+        value, number = x, numbers
+        for axis, (start, step) in enumerate(zip(offsets, stride, strict=True), first):
+            end = start + (out.sizes[axis] - 1) * step + 1
+            value, number = (hlo.slice(each, axis, start, end, step) for each in (value, number))
+        better = hlo.logical_or(value > best, place < 0)
+        if is_float(x.dtype):
+            better = hlo.logical_or(better, hlo.not_equal(value, value))
+        better = hlo.logical_and(better, number >= 0)
+        best, place = hlo.select(better, value, best), hlo.select(better, number, place)
+    return place
 
 
 @lowers(aten.avg_pool2d.default, aten.avg_pool3d.default)

@@ -13,7 +13,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.layers.norm import layer_norm as layer_norm_layer
 from transformers_neuronx.pyhlo import Shape, Tensor
 from transformers_neuronx.pyhlo.dtypes import limits, to_torch
-from transformers_neuronx.trace.aten.table import axes_of, converted, is_float, lowers, of_training, widened
+from transformers_neuronx.trace.aten.table import Results, axes_of, converted, is_float, lowers, of_training, widened
 
 aten = torch.ops.aten
 
@@ -83,13 +83,15 @@ def argmin(out: Shape, x: Tensor, dim: int | None = None, keepdim: bool = False)
 
 
 @lowers(aten.max.dim)
-def max_dim(out: Sequence[Shape], x: Tensor, dim: int, keepdim: bool = False) -> list[Tensor]:
-    return [amax(out[0], x, dim, keepdim), argmax(out[1], x, dim, keepdim)]
+def max_dim(out: Results, x: Tensor, dim: int, keepdim: bool = False) -> list[Tensor | None]:
+    assert out[0]
+    return [amax(out[0], x, dim, keepdim), argmax(out[1], x, dim, keepdim) if out[1] else None]
 
 
 @lowers(aten.min.dim)
-def min_dim(out: Sequence[Shape], x: Tensor, dim: int, keepdim: bool = False) -> list[Tensor]:
-    return [amin(out[0], x, dim, keepdim), argmin(out[1], x, dim, keepdim)]
+def min_dim(out: Results, x: Tensor, dim: int, keepdim: bool = False) -> list[Tensor | None]:
+    assert out[0]
+    return [amin(out[0], x, dim, keepdim), argmin(out[1], x, dim, keepdim) if out[1] else None]
 
 
 @lowers(aten.var.correction)
@@ -102,9 +104,10 @@ def var(out: Shape, x: Tensor, dim: Dims = None, correction: float | None = None
 
 @lowers(aten.var_mean.correction)
 def var_mean(
-    out: Sequence[Shape], x: Tensor, dim: Dims = None, correction: float | None = None, keepdim: bool = False
-) -> list[Tensor]:
-    return [var(out[0], x, dim, correction, keepdim), mean(out[1], x, dim, keepdim)]
+    out: Results, x: Tensor, dim: Dims = None, correction: float | None = None, keepdim: bool = False
+) -> list[Tensor | None]:
+    assert out[0]
+    return [var(out[0], x, dim, correction, keepdim), mean(out[1], x, dim, keepdim) if out[1] else None]
 
 
 # Orders.

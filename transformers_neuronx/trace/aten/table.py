@@ -1,7 +1,8 @@
 """The table that lowerings are registered in, and what they have in common.
 
 A lowering is called as the operation is in the exported graph, with HLO tensors for its tensors, after one argument
-more: `out`, the shape that PyTorch says will come out, or several of them. What it returns has to have that shape.
+more: `out`, the shape that PyTorch says will come out, or several of them. What it returns has to have that shape. Of
+several results the first has always a shape in `out`, and another has None where nothing uses it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import torch
 
 from transformers_neuronx import hlo
 from transformers_neuronx.errors import GraphError
-from transformers_neuronx.pyhlo import DType, Tensor, dtype_named
+from transformers_neuronx.pyhlo import DType, Shape, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import FLOATS, from_torch, to_torch
 
 Lowering = Callable[..., Any]
+Results = Sequence[Shape | None]
 F = TypeVar("F", bound=Lowering)
 TABLE: dict[Any, Lowering] = {}
 
