@@ -128,6 +128,13 @@ def test_a_model_with_a_tied_head_an_argument_less_and_keywords():
     torch.testing.assert_close(scaled(ids=IDS, scale=torch.tensor(2.0))["hidden"], want["hidden"].detach())
 
 
+def test_arguments_with_the_same_tensor_as_their_example_are_apart():
+    traced = trace(lambda a, b, c: (a - b, c), (X, X, None))
+    torch.testing.assert_close(traced(X, Y)[0], X - Y)
+    with pytest.raises(GraphError, match="which argument output 1 replaces, but 2 arguments have that tensor"):
+        trace(lambda x, total: (x * 2, total + x), (X, X), input_output_aliases={X: 1})
+
+
 def test_outputs_are_the_caller_s_to_write_to():
     traced = trace(lambda x: x + 1, X)
     first = traced(X)

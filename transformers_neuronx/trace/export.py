@@ -131,7 +131,9 @@ def export(
     structures: list[Structure] = []
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own code
-        program = torch.export.export(_Flat(func, structures), tuple(example_inputs), strict=False)
+        # Each an object of its own: PyTorch takes arguments for one that have the same object as their examples.
+        given = tuple(each if each is None else each.detach() for each in example_inputs)
+        program = torch.export.export(_Flat(func, structures), given, strict=False)
         join_attention(program.graph)
         program = program.run_decompositions(decompositions())
         narrow_masks(program.graph)
@@ -231,6 +233,11 @@ def _aliased(tensors: Mapping[Node, torch.Tensor], tensor: torch.Tensor, number:
         raise GraphError(
             f"input_output_aliases wants tensors that the function uses, but it does not use the one "
             f"{list(tensor.shape)} of output {number}"
+        )
+    if len(found) > 1 and all(node.name.startswith("arguments_") for node in found):
+        raise GraphError(
+            f"input_output_aliases must say which argument output {number} replaces, but {len(found)} arguments have "
+            "that tensor as their example: clone it for the others"
         )
     return found[0]
 
