@@ -117,6 +117,12 @@ def test_weights_are_there_once_and_are_parameters_of_the_program():
     assert all(len(each.literal.SerializeToString()) < 100 for each in constants)
 
 
+def test_a_matrix_that_is_also_one_of_several_operands():
+    weight = torch.randn(4, 4)
+    function = lambda x: torch.cat([torch.nn.functional.linear(x, weight), weight])  # noqa: E731
+    torch.testing.assert_close(trace(function, X)(X), function(X), atol=1e-5, rtol=1e-5)
+
+
 def test_a_model_with_a_tied_head_an_argument_less_and_keywords():
     model = Block().eval()
     want = model(IDS)

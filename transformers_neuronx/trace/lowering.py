@@ -103,7 +103,12 @@ def placements(exported: Exported, casting: Casting) -> dict[Node, Placement]:
 
 def _uses(node: Node) -> set[Use]:
     """The operations that have a node as an operand, and which one."""
-    return {(user.target, place) for user in node.users for place, each in enumerate(user.args) if each is node}
+    return {(user.target, place) for user in node.users for place in _operands(user, node)}
+
+
+def _operands(user: Node, node: Node) -> list[int]:
+    """Which of a user's operands a node is; -1 where it is one in a list, or by keyword."""
+    return [place for place, each in enumerate(user.args) if each is node] or [-1]
 
 
 def _placement(tensor: torch.Tensor, uses: set[Use], casting: Casting) -> Placement:
