@@ -317,19 +317,18 @@ def test_an_unknown_operation_is_named_with_its_module_and_line():
         (lambda: trace(lambda x: x + 1, X, input_output_aliases={X: 3}), "one of the 1 outputs, got 3"),
         (lambda: trace(lambda x: x.sum(), X, input_output_aliases={X: 0}), "output of the state's sizes"),
         (lambda: trace(lambda x: x.add_(1), X.clone()), "writes to"),
-        (lambda: trace(lambda x: x[x > 0], X), "."),
+        (lambda: trace(lambda x: x[x > 0], X), "as many elements as values ask for"),
     ],
 )
 def test_what_cannot_be_traced_is_said(call, wanted):
-    with pytest.raises(Exception, match=wanted) as raised:
+    with pytest.raises(GraphError, match=wanted):
         call()
-    assert isinstance(raised.value, GraphError) or wanted == "."
 
 
 def test_a_damaged_module_is_refused():
     traced = trace(lambda x: x + 1, X)
     traced.program[len(traced.program) // 2] ^= 255
-    with pytest.raises((CheckpointError, RuntimeError), match="damaged"):
+    with pytest.raises(CheckpointError, match="damaged"):
         traced(X)
 
 

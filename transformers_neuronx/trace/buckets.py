@@ -10,6 +10,8 @@ import torch
 
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.trace.lowering import Region
+from transformers_neuronx.trace.origin import summary
+from transformers_neuronx.trace.script import quiet
 
 Kwargs = Mapping[str, Any]
 
@@ -37,6 +39,44 @@ class BucketModelConfig:
         if self.func_kwargs is None or isinstance(self.func_kwargs, Mapping):
             return self.func_kwargs or {}
         return self.func_kwargs[bucket]
+
+
+def check_buckets(config: Any, example_inputs: Any) -> None:
+    """Raise GraphError for what is no configuration, and for inputs that are not those of several buckets."""
+    if not isinstance(config, BucketModelConfig):
+        raise GraphError(f"bucket_config must be a BucketModelConfig, got {type(config).__name__}")
+    if not isinstance(example_inputs, list | tuple) or not example_inputs:
+        kind = "none" if isinstance(example_inputs, list | tuple) else type(example_inputs).__name__
+        raise GraphError(f"example_inputs must be a list, of the example inputs of each bucket, got {kind}")
+
+
+def model_of(func: Callable[..., Any], config: BucketModelConfig, bucket: int) -> tuple[Any, Any]:
+    """What `func` makes for a bucket: a model and its states."""
+    made = func(**config.kwargs(bucket))
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise GraphError(
+            "the function that makes the models must return a pair, a model and its input_output_aliases, got "
+            f"{type(made).__name__}: return model, {{}}"
+        )
+    return made[0], made[1]
+
+
+def kernel_of(config: BucketModelConfig) -> Any:
+    """The function that finds the bucket, scripted."""
+    scripted: Any = (torch.jit.ScriptFunction, torch.jit.ScriptModule)
+    if isinstance(config.bucket_kernel, scripted):
+        raise GraphError("bucket_kernel must be a function that returns the scripted one, got that itself")
+    kernel = config.bucket_kernel()
+    if isinstance(kernel, scripted):
+        return kernel
+    try:
+        with quiet():
+            return torch.jit.script(kernel)
+    except Exception as error:
+        raise GraphError(
+            f"bucket_kernel must return a function that torch.jit.script takes, got {type(kernel).__name__}: "
+            f"{summary(error)}"
+        ) from error
 
 
 def regions_of(config: BucketModelConfig, states: Sequence[Sequence[torch.Tensor]]) -> list[list[Region]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from transformers_neuronx.cache import Saved, build
@@ -20,6 +21,7 @@ from transformers_neuronx.errors import EngineError, GraphError
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch, torch_to_numpy
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
+from transformers_neuronx.trace.given import check_kind, resolved
 from transformers_neuronx.trace.program import Program, Traced
 from transformers_neuronx.trace.ranges import check_computed, check_given
 from transformers_neuronx.trace.states import State, current, plain
@@ -85,7 +87,7 @@ class Engine:
         program = self.traced.programs[bucket]
         self._check(program, inputs)
         check_given(program.ranges, self.traced.arguments, inputs)
-        given = [self.runtime.put([torch_to_numpy(tensor)]) for tensor in inputs if tensor is not None]
+        given = [self.runtime.put([torch_to_numpy(resolved(tensor))]) for tensor in inputs if tensor is not None]
         weights = [self.weights[number] for number in program.weights]
         with self._lock, plain():
             held = [self._held(number, states[number], self) for number in program.states]
@@ -110,6 +112,8 @@ class Engine:
         if len(inputs) != len(program.inputs):
             raise GraphError(f"the program wants {len(program.inputs)} inputs, got {len(inputs)}")
         for name, want, got in zip(self.traced.arguments, program.inputs, inputs, strict=True):
+            if got is not None:
+                check_kind(name, got)
             if (want is None and got is None) or (want is not None and got is not None and want.takes(got)):
                 continue
             described = f"{got.dtype}{list(got.shape)}" if got is not None else "None"
@@ -160,6 +164,8 @@ _LOADING = threading.Lock()
 
 def load(program: torch.Tensor, weights: list[torch.Tensor], states: list[torch.Tensor]) -> None:
     """Bring a traced module to the device, unless it is there."""
+    if isinstance(program, FakeTensor):
+        raise GraphError("a traced module cannot be traced or exported again: use the module that it was made of")
     with _LOADING:
         if program not in ENGINES:
             traced = Traced.from_bytes(torch_to_numpy(program).tobytes())

@@ -7,9 +7,10 @@ constants, a weight. It may write to its buffers; what it was asked to alias, an
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,20 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import Node
 
-from transformers_neuronx.errors import GraphError
+from transformers_neuronx.errors import GraphError, TransformersNeuronxError
+from transformers_neuronx.trace.given import (
+    argument_names,
+    check_aliases,
+    check_inputs,
+    check_kind,
+    function_of,
+    resolved,
+)
 from transformers_neuronx.trace.joining import join_activations, join_attention, narrow_masks
+from transformers_neuronx.trace.origin import explained, summary
+
+_LOG = logging.getLogger(__name__)
+LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 aten = torch.ops.aten
 
@@ -80,16 +93,23 @@ class Exported:
 
 
 class _Flat(torch.nn.Module):
-    """A function that returns a flat list of tensors, and says besides how they belong together."""
+    """A function that returns a flat list of tensors, and says besides how they belong together, and what it raised."""
 
-    def __init__(self, func: Callable[..., Any], structures: list[Structure]) -> None:
+    def __init__(self, func: Callable[..., Any], structures: list[Structure], raised: list[Exception]) -> None:
         super().__init__()
         self.func = func
-        self._structures = [structures]  # in a list of its own: what is set on a module is watched
+        self._told = [(structures, raised)]  # in a list of its own: what is set on a module is watched
 
     def forward(self, *arguments: Any) -> list[torch.Tensor]:
+        structures, raised = self._told[0]
         tensors: list[torch.Tensor] = []
-        self._structures[0].append(_flattened(self.func(*arguments), tensors))
+        try:
+            structures.append(_flattened(self.func(*arguments), tensors))
+        except Exception as error:
+            if (told := explained(error, self.func)) is not error:
+                raise told from None
+            raised.append(error)
+            raise
         return tensors
 
 
@@ -105,12 +125,15 @@ def _flattened(result: Any, tensors: list[torch.Tensor]) -> Structure:
         fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
         return ["dict", {name: _flattened(value, tensors) for name, value in fields.items() if value is not None}]
     if isinstance(result, Mapping):
-        return ["dict", {str(name): _flattened(value, tensors) for name, value in result.items()}]
+        if others := [name for name in result if not isinstance(name, str)]:
+            raise GraphError(f"a dictionary that is returned must have strings as its keys, got {others[0]!r}")
+        return ["dict", {name: _flattened(value, tensors) for name, value in result.items()}]
     if isinstance(result, list | tuple):
         return ["list" if isinstance(result, list) else "tuple", [_flattened(value, tensors) for value in result]]
+    kind = type(result).__name__
+    cache = ". A Hugging Face model returns a cache unless it is given use_cache=False" if "Cache" in kind else ""
     raise GraphError(
-        f"trace wants tensors to be returned, or dicts, lists, tuples and dataclasses of them; got "
-        f"{type(result).__name__}. A Hugging Face model returns a cache unless it is given use_cache=False"
+        f"trace wants tensors to be returned, or dicts, lists, tuples and dataclasses of them; got {kind}{cache}"
     )
 
 
@@ -121,24 +144,47 @@ def export(
 
     Outputs are counted as they stand one after the other in all that is returned.
     """
-    names = argument_names(func, len(example_inputs))
-    for name, value in zip(names, example_inputs, strict=True):
-        if not isinstance(value, torch.Tensor | None):
-            raise GraphError(
-                f"trace wants tensors and None as example inputs, got {type(value).__name__} for {name!r}: "
-                "wrap the function in one that takes its tensors one by one"
-            )
+    function = function_of(func)
+    names = argument_names(func, example_inputs)
+    check_inputs(names, example_inputs)
     structures: list[Structure] = []
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own code
-        # Each an object of its own: PyTorch takes arguments for one that have the same object as their examples.
-        given = tuple(each if each is None else each.detach() for each in example_inputs)
-        program = torch.export.export(_Flat(func, structures), given, strict=False)
-        join_attention(program.graph)
-        program = program.run_decompositions(decompositions())
-        narrow_masks(program.graph)
-        join_activations(program.graph)
-    return _classified(program, names, example_inputs, structures[-1], aliases or {})
+    raised: list[Exception] = []
+    # Each an object of its own: PyTorch takes arguments for one that have the same object as their examples.
+    given = tuple(each if each is None else resolved(each).detach() for each in example_inputs)
+    try:
+        with torch.no_grad(), _quiet():
+            program = torch.export.export(_Flat(function, structures, raised), given, strict=False)
+            join_attention(program.graph)
+            program = program.run_decompositions(decompositions())
+            narrow_masks(program.graph)
+            join_activations(program.graph)
+    except TransformersNeuronxError as error:
+        raise error.with_traceback(None) from None  # which has gone through much of PyTorch
+    except Exception as error:
+        if any(error is each for each in raised):
+            raise
+        _LOG.debug("torch.export has raised", exc_info=error)
+        raise GraphError(f"PyTorch cannot export the function: {summary(error)}") from None
+    return _classified(program, names, example_inputs, structures[-1], {} if aliases is None else aliases)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch warns about its own code, and logs graphs and tracebacks besides the errors that it raises."""
+
+    def unimportant(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.WARNING
+
+    loggers = [logging.getLogger(name) for name in LOUD]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        for logger in loggers:
+            logger.addFilter(unimportant)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeFilter(unimportant)
 
 
 def decompositions() -> Any:
@@ -150,19 +196,6 @@ def decompositions() -> Any:
     return table
 
 
-def argument_names(func: Callable[..., Any], count: int) -> list[str]:
-    """What `func` calls its first arguments; those of `*args`, and of functions written in C, have numbers."""
-    try:
-        called = func.forward if isinstance(func, torch.nn.Module) else func
-        parameters = list(inspect.signature(called).parameters.values())
-    except ValueError:
-        return [f"input_{number}" for number in range(count)]
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
-    if len(named) < count and all(p.kind != p.VAR_POSITIONAL for p in parameters):
-        raise GraphError(f"the function takes {len(named)} arguments, got {count} example inputs")
-    return named + [f"input_{number}" for number in range(len(named), count)]
-
-
 def _classified(
     program: Any, names: Sequence[str], inputs: Sequence[Any], structure: Structure, aliases: Mapping[torch.Tensor, int]
 ) -> Exported:
@@ -172,6 +205,8 @@ def _classified(
     known: dict[Node, torch.Tensor] = {}
     targets: dict[str, Node] = {}
     for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.TOKEN:
+            continue  # an order of checks that come to nothing here
         if spec.kind is InputKind.USER_INPUT:
             given.append(nodes[spec.arg.name] if isinstance(spec.arg, TensorArgument) else None)
         elif isinstance(spec.arg, TensorArgument):
@@ -179,10 +214,11 @@ def _classified(
             known[node] = _tensor_of(program, spec.target)
         else:
             raise GraphError(f"trace knows tensors only, but the function uses {spec.target}, a {spec.kind.name}")
-    outputs, written = _results(program, nodes, targets)
     arguments = dict(zip(names, given, strict=True))
+    outputs, written = _results(program, nodes, targets, {node.name: name for name, node in arguments.items() if node})
     tensors = known | {node: value for node, value in zip(given, inputs, strict=True) if node}
-    updates = {_aliased(tensors, tensor, n, len(outputs)): outputs[n] for tensor, n in aliases.items()} | written
+    check_aliases(aliases, len(outputs))
+    updates = {_aliased(tensors, tensor, number): outputs[number] for tensor, number in aliases.items()} | written
     returned = [number for number in range(len(outputs)) if number not in aliases.values()]
     called = {target.removeprefix("func."): node for target, node in targets.items()} | arguments
     return Exported(
@@ -198,7 +234,7 @@ def _classified(
 
 
 def _results(
-    program: Any, nodes: Mapping[str, Node], targets: Mapping[str, Node]
+    program: Any, nodes: Mapping[str, Node], targets: Mapping[str, Node], arguments: Mapping[str, str]
 ) -> tuple[list[Node], dict[Node, Node]]:
     """What the function returns, and, by their placeholders, what it writes to its buffers."""
     outputs, written = [], {}
@@ -207,8 +243,12 @@ def _results(
             outputs.append(nodes[spec.arg.name])
         elif spec.kind is OutputKind.BUFFER_MUTATION:
             written[targets[spec.target]] = nodes[spec.arg.name]
-        else:
-            raise GraphError(f"trace wants functions that leave their inputs alone: this one writes to {spec.target}")
+        elif spec.kind is not OutputKind.TOKEN:
+            name = arguments.get(spec.target, spec.target.removeprefix("func."))
+            raise GraphError(
+                f"the function must leave its inputs and parameters alone, but writes to {name}: clone it first, or "
+                "make it a state, which a buffer is, and what input_output_aliases names"
+            )
     return outputs, written
 
 
@@ -216,18 +256,18 @@ def _tensor_of(program: Any, target: str) -> torch.Tensor:
     found = program.state_dict.get(target)
     tensor = program.constants[target] if found is None else found
     assert isinstance(tensor, torch.Tensor)
+    check_kind(f"the weight {target.removeprefix('func.')}", tensor)
     return tensor.detach()
 
 
 def same(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What is alike in tensors that are one."""
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    bits = tensor.is_neg(), tensor.is_conj()
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), bits
 
 
-def _aliased(tensors: Mapping[Node, torch.Tensor], tensor: torch.Tensor, number: int, count: int) -> Node:
+def _aliased(tensors: Mapping[Node, torch.Tensor], tensor: torch.Tensor, number: int) -> Node:
     """The placeholder that stands for a tensor which output `number` is to replace."""
-    if not 0 <= number < count:
-        raise GraphError(f"input_output_aliases wants the number of one of the {count} outputs, got {number}")
     found = [node for node, known in tensors.items() if same(known) == same(tensor)]
     if not found:
         raise GraphError(

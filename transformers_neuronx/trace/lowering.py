@@ -19,8 +19,9 @@ from transformers_neuronx import hlo, panels
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.pyhlo import DType, HloScribe, Shape, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import to_torch
-from transformers_neuronx.trace.aten import MULTIPLIED, TABLE, element_type_of, parameter
+from transformers_neuronx.trace.aten import MULTIPLIED, TABLE, element_type_of, parameter, refused
 from transformers_neuronx.trace.export import Exported, same
+from transformers_neuronx.trace.given import resolved
 from transformers_neuronx.trace.origin import module_of, origin
 from transformers_neuronx.trace.ranges import extremes
 
@@ -68,7 +69,7 @@ class Placement(NamedTuple):
 
     def laid_out(self, tensor: torch.Tensor, in_panels: bool) -> torch.Tensor:
         """A weight of the function as it is there, in memory of its own."""
-        tensor = (tensor.T if self.transposed else tensor).to(to_torch(self.dtype))
+        tensor = resolved(tensor.T if self.transposed else tensor).to(to_torch(self.dtype))
         if in_panels and self.word:
             return panels.laid_out(tensor, self.word)
         return tensor.clone(memory_format=torch.contiguous_format)
@@ -197,16 +198,12 @@ class Lowering:
 
     def _lowered(self, node: Node) -> Any:
         target: Any = node.target
+        if target is not operator.getitem and (refusal := refused(target, node.meta.get("val"))):
+            raise GraphError(f"{refusal[0]}. {origin(node)} {refusal[1]}")
         arguments: list[Any] = [torch.fx.node.map_arg(each, self.values.__getitem__) for each in node.args]
         if target is operator.getitem:
-            return arguments[0][arguments[1]]
-        lowering = TABLE.get(target)
-        if lowering is None:
-            raise GraphError(
-                f"{target} has no lowering to HLO. {origin(node)} Write it with other operations, or add a function "
-                "for it to transformers_neuronx/trace/aten"
-            )
-        out = self._expected(node.meta["val"])
+            return _result(node, *arguments)
+        lowering, out = TABLE[target], self._expected(node)
         for place in MULTIPLIED.get(target, ()):
             if isinstance(x := arguments[place], Tensor):
                 arguments[place] = hlo.convert(x, self.casting.multiplied(x.dtype))
@@ -220,11 +217,24 @@ class Lowering:
             raise GraphError(f"{target}: {error}. {origin(node)}") from error
         return _checked(node, out, result)
 
-    def _expected(self, value: Any) -> Any:
-        """The shape, or the shapes, that PyTorch says come out."""
-        if isinstance(value, torch.Tensor):
-            return self.casting.kept(value.dtype)[tuple(value.shape)]
-        return [self._expected(each) for each in value] if isinstance(value, list | tuple) else None
+    def _expected(self, node: Node) -> Any:
+        """The shape, or the shapes, that PyTorch says come out; None for one after the first that nothing uses."""
+        value: Any = node.meta["val"]
+        if not isinstance(value, list | tuple):
+            return self._shape(value)
+        used = {0} | {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+        return [self._shape(each) if number in used else None for number, each in enumerate(value)]
+
+    def _shape(self, value: torch.Tensor) -> Shape:
+        return self.casting.kept(value.dtype)[tuple(value.shape)]
+
+
+def _result(node: Node, results: Sequence[Tensor | None], number: int) -> Tensor | None:
+    """One of the results of an operation, which is there if something uses it."""
+    if results[number] is None and node.users:
+        (source,) = node.all_input_nodes
+        raise GraphError(f"{source.target} has no lowering to HLO for its result {number}. {origin(node)}")
+    return results[number]
 
 
 def shape_of(value: torch.Tensor) -> Shape:

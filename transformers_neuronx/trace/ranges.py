@@ -113,7 +113,8 @@ def _indices(node: Node) -> Iterator[tuple[Node, int, bool]]:
         found = [(index, axis, True) for axis, index in enumerate(arguments[1]) if index is not None]
     for index, axis, wraps in found:
         value, sizes = index.meta["val"], arguments[0].meta["val"].shape
-        if value.numel() and value.dtype not in (torch.bool, torch.uint8):
+        fixed = all(isinstance(size, int) for size in (*value.shape, *sizes))  # the lowering refuses others
+        if fixed and value.numel() and value.dtype not in (torch.bool, torch.uint8):
             yield index, sizes[axis] if sizes else 1, wraps
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import torch
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.trace.engine import noted
 from transformers_neuronx.trace.export import Structure
+from transformers_neuronx.trace.given import check_kind
 from transformers_neuronx.trace.program import Traced
 from transformers_neuronx.trace.states import State
 
@@ -79,6 +81,9 @@ class Forward:
             except RuntimeError:
                 if errors:
                     raise errors.pop() from None
+                for number, value in enumerate(arguments):  # PyTorch refuses some kinds before an operation is called
+                    if isinstance(value, torch.Tensor):
+                        check_kind(f"input {number}", value)
                 raise
 
     def __getattr__(self, name: str) -> Any:
@@ -167,7 +172,7 @@ def _expression(structure: Structure, lines: list[str]) -> str:
         return "None" if structure is None else f"_outputs[{structure}]"
     kind, parts = structure
     if kind == "constant":
-        return repr(parts)
+        return f"float({str(parts)!r})" if isinstance(parts, float) and not math.isfinite(parts) else repr(parts)
     if kind == "dict":
         return _dictionary(parts, lines)
     values = [_expression(each, lines) for each in parts]

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from transformers_neuronx.trace.given import resolved
+
 # Nothing of what such a function leaves in its first argument was there before.
 OVERWRITING = {torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.zero_}
 # `data` would count its writes for itself.
@@ -42,7 +44,7 @@ class State(torch.Tensor):
     def of(cls, tensor: torch.Tensor) -> State:
         """A state with the elements of a tensor. Tensors of inference mode have no versions; states have."""
         with torch.inference_mode(False), torch.no_grad(), plain():
-            return tensor.detach().clone().as_subclass(cls)
+            return resolved(tensor.detach()).clone().as_subclass(cls)
 
     @classmethod
     def __torch_function__(

@@ -21,8 +21,9 @@ from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.base import Runtime
 from transformers_neuronx.trace import engine
-from transformers_neuronx.trace.buckets import BucketModelConfig, regions_of, whole
+from transformers_neuronx.trace.buckets import BucketModelConfig, check_buckets, kernel_of, model_of, regions_of, whole
 from transformers_neuronx.trace.export import Exported, export, same
+from transformers_neuronx.trace.given import inputs_of
 from transformers_neuronx.trace.lowering import Casting, Lowering, Placement, Region, placements, shape_of
 from transformers_neuronx.trace.neuron import torch_neuronx
 from transformers_neuronx.trace.program import Input, Program, Traced
@@ -66,8 +67,7 @@ def trace(
         return theirs
     if ignored:
         warnings.warn(f"trace has no use for {', '.join(ignored)}", stacklevel=2)
-    inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
-    exported = export(func, inputs, input_output_aliases)
+    exported = export(func, inputs_of(example_inputs), input_output_aliases)
     collected = _Collected(_casting(compiler_args), compiler_workdir)
     states = list(exported.states.values())
     collected.add(exported, [whole(state) for state in states], range(len(states)))
@@ -90,25 +90,31 @@ def bucket_model_trace(
         config = neuron.BucketModelConfig(**vars(bucket_config))
         theirs: ScriptModule = neuron.bucket_model_trace(func, example_inputs, config, compiler_workdir, compiler_args)
         return theirs
-    buckets = [(each,) if isinstance(each, torch.Tensor) else tuple(each) for each in example_inputs]
+    check_buckets(bucket_config, example_inputs)
     collected = _Collected(_casting(compiler_args), compiler_workdir)
     exports = []
-    for number, inputs in enumerate(buckets):
-        model, aliases = func(**bucket_config.kwargs(number))
-        exports.append(export(model, inputs, aliases))
+    for number, inputs in enumerate(example_inputs):
+        model, aliases = model_of(func, bucket_config, number)
+        exports.append(export(model, inputs_of(inputs), aliases))
     shared = bucket_config.shared_state_buffer
     states = [*shared] if shared is not None else [state for each in exports for state in each.states.values()]
     regions, first = regions_of(bucket_config, [list(each.states.values()) for each in exports]), 0
     for exported, parts in zip(exports, regions, strict=True):
         collected.add(exported, parts, range(first, first + len(parts)))
         first += 0 if shared is not None else len(parts)
-    kernel, constants = bucket_config.bucket_kernel(), bucket_config.bucket_kernel_constant_args
-    return collected.scripted(exports[-1], states, kernel, constants)
+    constants = bucket_config.bucket_kernel_constant_args
+    return collected.scripted(exports[-1], states, kernel_of(bucket_config), constants)
 
 
 def _casting(compiler_args: CompilerArgs) -> Casting:
     """What `--auto-cast` says. Whatever else there is means nothing here, and that is said."""
-    words = shlex.split(compiler_args) if isinstance(compiler_args, str) else list(compiler_args or [])
+    wanted = f"compiler_args must be a string or a list of strings, got {compiler_args!r}"
+    try:
+        words = shlex.split(compiler_args) if isinstance(compiler_args, str) else list(compiler_args or [])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{wanted}: {error}") from error
+    if any(not isinstance(word, str) for word in words):
+        raise ConfigError(wanted)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--auto-cast", choices=("none", "matmult", "all"))
     parser.add_argument("--auto-cast-type", choices=tuple(CASTS))
@@ -192,6 +198,12 @@ class _Collected:
         return scripted(traced, self.weights, states, *kernel)
 
 
+def _program_of(trace: ScriptModule) -> torch.Tensor:
+    if not isinstance(trace, ScriptModule) or not isinstance(program := getattr(trace, "program", None), torch.Tensor):
+        raise GraphError(f"a traced module must be one that trace made, got {type(trace).__name__}")
+    return program
+
+
 def move_trace_to_device(trace: ScriptModule, device_id: int = 0) -> None:
     """Bring a traced module's weights and states to the device now, not at its first call.
 
@@ -200,7 +212,7 @@ def move_trace_to_device(trace: ScriptModule, device_id: int = 0) -> None:
     if (neuron := torch_neuronx()) is not None:
         neuron.move_trace_to_device(trace, device_id)
     else:
-        engine.load(trace.program, trace.weights, [*states_of(trace)])
+        engine.load(_program_of(trace), trace.weights, [*states_of(trace)])
 
 
 def read_states(trace: ScriptModule) -> list[torch.Tensor]:
@@ -208,6 +220,7 @@ def read_states(trace: ScriptModule) -> list[torch.Tensor]:
 
     That is done for each state, too, when a function or method of PyTorch's is called with it.
     """
+    _program_of(trace)
     states = states_of(trace)
     for state in states:
         state.read()
@@ -216,6 +229,8 @@ def read_states(trace: ScriptModule) -> list[torch.Tensor]:
 
 def save(trace: ScriptModule, path: str | os.PathLike[str]) -> None:
     """As `torch.jit.save`, and the file is there when it is whole."""
+    if not isinstance(trace, ScriptModule):
+        raise GraphError(f"save must be given a module that trace made, got {type(trace).__name__}")
     path = Path(path).expanduser()
     with files.staging(path.parent, path.name) as stage, quiet():
         torch.jit.save(trace, str(stage / path.name))

@@ -8,4 +8,5 @@ from transformers_neuronx.trace.aten import (
     shaping as shaping,
 )
 from transformers_neuronx.trace.aten.products import MULTIPLIED as MULTIPLIED, parameter as parameter
+from transformers_neuronx.trace.aten.refused import refused as refused
 from transformers_neuronx.trace.aten.table import TABLE as TABLE, element_type_of as element_type_of
