@@ -286,6 +286,29 @@ def test_other_inputs_than_the_example_s_are_refused(inputs, wanted):
         traced(*inputs)
 
 
+def test_either_branch():
+    class Branches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.other = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x):
+            scaled, total = torch.cond(x.sum() > 0, self.on_true, self.on_false, (x,))
+            return self.layer(x) + scaled, total
+
+        def on_true(self, x):
+            return self.layer(x), x.sum()
+
+        def on_false(self, x):
+            return x @ self.other, torch.cond(x[0, 0] > 0, lambda x: x.amax(), lambda x: x.amin(), (x,))
+
+    module = Branches()
+    traced = trace(module, X)
+    with torch.no_grad():
+        for given in (X, -X, X - 20):
+            torch.testing.assert_close(traced(given), module(given), atol=1e-5, rtol=1e-5)
+
+
 class Odd(torch.nn.Module):
     def forward(self, x):
         return torch.nonzero(x)

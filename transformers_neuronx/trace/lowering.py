@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 
 from transformers_neuronx import hlo, panels
 from transformers_neuronx.errors import GraphError
@@ -29,6 +29,7 @@ aten = torch.ops.aten
 
 # Arguments that say where a tensor is or how it lies: a program knows neither.
 IGNORED = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "generator"}
+COND = torch.ops.higher_order.cond
 SKIPPED = {aten._assert_tensor_metadata.default, aten._assert_async.msg}
 
 
@@ -156,10 +157,25 @@ class Lowering:
         self.values: dict[Node, Any] = {}
         self.stored: dict[Node, Tensor] = {}  # the states as parameters
         self._declare(hlo.Parameters())
-        for node in self.exported.graph.nodes:
-            if node.op == "call_function" and node.target not in SKIPPED:
-                self.values[node] = self._lowered(node)
+        self._walk(self.exported.graph)
         return self._results()
+
+    def _walk(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            if node.op == "get_attr":  # a branch
+                self.values[node] = getattr(graph.owning_module, node.target)
+            elif node.op == "call_function" and node.target not in SKIPPED:
+                self.values[node] = self._lowered(node)
+
+    def _either(self, predicate: Tensor, on_true: GraphModule, on_false: GraphModule, given: Sequence[Any]) -> Any:
+        """The results of one of two branches. Both are computed."""
+        results = []
+        for branch in (on_true, on_false):
+            self.values.update(zip(branch.graph.find_nodes(op="placeholder"), given, strict=True))
+            self._walk(branch.graph)
+            outputs: Any = branch.graph.output_node().args[0]
+            results.append([self.values[each] for each in outputs])
+        return [hlo.select(hlo.broadcast_to(predicate, a.sizes), a, b) for a, b in zip(*results, strict=True)]
 
     def _declare(self, parameters: hlo.Parameters) -> None:
         exported, names = self.exported, self.exported.names
@@ -198,11 +214,13 @@ class Lowering:
 
     def _lowered(self, node: Node) -> Any:
         target: Any = node.target
-        if target is not operator.getitem and (refusal := refused(target, node.meta.get("val"))):
+        if target not in (operator.getitem, COND) and (refusal := refused(target, node.meta.get("val"))):
             raise GraphError(f"{refusal[0]}. {origin(node)} {refusal[1]}")
         arguments: list[Any] = [torch.fx.node.map_arg(each, self.values.__getitem__) for each in node.args]
         if target is operator.getitem:
             return _result(node, *arguments)
+        if target is COND:
+            return self._either(*arguments)
         lowering, out = TABLE[target], self._expected(node)
         for place in MULTIPLIED.get(target, ()):
             if isinstance(x := arguments[place], Tensor):

@@ -55,8 +55,8 @@ def explained(error: Exception, func: Callable[..., Any]) -> Exception:
     if isinstance(error, BY_VALUES):
         return GraphError(
             "what is computed, or how much of it, follows from the values of tensors here, and a program is the same "
-            f"for all values. {_asked(error, func)} Use torch.where, of which both sides are computed, or do this "
-            "before or after what is traced"
+            f"for all values. {_asked(error, func)} Use torch.where or torch.cond, of which both sides are computed, "
+            "or do this before or after what is traced"
         )
     if any(isinstance(frame.f_locals.get("self"), SCRIPTED) for frame, _ in traceback.walk_tb(error.__traceback__)):
         return GraphError(f"a ScriptModule cannot be traced: use what it was made of. {_asked(error, func)}")

@@ -2,7 +2,7 @@
 
 An index that is an input as it was given is looked at on the host, before the program runs. Of one that the program
 works out it returns the smallest and the largest element besides its outputs. A constant one is known while it is
-traced.
+traced. In the branches of `torch.cond` nobody looks: both are computed, for whatever values.
 """
 
 from __future__ import annotations
