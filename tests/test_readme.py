@@ -11,7 +11,16 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*command):
-    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    """In the root of the repository, where it leaves nothing."""
+    before = untracked()
+    ran = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert untracked() == before
+    return ran
+
+
+def untracked():
+    status = ["git", "status", "--porcelain", "--untracked-files=all"]
+    return subprocess.run(status, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_readme_runs_as_one_program(tmp_path):
