@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import tracemalloc
 
@@ -20,7 +21,7 @@ ODD = {
     "digits": (f'{{"prompt": "x", "id": {LONG}}}', "a number of 5000 digits is too long to be read"),
     "half a character": (
         f'{{"prompt": "oh {HALF}"}}',
-        '"prompt" must be text; got \\ud83d at character 4, a surrogate without its other half',
+        '"prompt" must be text in UTF-8; got \\ud83d at character 4, which is no character',
     ),
     "half a character in the key": (
         f'{{"{HALF}": 1}}',
@@ -199,3 +200,38 @@ def test_a_line_that_was_mended_is_not_passed_over(command, tmp_path):
 
 def test_what_cannot_be_printed_is_escaped():
     assert printable("é\u2028\x1b\ud800\n'") == "é\\u2028\\x1b\\ud800\\n'"
+
+
+NOT_UTF8 = "must be text in UTF-8; got \\udce9 at character 4, which is no character\n"
+CAFE = os.fsdecode(b"caf\xe9")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("generate", TINY_KJV, CAFE), "PROMPT"),
+        (("check", TINY_KJV, CAFE), "TEXT"),
+        (("generate", "chat", CAFE, "--chat"), "a line"),
+        (("generate", "chat", "Hi", "--chat", "--system", CAFE), "--system"),
+    ],
+)
+def test_arguments_that_are_not_utf8(command, tmp_path, arguments, what):
+    (tmp_path / "chat").mkdir()
+    for path in TINY_KJV.iterdir():
+        if "tokenizer" not in path.name:
+            (tmp_path / "chat" / path.name).symlink_to(path)
+    AutoTokenizer.from_pretrained(TINY_KJV, chat_template="{{ messages }}").save_pretrained(tmp_path / "chat")
+    _, said = command(*arguments, status=2)
+    assert said == f"error: {what} {NOT_UTF8}"
+
+
+def test_inputs_and_outputs_that_are_not_utf8(tmp_path):
+    """What an output has no letters for is escaped."""
+    arguments = [sys.executable, "-m", "transformers_neuronx"]
+    environment = os.environ | dict(PYTHONPATH=str(TINY_KJV.parents[1]), PYTHONIOENCODING="ascii", HF_HUB_OFFLINE="1")
+    options = dict(cwd=tmp_path, env=environment, capture_output=True)
+    ran = subprocess.run([*arguments, "generate", TINY_KJV, "caf\u00e9", "-n", "2"], **options)
+    assert ran.returncode == 0 and ran.stdout.startswith(b"caf\\xe9")
+    options["env"] |= dict(PYTHONIOENCODING="utf-8:strict")
+    ran = subprocess.run([*arguments, "generate", TINY_KJV], input=b"caf\xe9", **options)
+    assert ran.returncode == 2 and ran.stderr.decode() == f"error: PROMPT {NOT_UTF8}"

@@ -7,6 +7,7 @@ of the data are; 4 the answer is no; 130 Ctrl-C.
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated, Any
 
@@ -73,6 +74,9 @@ def _main(
 
 def main() -> None:
     """Run the command that the arguments say."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):  # what it cannot read is found later, what it cannot write is escaped
+            stream.reconfigure(errors=errors)
     try:
         app()
     except (TransformersNeuronxError, OSError) as error:

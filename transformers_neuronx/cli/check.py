@@ -14,6 +14,7 @@ import numpy as np
 import typer
 
 from transformers_neuronx.cli import options as o
+from transformers_neuronx.cli.text import encodable
 from transformers_neuronx.comparison import compare
 from transformers_neuronx.config import QuantizationConfig
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
@@ -78,7 +79,7 @@ def check(
     source, other = o.Source(model, cache_dir), Other.of(against or [])
     _refuse(source, other)
     tokenizer = _tokenizer(source, wanted=text is not None)
-    ids = None if text is None else tokenizer(text).input_ids
+    ids = None if text is None else tokenizer(encodable(text, "TEXT")).input_ids
     compiled = _fitting(source, o.How(amp, tp, quant, rounded, runtime), ids, max_new_tokens)
     reference = other.open(source, compiled)
     compiled.to_neuron()

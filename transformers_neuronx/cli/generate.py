@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from transformers_neuronx.cli import choice as c, options as o
-from transformers_neuronx.cli.text import complete, room
+from transformers_neuronx.cli.text import complete, encodable, room
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError, InputError, TransformersNeuronxError
 from transformers_neuronx.sampling import ForSampling
@@ -60,7 +60,7 @@ def generate(
     source = o.Source(model, cache_dir)
     tokenizer = source.tokenizer()
     _check(chat, system, tokenizer)
-    text = "" if chat else _text(prompt)
+    text = "" if chat else encodable(_text(prompt), "PROMPT")
     ids = [] if chat else tokenizer(text).input_ids
     sizes = source.fitting(max(CHAT - max_new_tokens, CHAT // 2) if chat else len(ids), max_new_tokens)
     rules = c.Choice(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, DRAWN, seed)
@@ -70,9 +70,9 @@ def generate(
         writer.write(text, ids)
         return
     writer.start()
-    messages = [dict(role="system", content=system)] if system else []
+    messages = [dict(role="system", content=encodable(system, "--system"))] if system else []
     for line in _lines(prompt):
-        messages.append(dict(role="user", content=line))
+        messages.append(dict(role="user", content=encodable(line, "a line")))
         messages.append(dict(role="assistant", content=writer.answer(line, messages)))
 
 

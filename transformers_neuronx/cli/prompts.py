@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers_neuronx import files
+from transformers_neuronx.cli.text import encodable
 from transformers_neuronx.errors import CheckpointError
 
 Place = tuple[str, int]  # file and line
@@ -112,12 +113,7 @@ def _text(piece: bytes) -> str:
     text = found["prompt"]
     if not isinstance(text, str):
         raise ValueError(f'"prompt" must be a text; got {_kind(text)}')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(text[error.start]):04x} at character {error.start + 1}"
-        raise ValueError(f'"prompt" must be text; got {half}, a surrogate without its other half') from error
-    return text
+    return encodable(text, '"prompt"')
 
 
 def _whole(digits: str) -> int:

@@ -1,4 +1,4 @@
-"""From text to text with a compiled model."""
+"""From text to text with a compiled model; what is text at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Any
 import torch
 
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.errors import InputError
 from transformers_neuronx.sampling import ForSampling
+
+
+def encodable(text: str, what: str) -> str:
+    """The text. InputError where it has what no tokenizer takes: half of a character, or a byte that is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"\\u{ord(text[error.start]):04x} at character {error.start + 1}"
+        raise InputError(f"{what} must be text in UTF-8; got {place}, which is no character") from error
+    return text
 
 
 def complete(model: ForSampling, rows: Sequence[Sequence[int]], count: int, **options: Any) -> list[list[int]]:
