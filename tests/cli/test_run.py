@@ -161,6 +161,15 @@ def test_results_of_other_settings_are_not_added_to(command, tmp_path):
     assert results(tmp_path / "predictions.jsonl")[0]["prompt"] == "And Aaron"
 
 
+def test_results_in_the_folder_of_prompts_are_not_read_as_such(command, tmp_path):
+    written(tmp_path / "data.jsonl", ["And Moses", "Thou shalt"])
+    arguments = ("run", TINY_KJV, "--data_dir", ".", "--json")
+    first, _ = command(*arguments)
+    before = (tmp_path / "predictions.jsonl").read_bytes()
+    assert json.loads(first)["results"] == 2
+    assert command(*arguments) == (first, "") and (tmp_path / "predictions.jsonl").read_bytes() == before
+
+
 def test_prompts_that_are_left_out_are_mentioned(command, tmp_path):
     data = written(tmp_path / "data.jsonl", ["And Moses", "Thou shalt"])
     printed, said = command("run", TINY_KJV, "--data_dir", data, "--examples_to_generate", 1, "--json")

@@ -37,13 +37,17 @@ class Prompt:
         return self.file, self.line
 
 
-def read_prompts(path: str) -> Iterator[Prompt]:
+def read_prompts(path: str, output: str = "") -> Iterator[Prompt]:
     """The prompts of a .json or .jsonl file, or of all such files in a folder, in the order of their names.
 
-    Every object has a "prompt". A line with anything else is reported as that, and the others are read.
+    Every object has a "prompt". A line with anything else is reported as that, and the others are read. The `output`
+    of a run, and what stands beside it, may be in the folder and are passed over.
     """
-    found = Path(path).expanduser()
-    named = sorted(found.glob("*.json*")) if found.is_dir() else [found]
+    found, made = Path(path).expanduser(), Path(output).expanduser()
+    named = [found]
+    if found.is_dir():
+        own = {made.resolve(), settings_of(made).resolve()}
+        named = sorted(file for file in found.glob("*.json*") if file.resolve() not in own)
     if not named:
         raise CheckpointError(f"{path}: wanted .json or .jsonl files, found none")
     for file in named:
@@ -53,6 +57,11 @@ def read_prompts(path: str) -> Iterator[Prompt]:
                 yield Prompt(file.name, line, _text(piece))
             except ValueError as error:
                 yield Prompt(file.name, line, error=printable(str(error)))
+
+
+def settings_of(output: Path) -> Path:
+    """What a run has made its results with stands there, beside them."""
+    return output.parent / f"{output.name}.settings.json"
 
 
 def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import typer
 
 from transformers_neuronx import files
-from transformers_neuronx.cli.prompts import Prompt
+from transformers_neuronx.cli.prompts import Prompt, settings_of
 from transformers_neuronx.errors import ConfigError, StorageError
 from transformers_neuronx.serialization import differences
 
@@ -26,7 +26,7 @@ class Results:
     def __init__(self, path: Path, file: FileIO, settings: dict[str, Any], restart: bool) -> None:
         self.path = path
         self._file = file
-        kept = path.with_name(path.name + ".settings.json")
+        kept = settings_of(path)
         settings = json.loads(json.dumps(settings))
         empty = path.stat().st_size == 0
         if not empty and not kept.exists():

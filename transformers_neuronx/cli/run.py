@@ -66,7 +66,7 @@ def run(
     What is among the results already is not made again: after Ctrl-C, or a crash, the same command goes on.
     """
     source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir)
-    job = Job(_first(data_dir, examples_to_generate), source, max_tokens_to_generate)
+    job = Job(_first(data_dir, examples_to_generate, output), source, max_tokens_to_generate)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
     how = o.How(amp, tp, quant, rounded, runtime)
     rules = c.Choice(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
@@ -77,9 +77,9 @@ def run(
     raise typer.Exit(job.show(results, output, as_json))
 
 
-def _first(data_dir: str, count: int) -> list[Prompt]:
+def _first(data_dir: str, count: int, output: str) -> list[Prompt]:
     """So many prompts, and a word on the standard error where there are more."""
-    found = read_prompts(data_dir)
+    found = read_prompts(data_dir, output)
     prompts = list(islice(found, count))
     if not prompts:
         raise CheckpointError(f'{data_dir} has no prompts: wanted objects with "prompt", one a line')
