@@ -237,9 +237,9 @@ class Artifact:
 
     def check_weights(self, own: Checkpoint | Artifact | None, prefix: str) -> None:
         """ConfigError where these weights are not those that a model has of its `own`, as far as marks tell."""
-        if not self.has_weights or (isinstance(own, Artifact) and not own.has_weights):
+        if not self.has_weights:
             return
-        if own is None:
+        if own is None or (isinstance(own, Artifact) and not own.has_weights):
             _LOG.info("the model has no weights of its own, and takes those in %s", self.directory)
             return
         theirs = own.marks if isinstance(own, Artifact) else marks_in(own, self.marks, prefix)

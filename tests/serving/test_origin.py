@@ -253,8 +253,13 @@ def test_artifacts_with_weights_are_compared_with_each_other(artifact, other, tm
     assert not said()
 
 
-def test_a_model_without_weights_says_whose_it_takes(artifact, checkpoint, said):
-    model = GPT2ForSampling(json.loads((checkpoint / "config.json").read_text()))
+@pytest.mark.parametrize("programs", [True, False])
+def test_a_model_without_weights_says_whose_it_takes(programs, artifact, checkpoint, tmp_path, said):
+    if programs:
+        made(checkpoint).save(tmp_path)
+        model = GPT2ForSampling.from_pretrained(tmp_path)
+    else:
+        model = GPT2ForSampling(json.loads((checkpoint / "config.json").read_text()))
     model.load(artifact)
     assert said() == [f"the model has no weights of its own, and takes those in {artifact}"]
     model.to_neuron()
