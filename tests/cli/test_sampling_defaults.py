@@ -152,8 +152,8 @@ def test_an_artifact_has_it_too(command, checkpoint, tmp_path, rules):
 
 
 WRONG = {
-    "temperature": (dict(do_sample=True, temperature=0.0), "temperature wants to be above 0", ("--temperature", 1)),
-    "top_p": (dict(do_sample=True, top_p="0.9"), "top_p wants to be above 0 and at most 1, got 0.9", ("--top-p", 1)),
+    "temperature": (dict(do_sample=True, temperature=0.0), "temperature must be above 0", ("--temperature", 1)),
+    "top_p": (dict(do_sample=True, top_p="0.9"), "top_p must be above 0 and at most 1, got 0.9", ("--top-p", 1)),
     "top_k": (dict(do_sample=True, top_k=[5]), "top_k must be one number, got [5]", ("--top-k", 5)),
 }
 
@@ -169,7 +169,7 @@ def test_what_it_cannot_say(checkpoint, rules, case):
     found, said = rules(path, *option)
     assert found[case] == option[1] and said == ""
     _, said = rules(path, "--min-p", 2, *option, status=2)
-    assert said == "error: min_p wants to be from 0 to 1, got 2.0\n"
+    assert said == "error: min_p must be from 0 to 1, got 2.0\n"
 
 
 def test_what_is_asked_for_and_not_done_is_said(checkpoint, rules):
