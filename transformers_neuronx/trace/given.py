@@ -65,7 +65,7 @@ def check_aliases(aliases: Any, count: int) -> None:
         )
     for number in aliases.values():
         if not isinstance(number, int) or not 0 <= number < count:
-            raise GraphError(f"input_output_aliases wants the number of one of the {count} outputs, got {number!r}")
+            raise GraphError(f"input_output_aliases must have the number of one of the {count} outputs, got {number!r}")
 
 
 def argument_names(func: Callable[..., Any], inputs: Sequence[Any]) -> list[str]:

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from transformers_neuronx.errors import GraphError, TransformersNeuronxError
 
 OURS, THEIRS = str(Path(__file__).parent), str(Path(torch.__file__).parent)
 OURSELVES = "_Flat"  # the module around a function, of `export`
 GENERATED = ("<eval_with_key", "<string>")  # what PyTorch makes of graphs
-BY_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 SCRIPTED: Any = torch.jit.ScriptModule
 RAISE = dis.opmap["RAISE_VARARGS"]
 
@@ -50,9 +48,13 @@ def _asks(path: str, kind: str, frame: tuple[Any, Any, Any] | None = None) -> st
 
 def explained(error: Exception, func: Callable[..., Any]) -> Exception:
     """What a function has raised while PyTorch ran it on tensors without elements; in our words what PyTorch has."""
+    from torch.fx.experimental.symbolic_shapes import (
+        GuardOnDataDependentSymNode,
+    )  # with SymPy: what loads needs neither
+
     if isinstance(error, TransformersNeuronxError) or not _is_theirs(error):
         return error
-    if isinstance(error, BY_VALUES):
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException | GuardOnDataDependentSymNode):
         return GraphError(
             "what is computed, or how much of it, follows from the values of tensors here, and a program is the same "
             f"for all values. {_asked(error, func)} Use torch.where or torch.cond, of which both sides are computed, "

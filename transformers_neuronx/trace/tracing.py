@@ -58,6 +58,10 @@ def trace(
     a parameter gets the state as it is on the device, and what is written to one goes there before the next call.
     HLO goes to `compiler_workdir`. Of `compiler_args` these mean something: `--auto-cast none|matmult|all`, what in
     f32 is computed in fewer bits, and `--auto-cast-type bf16|fp16`; with the type alone it is products.
+
+    Raises GraphError for what cannot be traced. What `func` itself raises comes out as it is. A call of the result
+    raises GraphError for other sizes and types than those of the example, and OutOfRangeError, which is an IndexError,
+    for an index that is outside of what it looks up.
     """
     if (neuron := torch_neuronx()) is not None:
         where = dict(compiler_workdir=compiler_workdir, compiler_args=compiler_args)
