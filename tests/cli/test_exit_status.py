@@ -202,3 +202,11 @@ def test_the_help_says_what_they_mean(command):
     printed, _ = command("--help")
     assert "Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong" in " ".join(printed.split())
     assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("content", ["{}", '{"model_type": "gpt2"}', '{"model_type": "gpt2", "n_embd": "x"}'])
+def test_an_artifact_whose_configuration_is_damaged_is_1(command, tmp_path, content):
+    command(*COMPILED)
+    (tmp_path / "artifact" / "config.json").write_text(content)
+    _, said = command("generate", "artifact", "And", status=1)
+    assert said.startswith("error: ") and "artifact" in said and said.count("\n") == 1

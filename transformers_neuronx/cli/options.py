@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from transformers_neuronx.auto import class_of
-from transformers_neuronx.config import Completed, NeuronConfig, QuantizationConfig
+from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.files import explain, read_json
@@ -132,7 +132,7 @@ def said(**options: Any) -> dict[str, Any]:
 class Source:
     """A model by its path or name. Its configuration, by which it is decided what it is, is read once.
 
-    A configuration that is a file alone will do for what wants no weights.
+    A configuration that is a file alone will do for what wants no weights. CheckpointError where no family takes it.
     """
 
     def __init__(self, path: str, cache_dir: str | None = None) -> None:
@@ -144,13 +144,9 @@ class Source:
         self.attributes = read_json(alone) if self._alone else load_config(path, cache_dir)
         with _checkpoint_s():
             self.cls = class_of(self.attributes, path)
-
-    @cached_property
-    def config(self) -> Any:
-        """What its family reads of the configuration. CheckpointError where it does not take it."""
-        attributes = Completed(self.attributes) if self.is_artifact else self.attributes
-        with _checkpoint_s():
-            return self.cls.family.read_config(attributes)
+            family = self.cls.family
+            completed = open_artifact(path).attributes(family) if self.is_artifact else self.attributes
+            self.config = family.read_config(completed)
 
     @cached_property
     def generation(self) -> dict[str, Any]:
@@ -164,7 +160,6 @@ class Source:
 
         A ConfigError is about the options: what is wrong with the model itself is a CheckpointError.
         """
-        assert self.config
         dtype = str(self.attributes.get("dtype") or self.attributes.get("torch_dtype"))
         default = {} if self.is_artifact else dict(amp=DTYPES.get(dtype, "f32"))
         given = default | how.options() | said(**options)
