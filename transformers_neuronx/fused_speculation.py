@@ -63,6 +63,7 @@ class FusedSpeculativeDecoder:
 
     @property
     def models(self) -> list[ForSampling]:
+        """Those that are called besides the target."""
         return [self.draft]
 
     def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:

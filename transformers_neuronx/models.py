@@ -170,6 +170,7 @@ class Model:
 
     @property
     def is_on_device(self) -> bool:
+        """Whether `to_neuron` has brought it there."""
         return self._decoder is not None
 
     @property

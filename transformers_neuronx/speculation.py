@@ -107,6 +107,7 @@ class SpeculativeGenerator:
 
     @property
     def models(self) -> list[ForSampling]:
+        """Those that are called besides the target."""
         return [self.proposer.model] if isinstance(self.proposer, Draft) else []
 
     def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
