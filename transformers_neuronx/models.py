@@ -6,7 +6,7 @@ It knows no family: a subclass names one. What a model is called with is for `sa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
@@ -71,7 +71,7 @@ class Model:
         self.tag = tag or type(self).__name__
         self.meter = Meter()
         self.turns = Turns(self.tag)
-        self._also: list[Callable[[Decoder], Sequence[What]]] = []  # what to compile besides what is planned
+        self._also: dict[Hashable, Callable[[Decoder], Sequence[What]]] = {}  # to compile besides what is planned
         context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
         self.options = CompileOptions(
             buckets=self._buckets(n_positions, context),
@@ -236,15 +236,18 @@ class Model:
         decoder.saved = self._artifact.programs(decoder) if self._artifact else None
         return decoder
 
-    def compile_also(self, wanted: Callable[[Decoder], Sequence[What]]) -> None:
-        """Compile programs besides those that are planned: now, or, of a model that is on no device yet, with them."""
-        self._also.append(wanted)
+    def compile_also(self, purpose: Hashable, wanted: Callable[[Decoder], Sequence[What]]) -> None:
+        """Compile programs besides those that are planned: now, or, of a model that is on no device yet, with them.
+
+        Those of one `purpose` are asked for once, however often it comes up.
+        """
+        self._also[purpose] = wanted
         if self.is_on_device:
             with self.turns.take("compile_also()"):
                 self._compile(self.decoder)
 
     def _compile(self, decoder: Decoder, meanwhile: Callable[[], object] = lambda: None) -> None:
-        wanted = [*decoder.planned(), *(what for wanted in self._also for what in wanted(decoder))]
+        wanted = [*decoder.planned(), *(what for wanted in self._also.values() for what in wanted(decoder))]
         missing = decoder.missing(wanted)
         with bar(f"{self.tag}: programs", len(missing)) as built:
             decoder.compile(missing, lambda _: built.update(), meanwhile)

@@ -103,7 +103,9 @@ class SpeculativeGenerator:
         self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
         self.target = target
         self.k = k
-        target.compile_also(lambda decoder: [Verify(k + 1, w) for w in decoder.programs.widths(1) if w > k])
+        target.compile_also(
+            ("verify", k), lambda decoder: [Verify(k + 1, w) for w in decoder.programs.widths(1) if w > k]
+        )
 
     @property
     def models(self) -> list[ForSampling]:
