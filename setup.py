@@ -1,14 +1,22 @@
-"""Packaging. `pip install .` gives the CPU; the extras add what else there is."""
+"""Packaging. `pip install .` gives the CPU; the extras add what else there is.
 
+The CPU's kernels are compiled once for each level of instructions, and the best level of the processor is chosen at
+run time. A wheel has all levels. An editable install has the level of this processor alone, which takes a fifth of the
+time; NEURONX_BUILD_LEVELS=all adds the others, as the tests need them.
+"""
+
+import ctypes
+import os
 import platform
 import sys
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
+from setuptools.modified import newer_group
 
 HERE = Path(__file__).parent
 version: dict[str, str] = {}
@@ -16,7 +24,6 @@ exec((HERE / "transformers_neuronx" / "version.py").read_text(), version)
 
 JAXLIB = "jaxlib>=0.10.2,<0.13"
 
-# The CPU's kernels are compiled for each level of instructions, of which the processor's best is chosen at run time.
 KERNELS = "transformers_neuronx/runtimes/kernels"
 FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall".split()
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the intrinsics' own headers
@@ -31,24 +38,57 @@ if platform.machine() in ("x86_64", "AMD64"):
 
 
 class BuildKernels(build_ext):
-    """Compile the sources of every level with its own flags, and link all with the rest."""
+    """Compile the sources of each level with its own flags, several at a time, and link them with the rest.
+
+    Objects stay in `build/kernels`, and are compiled again when a source, a header or this file is newer.
+    """
+
+    def run(self):
+        self.wanted = os.environ.get("NEURONX_BUILD_LEVELS", "native" if self.inplace or self.editable_mode else "all")
+        if self.wanted not in ("all", "native"):
+            sys.exit(f"NEURONX_BUILD_LEVELS must be all or native, got {self.wanted!r}")
+        super().run()
 
     def build_extension(self, extension):
-        for level, flags in LEVELS.items():
-            compiled = partial(
-                self.compiler.compile,
-                output_dir=f"{self.build_temp}/{level}",
-                macros=[("NEURONX_LEVEL", level)],
-                extra_postargs=[*extension.extra_compile_args, *flags],
-            )
-            if level == "amx":
-                try:
-                    compiled([f"{KERNELS}/level.cc"])
-                except CompileError:  # GCC knows tiles since 11, Clang since 12
-                    continue
-                extension.define_macros.append(("NEURONX_AMX", None))
-            extension.extra_objects += compiled([f"{KERNELS}/{name}.cc" for name in SOURCES])
+        levels = list(LEVELS)
+        try:
+            self.compiled(extension, levels[-1], "level")
+        except CompileError:  # GCC has known AMX since version 11, Clang since 12
+            levels = levels[:-1]
+        if self.wanted == "native":
+            levels = [level for level in levels if level in levels_of_this_processor()][-1:]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs = [pool.submit(self.compiled, extension, level, name) for name in SOURCES for level in levels]
+        extension.extra_objects += [job.result() for job in jobs]
+        extension.depends += extension.extra_objects  # or the library would be taken for up to date
+        extension.define_macros += [(f"NEURONX_HAS_{level.upper()}", None) for level in levels]
         super().build_extension(extension)
+
+    def compiled(self, extension, level, name):
+        """The object file of one source for one level."""
+        source, folder = f"{KERNELS}/{name}.cc", f"build/kernels/{level}"
+        [made] = self.compiler.object_filenames([source], output_dir=folder)
+        if newer_group(["setup.py", *extension.depends], made):
+            self.compiler.compile(
+                [source],
+                output_dir=folder,
+                macros=[("NEURONX_LEVEL", level)],
+                extra_postargs=[*extension.extra_compile_args, *LEVELS[level]],
+            )
+        return made
+
+
+def levels_of_this_processor():
+    """The levels that it has and the system allows, the best one last; all where that is not known."""
+    try:
+        told = Path("/proc/cpuinfo").read_text().replace("_", "")
+    except OSError:
+        return list(LEVELS)
+    has = set(told.split())
+    found = [level for level, flags in LEVELS.items() if all(flag[2:].replace("-", "") in has for flag in flags)]
+    if "amx" in found and ctypes.CDLL(None).syscall(158, 0x1023, 18):  # as levels.h asks for its registers
+        found.remove("amx")
+    return found
 
 
 setup(

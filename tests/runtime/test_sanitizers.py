@@ -31,7 +31,7 @@ def test_kernels(sanitizers, tmp_path):
         subprocess.run(["c++", *flags, *defined, "-c", path, "-o", out], check=True)
         return out
 
-    jobs = [(SOURCE, ["-DNEURONX_AMX"] if "amx" in build["LEVELS"] else [])]
+    jobs = [(SOURCE, [f"-DNEURONX_HAS_{level.upper()}" for level in build["LEVELS"]])]
     for level, own in build["LEVELS"].items():
         jobs += [(kernels / f"{name}.cc", [*own, f"-DNEURONX_LEVEL={level}"]) for name in build["SOURCES"]]
     with ThreadPoolExecutor(2) as pool:

@@ -130,6 +130,12 @@ def level() -> str:
     if wanted == "off" or (library := built()) is None:
         return "off"
     levels = library.levels()
+    if not levels:
+        _LOG.warning(
+            "the kernels were built for another processor: XLA's own code is used, which is slower. Install the "
+            "package again here, with NEURONX_BUILD_LEVELS=all to have it run on any processor"
+        )
+        return "off"
     if wanted not in ("auto", *levels):
         raise ConfigError(f"{env.KERNELS.name} wants to be auto, off, {' or '.join(levels)}, got {wanted!r}")
     chosen: str = levels[-1] if wanted == "auto" else wanted

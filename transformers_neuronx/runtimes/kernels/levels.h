@@ -1,11 +1,11 @@
-// Which levels of instructions there are.
+// Which levels of instructions there are: NEURONX_HAS_… is defined for each that was compiled.
 #pragma once
 
 #include <vector>
 
 #include "kernels.h"
 
-#if defined(NEURONX_AMX)
+#if defined(NEURONX_HAS_AMX)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 
 namespace neuronx {
 
-#if defined(NEURONX_AMX)
+#if defined(NEURONX_HAS_AMX)
 // Whether the processor has tiles, and Linux lets this process use them: it has to be asked. What it says holds for all
 // threads, those that are there already as well.
 inline bool TilesAllowed() {
@@ -25,19 +25,30 @@ inline bool TilesAllowed() {
 }
 #endif
 
-// Levels that this processor has, the best one last.
+// The levels that were compiled and that this processor has, the best one last.
 inline std::vector<const Kernels*> Levels() {
-  std::vector<const Kernels*> levels = {&portable::kernels};
+  std::vector<const Kernels*> levels;
+#if defined(NEURONX_HAS_PORTABLE)
+  levels.push_back(&portable::kernels);
+#endif
 #ifdef __x86_64__
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  [[maybe_unused]] const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  [[maybe_unused]] const bool bf16 =
+      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+#if defined(NEURONX_HAS_AVX2)
   if (avx2) levels.push_back(&avx2::kernels);
+#endif
+#if defined(NEURONX_HAS_AVX512)
   if (avx512) levels.push_back(&avx512::kernels);
+#endif
+#if defined(NEURONX_HAS_AVX512_BF16)
   if (bf16) levels.push_back(&avx512_bf16::kernels);
-#if defined(NEURONX_AMX)
+#endif
+#if defined(NEURONX_HAS_AMX)
   if (bf16 && TilesAllowed()) levels.push_back(&amx::kernels);
 #endif
 #endif

@@ -20,7 +20,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-const Kernels* level = &portable::kernels;
+std::atomic<const Kernels*> level{nullptr};  // set before the first call of a kernel
 
 // Calls of a kernel since the library was loaded, and how long they took.
 struct Spent {
@@ -115,8 +115,8 @@ ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs 
     if (biased) weight.bias = operand(next++).untyped_data();
   }
   if (residual) arguments.residual = operand(next).untyped_data();
-  arguments.scratch = Scratch(level->linear_scratch(arguments));
-  level->linear(arguments, PoolOf(threads));
+  arguments.scratch = Scratch(level.load(std::memory_order_relaxed)->linear_scratch(arguments));
+  level.load(std::memory_order_relaxed)->linear(arguments, PoolOf(threads));
   return ffi::Error::Success();
 }
 
@@ -157,7 +157,7 @@ ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::
       operand(0).untyped_data(), operand(1).untyped_data(), operand(2).untyped_data(), s32(3), s32(4),
       static_cast<const int32_t*>(slots), static_cast<const float*>(slopes), static_cast<const float*>(biases),
       after(0), after(1), static_cast<float*>(after(2)), static_cast<float*>(after(3)), result(0)->untyped_data()};
-  level->attention(arguments, PoolOf(threads));
+  level.load(std::memory_order_relaxed)->attention(arguments, PoolOf(threads));
   return ffi::Error::Success();
 }
 
@@ -185,7 +185,7 @@ ffi::Error AttendTo(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer ke
     arguments.bias_position = axes[3];
     arguments.bias_token = axes[3] > 1 ? 1 : 0;
   }
-  level->attend_to(arguments, PoolOf(threads));
+  level.load(std::memory_order_relaxed)->attend_to(arguments, PoolOf(threads));
   return ffi::Error::Success();
 }
 
@@ -204,7 +204,7 @@ ffi::Error Likeliest(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> logits, ffi:
                      ffi::Buffer<ffi::F32> penalty, ffi::ResultBuffer<ffi::S32> token) {
   const Counted counted(likeliest_spent);
   const auto size = logits.dimensions();
-  level->likeliest({size[0], size[1], logits.typed_data(), static_cast<const int8_t*>(seen.untyped_data()),
+  level.load(std::memory_order_relaxed)->likeliest({size[0], size[1], logits.typed_data(), static_cast<const int8_t*>(seen.untyped_data()),
                     penalty.typed_data(), token->typed_data()},
                    PoolOf(threads));
   return ffi::Error::Success();
@@ -224,7 +224,7 @@ ffi::Error Normalize(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::Buffer<ffi:
   const auto type = TypeOf(x.element_type());
   if (type.has_error()) return type.error();
   const int64_t size = x.dimensions().back(), rows = static_cast<int64_t>(x.element_count()) / size;
-  level->normalize({rows, size, eps, *type, x.untyped_data(), weight.typed_data(), bias, y->untyped_data()},
+  level.load(std::memory_order_relaxed)->normalize({rows, size, eps, *type, x.untyped_data(), weight.typed_data(), bias, y->untyped_data()},
                    PoolOf(threads));
   return ffi::Error::Success();
 }
