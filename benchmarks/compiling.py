@@ -33,7 +33,7 @@ def main():
     began = time.perf_counter()
     for what in decoder.planned():
         start = time.perf_counter()
-        for piece in decoder.programs.pieces(what):
+        for piece in decoder.programs.segments(what):
             decoder.programs.module(what, piece)
         print(f"{title(what, decoder.programs.whole)}: written in {time.perf_counter() - start:.2f} s")
     started = time.perf_counter()

@@ -31,22 +31,22 @@ _LOG = logging.getLogger(__name__)
 MAGIC = b"transformers_neuronx executable 1\n"  # an entry: this, the SHA-256 of what follows, an executable
 
 
-class Saved(NamedTuple):
-    """What there is in an artifact: the module for what a `Decoder` asks, the executable for a module's `identity`."""
+class ArtifactSource(NamedTuple):
+    """The programs of an artifact: modules by `artifact_key`, executables by the `identity` of their module."""
 
     module: Callable[[str], HloModuleProto | None]
     executable: Callable[[str], bytes | None]
 
 
-def build(runtime: Runtime, module: HloModuleProto, identity: str, saved: Saved | None = None) -> Executable:
+def build(runtime: Runtime, module: HloModuleProto, identity: str, source: ArtifactSource | None = None) -> Executable:
     """An executable of `module`, which has this identity. EngineError has the compiler's words when it refuses."""
     began = time.monotonic()
     key = _key(runtime, identity)
-    data = saved.executable(identity) if saved else None
-    executable, source = _loaded(runtime, module, data, "a saved artifact"), "loaded from an artifact"
+    data = source.executable(identity) if source else None
+    executable, origin = _loaded(runtime, module, data, "a saved artifact"), "loaded from an artifact"
     if executable is None:
-        executable, source = _through_cache(runtime, module, key)
-    line = f"{module.name}-{key[:12]}: {source} in {time.monotonic() - began:.2f} s"
+        executable, origin = _through_cache(runtime, module, key)
+    line = f"{module.name}-{key[:12]}: {origin} in {time.monotonic() - began:.2f} s"
     _LOG.info(line)
     if env.DUMP_TO.get():
         _dump(Path(env.DUMP_TO.get()).expanduser(), runtime, module, executable, line)

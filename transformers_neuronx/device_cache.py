@@ -34,8 +34,8 @@ class DeviceCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns
 
-    def feed(self, ids: torch.Tensor, mask: torch.Tensor | None, every: bool) -> torch.Tensor:
-        """Logits after the last token of each row, or after `every` one: f32[batch, 1 or n, vocab].
+    def feed(self, ids: torch.Tensor, mask: torch.Tensor | None, all_positions: bool) -> torch.Tensor:
+        """Logits after the last token of each row, or after `all_positions` one: f32[batch, 1 or n, vocab].
 
         ids [batch, n] are the next columns; mask [batch, all columns], or [batch, n], has zeros for padding, None is no
         more padding than there was.
@@ -48,10 +48,10 @@ class DeviceCache(Cache):
         where: dict[str, Any] = dict(cache_ids=np.arange(first, first + cut))
         if mask is not None:
             where = dict(attention_mask=mask[:, : first + cut])
-        logits: torch.Tensor = self.model.run(ids[:, :cut], output_all_logits=every, **where)[:rows]
+        logits: torch.Tensor = self.model.run(ids[:, :cut], output_all_logits=all_positions, **where)[:rows]
         self.rows, self.columns, self._left = rows, first + n, self._held()
         self.ids, self.mask = torch.cat([self.ids[:rows, :first].reshape(rows, first), ids], 1), mask
-        if not every:
+        if not all_positions:
             return logits[:, None]
         column = torch.arange(n).clamp(max=cut - 1).expand(rows, n)
         if mask is not None:  # after padding what comes after the token before it

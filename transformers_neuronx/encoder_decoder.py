@@ -20,10 +20,10 @@ import numpy as np
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import Buckets, CompileOptions
-from transformers_neuronx.decoder import Array, Decoder, Held
+from transformers_neuronx.decoder import Array, Decoder, MemoryUse
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.inputs import Integers, read_rows
-from transformers_neuronx.keys import Piece, What
+from transformers_neuronx.keys import ProgramKey, Segment
 from transformers_neuronx.layers import Memory
 from transformers_neuronx.profiling import Profile, profile
 from transformers_neuronx.programs import DecoderConfig, Family, Programs, in_place
@@ -50,16 +50,19 @@ class EncoderDecoderConfig(DecoderConfig, Protocol):
 
 
 @dataclass(frozen=True)
-class Encode(What):
-    """The reading of so many sources of at most so many tokens."""
+class EncodeKey(ProgramKey):
+    """Reading sources: rows, and the most tokens of each."""
 
+    kind = "encode"
     rows: int
     tokens: int
 
 
 @dataclass(frozen=True)
-class Redirect(What):
-    """The exchange of what slots look at."""
+class RedirectKey(ProgramKey):
+    """Changing which source a slot attends to."""
+
+    kind = "redirect"
 
 
 class EncoderDecoderPrograms(Programs):
@@ -86,15 +89,15 @@ class EncoderDecoderPrograms(Programs):
         heads = self.config.attention_heads
         return self.slots, self.options.buckets.sources[-1], heads.kv_share(self.degree), heads.head_dim
 
-    def module(self, what: What, piece: Piece) -> HloModuleProto:
-        match what:
-            case Encode():
-                return self.encode(what)
-            case Redirect():
+    def module(self, key: ProgramKey, segment: Segment) -> HloModuleProto:
+        match key:
+            case EncodeKey():
+                return self.encode(key)
+            case RedirectKey():
                 return self.redirect()
-        return super().module(what, piece)
+        return super().module(key, segment)
 
-    def encode(self, what: Encode) -> HloModuleProto:
+    def encode(self, key: EncodeKey) -> HloModuleProto:
         """The program that reads sources.
 
         Parameters: s32[rows, 2 + tokens] with slot, length and ids of each source, where a length of 0 is of none; the
@@ -103,14 +106,14 @@ class EncoderDecoderPrograms(Programs):
 
         def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
-            packed = parameters.add(dtype_named("s32")[what.rows, 2 + what.tokens], "sources")
-            slots, lengths = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), what.rows) for i in range(2))
+            packed = parameters.add(dtype_named("s32")[key.rows, 2 + key.tokens], "sources")
+            slots, lengths = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), key.rows) for i in range(2))
             before = self.declare_memory(parameters, len(self.layers))
             w = declare(self.source_table, parameters, self.dtype, self.degree)
             tables = (self.encoder_table, self.config.encoder_layers), (self.memory_table, len(self.layers))
             encoder, to_memory = (self._declare_layers(parameters, *table) for table in tables)
             with scribe.scope("embed"):
-                x, shared = self.graph.embed_source(self.config, w, hlo.slice(packed, 1, 2, 2 + what.tokens))
+                x, shared = self.graph.embed_source(self.config, w, hlo.slice(packed, 1, 2, 2 + key.tokens))
             for number, weights in enumerate(encoder):
                 with scribe.scope(f"encoder.{number}"):
                     x = self.graph.encoder_layer(self.config, weights, x, lengths, shared)
@@ -152,9 +155,9 @@ class EncoderDecoderPrograms(Programs):
         names = [f"memory.{layer}.{name}" for layer in range(layers) for name in ("keys", "values")]
         return [lengths, *(parameters.add(sizes, name) for name in names)]
 
-    def declare_weights(self, parameters: hlo.Parameters, piece: Piece) -> tuple[Any, list[Any]]:
+    def declare_weights(self, parameters: hlo.Parameters, segment: Segment) -> tuple[Any, list[Any]]:
         """And the memory, after all of them, where there are layers to look at it."""
-        shared, layers = super().declare_weights(parameters, piece)
+        shared, layers = super().declare_weights(parameters, segment)
         if layers:
             lengths, *arrays = self.declare_memory(parameters, len(layers))
             for weights, keys, values in zip(layers, arrays[::2], arrays[1::2], strict=True):
@@ -197,10 +200,10 @@ class EncoderDecoder(Decoder):
         self.sources = np.full(self.slots, -1)
         self._read = 0  # sources so far
 
-    def planned(self) -> list[What]:
+    def planned(self) -> list[ProgramKey]:
         """And the encoder for each size of a source, and the exchange of what slots look at."""
-        encoders = [Encode(self.options.prompt_batch_size, size) for size in self.options.buckets.sources]
-        return [*encoders, *super().planned(), Redirect()]
+        encoders = [EncodeKey(self.options.prompt_batch_size, size) for size in self.options.buckets.sources]
+        return [*encoders, *super().planned(), RedirectKey()]
 
     def reset(self) -> None:
         super().reset()
@@ -220,15 +223,15 @@ class EncoderDecoder(Decoder):
             packed = np.zeros((rows, 2 + size), np.int32)
             for row, (ids, slot) in enumerate(zip(group, slots[first:], strict=False)):
                 packed[row, : 2 + len(ids)] = [slot, len(ids), *ids]
-            [(_, program)] = self._parts(Encode(rows, size))
+            [(_, program)] = self.parts(EncodeKey(rows, size))
             with self.guarded():
                 self.memory = program(self.runtime.put([packed]), *self.memory, *self._encoder_operands())
         self.sources[slots] = self._read + np.arange(len(slots))
         self._read += len(slots)
 
     @property
-    def held(self) -> Held:
-        held = super().held
+    def memory_use(self) -> MemoryUse:
+        held = super().memory_use
         return held._replace(caches=held.caches + sum(array.nbytes for array in self.memory))
 
     def _encoder_operands(self) -> list[DeviceTensor]:
@@ -243,13 +246,11 @@ class EncoderDecoder(Decoder):
         memory = [array for layer in layers for array in self.memory[1 + 2 * layer : 3 + 2 * layer]]
         return [*super().operands(layers, shared), *self.memory[:1] * bool(layers), *memory]
 
-    def step(
-        self, ids: Array, start: Array, length: Array, end: Array, slots: Array | None = None, every: bool = False
-    ) -> DeviceTensor:
-        active = (np.arange(len(ids)) if slots is None else slots)[length > 0]
+    def fill(self, slots: Array, start: Array, length: Array) -> None:
+        active = slots[length > 0]
         if (self.sources[active] < 0).any():
             raise InputError(f"slots {active[self.sources[active] < 0].tolist()} have no source: encode() comes first")
-        return super().step(ids, start, length, end, slots, every)
+        super().fill(slots, start, length)
 
     def reorder(self, source: Array) -> None:
         """And looks at what that slot looks at; where it is negative, at what it did before."""
@@ -259,7 +260,7 @@ class EncoderDecoder(Decoder):
     def redirect(self, source: Array) -> None:
         """Slot `i` looks from now on at what slot `source[i]` looks at. s32[slots]"""
         if (self.sources[source] != self.sources).any():
-            [(_, program)] = self._parts(Redirect())
+            [(_, program)] = self.parts(RedirectKey())
             with self.guarded():
                 self.memory = program(self.runtime.put([source.astype(np.int32)]), *self.memory)
             self.sources = self.sources[source]

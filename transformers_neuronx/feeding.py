@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformers_neuronx.config import CompileOptions
-from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.decoder import Decoder, StepInputs
 from transformers_neuronx.inputs import Rows
-from transformers_neuronx.layers.choice import NOTHING
+from transformers_neuronx.layers.sampling import NOTHING
 
 Array = np.ndarray[Any, Any]
 
@@ -55,17 +55,7 @@ def windows(rows: Rows, options: CompileOptions) -> Iterator[Window]:
         yield window(np.flatnonzero(left), slots, 1)
 
 
-class Fed(NamedTuple):
-    """The operands of `Decoder.step`."""
-
-    ids: Array
-    start: Array
-    length: Array
-    end: Array
-    slots: Array
-
-
-def operands(window: Window, rows: Rows, slots: int) -> Fed:
+def operands(window: Window, rows: Rows, slots: int) -> StepInputs:
     ids = np.zeros((window.size, window.active), np.int64)
     start, length, end = np.zeros((3, window.size), np.int64)
     lanes = window.lanes
@@ -74,24 +64,27 @@ def operands(window: Window, rows: Rows, slots: int) -> Fed:
     start[lanes], length[lanes], end[lanes] = rows.start[window.rows] + window.fed, window.now, rows.end[window.rows]
     where = np.arange(slots) if window.size == slots else np.zeros(window.size, np.int64)
     where[lanes] = rows.slots[window.rows]
-    return Fed(ids, start, length, end, where)
+    return StepInputs(ids, start, length, end, where)
 
 
-def feed(decoder: Decoder, rows: Rows, every: bool = False) -> Array:
-    """Logits after the last token of each row, or after `every` one. -> f32[batch, 1 or the longest row, vocab]"""
+def feed(decoder: Decoder, rows: Rows, all_positions: bool = False) -> Array:
+    """Logits after the last token of each row, or after all tokens with `all_positions`.
+
+    -> f32[batch, 1 or the longest row, vocab]
+    """
     lengths = np.array([len(row) for row in rows.tokens])
-    logits = np.zeros((len(lengths), lengths.max() if every else 1, decoder.config.vocab_size), np.float32)
+    logits = np.zeros((len(lengths), lengths.max() if all_positions else 1, decoder.config.vocab_size), np.float32)
     for window in windows(rows, decoder.options):
-        out = decoder.run(*operands(window, rows, decoder.slots), every)
+        out = decoder.run(operands(window, rows, decoder.slots), all_positions)
         for row, lane, fed, count in zip(window.rows, window.lanes, window.fed, window.now, strict=True):
-            if every:
+            if all_positions:
                 logits[row, fed : fed + count] = out[lane, :count]
             elif count and fed + count == lengths[row]:
                 logits[row] = out[lane]
     return logits
 
 
-def choose_after(decoder: Decoder, rows: Rows, policy: Array, repeats: int = 1) -> Array:
+def sample_after(decoder: Decoder, rows: Rows, policy: Array, repeats: int = 1) -> Array:
     """The token after the last one of each row, or BROKEN, without logits leaving the devices. -> s64[batch * repeats]
 
     policy s32[batch * repeats, POLICY_COLUMNS]. With `repeats`, several are chosen for each row, for the slots 0, 1, …
@@ -101,13 +94,13 @@ def choose_after(decoder: Decoder, rows: Rows, policy: Array, repeats: int = 1) 
     policy = policy.reshape(repeats, len(lengths), -1)
     for window in windows(rows, decoder.options):
         fed = operands(window, rows, decoder.slots)
-        logits = decoder.step(*fed)
+        logits = decoder.step(fed)
         ended = (window.now > 0) & (window.fed + window.now == lengths[window.rows])
         members, lanes = window.rows[ended], window.lanes[ended]
         for copy in range(repeats) if members.size else ():
             slots, rules = np.full(window.size, NOTHING), np.zeros((window.size, policy.shape[2]), np.int32)
             slots[lanes], rules[lanes] = rows.slots[members] + copy * len(lengths), policy[copy, members]
-            tokens[copy, members] = decoder.choose(logits, slots, fed.end, rules)[lanes]
+            tokens[copy, members] = decoder.sample(logits, slots, fed.end, rules)[lanes]
     return tokens.reshape(-1)
 
 

@@ -16,9 +16,9 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.feeding import feed
 from transformers_neuronx.generation import Generation
 from transformers_neuronx.inputs import Integers
-from transformers_neuronx.layers.choice import NOTHING, Policy, choose
+from transformers_neuronx.layers.sampling import NOTHING, Policy, sample
 from transformers_neuronx.layers.step import Step
-from transformers_neuronx.loops import LOOP_COLUMNS, chosen_after, ends, rules_of, side_by_side, with_tokens
+from transformers_neuronx.loops import LOOP_COLUMNS, ends, rules_of, sampled_after, side_by_side, with_tokens
 from transformers_neuronx.programs import Programs, flattened, in_place, looped
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import Executable
@@ -35,11 +35,11 @@ class _Model:
         self.scribe, self.programs, self.width = scribe, programs, width
         self.weights = programs.declare_weights(parameters, programs.whole)
 
-    def run(self, flat: Sequence[Tensor], step: Step, every: bool = False) -> tuple[Tensor, list[Tensor]]:
+    def run(self, flat: Sequence[Tensor], step: Step, all_positions: bool = False) -> tuple[Tensor, list[Tensor]]:
         """Logits and caches after a step."""
         programs = self.programs
         x, after = programs.body(self.scribe, programs.whole, *self.weights, None, programs.by_layer(flat), step)
-        return programs.logits(self.scribe, self.weights[0], x, None if every else step), flattened(after)
+        return programs.logits(self.scribe, self.weights[0], x, None if all_positions else step), flattened(after)
 
 
 class FusedSpeculativeDecoder:
@@ -148,18 +148,18 @@ class FusedSpeculativeDecoder:
             ids = side_by_side([token, *guesses])
             length = hlo.minimum(wanted, self.k + 1)
             step = Step(ids, position, length, position + length, None, target.width)
-            logits, checked = target.run(flat[:split], step, every=True)
-            chosen = chosen_after(logits, step, seen, policy)
-            count = _right(guesses, chosen, eos, wanted)
+            logits, checked = target.run(flat[:split], step, all_positions=True)
+            sampled = sampled_after(logits, step, seen, policy)
+            count = _right(guesses, sampled, eos, wanted)
             columns = []
-            for number, choice in enumerate(chosen):
+            for number, pick in enumerate(sampled):
                 used = hlo.logical_and(wanted > 0, number < count)
-                choice = hlo.select(used, choice, NOTHING)
-                columns.append(choice)
-                wanted = hlo.select(used, hlo.select(ends(choice, eos), 0, wanted - 1), wanted)
+                pick = hlo.select(used, pick, NOTHING)
+                columns.append(pick)
+                wanted = hlo.select(used, hlo.select(ends(pick, eos), 0, wanted - 1), wanted)
                 previous, position = hlo.select(used, token, previous), position + hlo.convert(used, "s32")
-                token = hlo.select(choice < 0, token, choice)
-                seen = with_tokens(seen, choice)
+                token = hlo.select(pick < 0, token, pick)
+                seen = with_tokens(seen, pick)
             tokens = hlo.dynamic_update_slice(tokens, side_by_side(columns), [hlo.constant(0, "s32"), made])
             return [made + count, token, position, wanted, previous, seen, tokens, *checked, *drafted]
 
@@ -177,7 +177,7 @@ class FusedSpeculativeDecoder:
         after = list(flat)
         for number in range(1, self.k + 1):
             logits, after = draft.run(after, step)
-            guess = hlo.maximum(choose(hlo.reshape(logits, token.sizes[0], -1), seen, policy, position + number), 0)
+            guess = hlo.maximum(sample(hlo.reshape(logits, token.sizes[0], -1), seen, policy, position + number), 0)
             guesses.append(guess)
             seen = with_tokens(seen, guess)
             at = position + number
@@ -185,13 +185,13 @@ class FusedSpeculativeDecoder:
         return guesses, after
 
 
-def _right(guesses: Sequence[Tensor], chosen: Sequence[Tensor], eos: Tensor, wanted: Tensor) -> Tensor:
-    """How many columns of `chosen` to take: those the row with the fewest right guesses has, and one more. s32"""
+def _right(guesses: Sequence[Tensor], sampled: Sequence[Tensor], eos: Tensor, wanted: Tensor) -> Tensor:
+    """How many columns of `sampled` to take: those the row with the fewest right guesses has, and one more. s32"""
     right, running = hlo.full(0, "s32", wanted.sizes), wanted > 0
     ended = wanted <= 0
-    for guess, choice in zip(guesses, chosen, strict=False):
-        ended = hlo.logical_or(ended, hlo.logical_and(running, ends(choice, eos)))
-        running = hlo.logical_and(running, hlo.equal(guess, choice))
+    for guess, pick in zip(guesses, sampled, strict=False):
+        ended = hlo.logical_or(ended, hlo.logical_and(running, ends(pick, eos)))
+        running = hlo.logical_and(running, hlo.equal(guess, pick))
         right = right + hlo.convert(running, "s32")
-    right = hlo.select(ended, len(chosen), right + 1)
+    right = hlo.select(ended, len(sampled), right + 1)
     return hlo.minimum(hlo.min(right, 0), hlo.max(wanted, 0))

@@ -14,9 +14,9 @@ import torch
 
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import EngineError, InputError
-from transformers_neuronx.feeding import choose_after, feed, repeat
+from transformers_neuronx.feeding import feed, repeat, sample_after
 from transformers_neuronx.inputs import Rows
-from transformers_neuronx.layers.choice import BROKEN, NOTHING
+from transformers_neuronx.layers.sampling import BROKEN, NOTHING
 from transformers_neuronx.loops import EOS, EOS_COLUMNS, LOOP_COLUMNS, POLICY
 from transformers_neuronx.rules import Rules
 
@@ -75,19 +75,19 @@ class Generation:
         if process is not None:
             logits = np.tile(feed(self.decoder, self.prompts)[:, 0], (self.repeats, 1))
             repeat(self.decoder, len(self.prompts.tokens), self.repeats)
-            return self.choose(process(logits))
+            return self.sample(process(logits))
         self._note()
-        tokens = choose_after(self.decoder, self.prompts, self.rows[: self.count, POLICY], self.repeats)
+        tokens = sample_after(self.decoder, self.prompts, self.rows[: self.count, POLICY], self.repeats)
         repeat(self.decoder, len(self.prompts.tokens), self.repeats)
         return self.take(tokens[:, None], fed=0)
 
-    def choose(self, logits: Array) -> Array:
+    def sample(self, logits: Array) -> Array:
         """Each row's next token, s64[batch, 1], from logits f32[batch, vocab] on the host; NOTHING if none is due."""
         self._note()
         whole = np.zeros((self.decoder.slots, 1, logits.shape[1]), np.float32)
         whole[: self.count, 0] = logits
         slots = np.where(self.rows[:, 2] > 0, np.arange(self.decoder.slots), NOTHING)
-        tokens = self.decoder.choose(self.decoder.runtime.put([whole]), slots, self.rows[:, 1], self.rows[:, POLICY])
+        tokens = self.decoder.sample(self.decoder.runtime.put([whole]), slots, self.rows[:, 1], self.rows[:, POLICY])
         return self.take(tokens[:, None], fed=0)
 
     def run(self, steps: int) -> Array:
@@ -127,18 +127,18 @@ class Generation:
         return logits
 
     def take(self, tokens: Array, fed: int = 1) -> Array:
-        """Note what was chosen, column by column; `fed` of the tokens before it went to the caches."""
+        """Note what was sampled, column by column; `fed` of the tokens before it went to the caches."""
         out = np.full((self.count, tokens.shape[1]), NOTHING, np.int64)
         for column in range(tokens.shape[1]):
             active = np.flatnonzero(self.wanted)
-            chosen = tokens[active, column]
-            check_sound(chosen, active)
-            out[active, column] = chosen
-            self.rows[active, 0] = chosen
+            sampled = tokens[active, column]
+            check_sound(sampled, active)
+            out[active, column] = sampled
+            self.rows[active, 0] = sampled
             self.rows[active, 1] += fed
             self.rows[active, 2] -= 1
-            self.rows[active[np.isin(chosen, self.eos)], 2] = 0
-            for row, token in zip(active, chosen.tolist(), strict=True):
+            self.rows[active[np.isin(sampled, self.eos)], 2] = 0
+            for row, token in zip(active, sampled.tolist(), strict=True):
                 self.history[row].append(token)
         return out
 
@@ -159,7 +159,7 @@ def generate(generation: Generation, count: int, steps: int, process: Process | 
     generation.wanted[:] = count
     yield generation.first(process)
     while generation.wanted.any():
-        yield generation.run(steps) if process is None else generation.choose(process(generation.step()))
+        yield generation.run(steps) if process is None else generation.sample(process(generation.step()))
 
 
 class Speculator(Protocol):

@@ -215,7 +215,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         if (positions := others.get("position_ids")) is not None:
             cache.check_positions(positions, input_ids, attention_mask)
         last = isinstance(logits_to_keep, int) and logits_to_keep == 1
-        logits = cache.feed(input_ids, attention_mask, every=not last)
+        logits = cache.feed(input_ids, attention_mask, all_positions=not last)
         if not last:
             logits = logits[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
         return dict(logits=logits, past_key_values=None if use_cache is False else cache)

@@ -1,76 +1,97 @@
-"""What programs there are, each by a key: what it does, and the sizes that it is compiled for."""
+"""The keys of compiled programs: what each does, and the sizes that it is compiled for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
-class What:
-    """A program that may be asked for."""
+class ProgramKey:
+    """Key of a compiled program: `kind`, and as fields the sizes it is compiled for."""
+
+    kind: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """The key as text, for people and for artifacts: `step_rows1_active32_width128`."""
+        return "_".join([self.kind, *(f"{name}{value}" for name, value in vars(self).items())])
 
 
 @dataclass(frozen=True)
-class Shape(What):
-    """A step: rows, active tokens of each, positions that they may look back to. It has logits of each row's last."""
+class StepKey(ProgramKey):
+    """A step, which returns logits of each row's last token: rows, active tokens per row, positions to attend to."""
 
+    kind = "step"
     rows: int
     active: int
     width: int
 
 
 @dataclass(frozen=True)
-class Layerwise(Shape):
-    """A step of which every layer is a program of its own, so that what stands between them can be seen and changed."""
+class LayerwiseKey(StepKey):
+    """A step with one program per layer, so that the hidden states between layers can be read and replaced."""
+
+    kind = "layerwise"
 
 
 @dataclass(frozen=True)
-class Head(What):
-    """The logits of all tokens of a step, from the hidden states that it has left: rows, active tokens of each."""
+class HeadKey(ProgramKey):
+    """Logits of all tokens of a step, from the hidden states that the step returned: rows, active tokens per row."""
 
+    kind = "head"
     rows: int
     active: int
 
 
 @dataclass(frozen=True)
-class Loop(What):
-    """A loop over tokens: positions they may look back to, how many it makes at most."""
+class LoopKey(ProgramKey):
+    """A loop over tokens on the device: positions to attend to, and the most tokens it makes."""
 
+    kind = "loop"
     width: int
     steps: int
 
 
 @dataclass(frozen=True)
-class Verify(What):
-    """A step with a choice after each token: active tokens, positions they may look back to."""
+class VerifyKey(ProgramKey):
+    """A step that samples after each of its tokens: active tokens, positions to attend to."""
 
+    kind = "verify"
     active: int
     width: int
 
 
 @dataclass(frozen=True)
-class Choice(What):
-    """The choice of tokens alone, from logits for so many rows."""
+class SampleKey(ProgramKey):
+    """Sampling alone, from the logits of this many rows."""
 
+    kind = "sample"
     rows: int
 
 
 @dataclass(frozen=True)
-class Reorder(What):
-    """The exchange of slots."""
+class ReorderKey(ProgramKey):
+    """Moving caches between slots."""
+
+    kind = "reorder"
 
 
-class Piece(NamedTuple):
-    """A part of the model that one program runs: layers of these kinds, the embedding before them, the head after."""
+class Segment(NamedTuple):
+    """The part of the model in one program: layers of these kinds, and whether embedding and head are in it."""
 
     embed: bool
     layers: tuple[str, ...]
     head: bool
 
 
-def title(what: What, piece: Piece) -> str:
-    """A program's name for people: loop_width128_steps32."""
-    sizes = [f"{name}{value}" for name, value in vars(what).items()]
-    parts = ["embed"] * piece.embed + [f"layers{len(piece.layers)}"] * bool(piece.layers) + ["head"] * piece.head
-    split = isinstance(what, Shape) and len(parts) == 1
-    return "_".join([type(what).__name__.lower(), *sizes, *(parts if split else [])])
+def program_name(key: ProgramKey, segment: Segment) -> str:
+    """A program's name for people: that of its key, and of the segment where a step is several programs."""
+    parts = ["embed"] * segment.embed + [f"layers{len(segment.layers)}"] * bool(segment.layers)
+    parts += ["head"] * segment.head
+    split = isinstance(key, StepKey) and len(parts) == 1
+    return "_".join([key.name, *(parts if split else [])])
+
+
+def artifact_key(key: ProgramKey, segment: Segment) -> str:
+    """What an artifact knows a program by. Other than the name, it tells kinds of layers apart."""
+    return f"{key.name} {tuple(segment)}"

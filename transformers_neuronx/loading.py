@@ -25,7 +25,7 @@ def put_all(runtime: Runtime, weights: Iterable[Sharded], progress: Progress) ->
     """
 
     def put(weight: Sharded) -> DeviceTensor:
-        return runtime.put([_on_host(runtime, piece, weight.element) for piece in weight.pieces()], given=True)
+        return runtime.put([_on_host(runtime, piece, weight.element) for piece in weight.pieces()], donate=True)
 
     tensors: dict[Key, DeviceTensor] = {}
     weights = list(weights)

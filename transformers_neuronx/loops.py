@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transformers_neuronx import hlo
-from transformers_neuronx.layers.choice import POLICY_COLUMNS, Policy, choose, unpacked
+from transformers_neuronx.layers.sampling import POLICY_COLUMNS, Policy, sample, unpacked
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.pyhlo import Tensor
 
@@ -21,9 +21,9 @@ def rules_of(packed: Tensor) -> tuple[Policy, Tensor]:
     return unpacked(hlo.slice(packed, 1, POLICY.start, POLICY.stop)), hlo.slice(packed, 1, EOS.start, EOS.stop)
 
 
-def ends(chosen: Tensor, eos: Tensor) -> Tensor:
-    """Whether a row ends with what was chosen, s32[b]: one of its end-of-sequence tokens, or none. -> pred[b]"""
-    return hlo.logical_or(chosen < 0, hlo.any(hlo.equal(hlo.reshape(chosen, -1, 1), eos), 1))
+def ends(sampled: Tensor, eos: Tensor) -> Tensor:
+    """Whether a row ends with what was sampled, s32[b]: one of its end-of-sequence tokens, or none. -> pred[b]"""
+    return hlo.logical_or(sampled < 0, hlo.any(hlo.equal(hlo.reshape(sampled, -1, 1), eos), 1))
 
 
 def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Tensor:
@@ -38,19 +38,19 @@ def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Te
     return seen
 
 
-def chosen_after(logits: Tensor, step: Step, seen: Tensor, policy: Policy) -> list[Tensor]:
+def sampled_after(logits: Tensor, step: Step, seen: Tensor, policy: Policy) -> list[Tensor]:
     """The choice after each token of a step, s32[b] each, from logits f32[b, n, v].
 
     `seen` has the first token of the step, but none of the others.
     """
     rows, count = step.ids.sizes
-    chosen = []
+    sampled = []
     for column in range(count):
         token = hlo.reshape(hlo.slice(step.ids, 1, column, column + 1), rows)
         seen = with_tokens(seen, token) if column else seen
         here = hlo.reshape(hlo.slice(logits, 1, column, column + 1), rows, -1)
-        chosen.append(choose(here, seen, policy, step.start + (column + 1)))
-    return chosen
+        sampled.append(sample(here, seen, policy, step.start + (column + 1)))
+    return sampled
 
 
 def side_by_side(columns: Sequence[Tensor]) -> Tensor:

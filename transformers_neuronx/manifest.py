@@ -15,7 +15,7 @@ from typing import Any
 from transformers_neuronx import files
 from transformers_neuronx.errors import CheckpointError
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, CONFIG = "manifest.json", "config.json"
 Tensors = dict[str, list[str]]  # of a file of weights: each tensor, and the weights that it is
 
@@ -87,7 +87,7 @@ def _check(manifest: dict[str, Any]) -> None:
     want(manifest.get("sha256") == _digest(manifest), "damaged: its checksum differs")
     want(isinstance(manifest.get("family"), str), "no name of a family")
     want(isinstance(manifest.get("code"), str), "no digest of the code")
-    for name in ("config", "options", "runtime", "asked", "programs", "weights", "files"):
+    for name in ("config", "options", "runtime", "keys", "programs", "weights", "files"):
         want(isinstance(manifest.get(name), dict), f"wanted an object as {name!r}")
     listed, mentioned = manifest["files"], [CONFIG]
     for name, facts in listed.items():
@@ -96,7 +96,7 @@ def _check(manifest: dict[str, Any]) -> None:
     for program in manifest["programs"].values():
         want(isinstance(program, dict) and program.keys() == {"hlo", "executable"}, "wanted two files of each program")
         mentioned += program.values()
-    want(all(isinstance(identity, str) for identity in manifest["asked"].values()), "wanted a program for each 'asked'")
+    want(all(isinstance(identity, str) for identity in manifest["keys"].values()), "no program of a key")
     for file, tensors in manifest["weights"].items():
         want(isinstance(tensors, dict), f"wanted the tensors of {file!r}")
         for names in tensors.values():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from transformers_neuronx.decoder import Held
+from transformers_neuronx.decoder import MemoryUse
 
 BUCKETS = [0.001 * 2**power for power in range(17)]  # seconds, of histograms: 1 ms to 65 s
 
@@ -116,7 +116,7 @@ class Metrics:
     totals: Totals
     compile_seconds: float
     load_seconds: float
-    held: Held
+    held: MemoryUse
 
     @property
     def tokens_per_second(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig, completed, token_ids
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.keys import What
+from transformers_neuronx.keys import ProgramKey
 from transformers_neuronx.metrics import Meter, Metrics
 from transformers_neuronx.module import Checkpoint, PathOrName, load_config, open_weights
 from transformers_neuronx.origin import Marked
@@ -71,7 +71,7 @@ class Model:
         self.tag = tag or type(self).__name__
         self.meter = Meter()
         self.turns = Turns(self.tag)
-        self._also: dict[Hashable, Callable[[Decoder], Sequence[What]]] = {}  # to compile besides what is planned
+        self._also: dict[Hashable, Callable[[Decoder], Sequence[ProgramKey]]] = {}  # to compile besides what is planned
         context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
         self.options = CompileOptions(
             buckets=self._buckets(n_positions, context),
@@ -183,7 +183,7 @@ class Model:
         """What the last call took, and all so far, and what is held on the devices."""
         decoder = self._made
         measured = self.meter.last, self.meter.totals
-        return Metrics(self.tag, *measured, decoder.compile_seconds, decoder.load_seconds, decoder.held)
+        return Metrics(self.tag, *measured, decoder.compile_seconds, decoder.load_seconds, decoder.memory_use)
 
     def to_neuron(self) -> None:
         """Load the weights and compile the programs, showing progress on a terminal.
@@ -233,10 +233,10 @@ class Model:
     def _new_decoder(self, device: bool) -> Decoder:
         runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree, device)
         decoder = self.engine(self.family, self.config, runtime, self.options)
-        decoder.saved = self._artifact.programs(decoder) if self._artifact else None
+        decoder.source = self._artifact.programs(decoder) if self._artifact else None
         return decoder
 
-    def compile_also(self, purpose: Hashable, wanted: Callable[[Decoder], Sequence[What]]) -> None:
+    def compile_also(self, purpose: Hashable, wanted: Callable[[Decoder], Sequence[ProgramKey]]) -> None:
         """Compile programs besides those that are planned: now, or, of a model that is on no device yet, with them.
 
         Those of one `purpose` are asked for once, however often it comes up.
@@ -246,11 +246,11 @@ class Model:
             with self.turns.take("compile_also()"):
                 self._compile(self.decoder)
 
-    def _compile(self, decoder: Decoder, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def _compile(self, decoder: Decoder, overlap: Callable[[], object] = lambda: None) -> None:
         wanted = [*decoder.planned(), *(what for wanted in self._also.values() for what in wanted(decoder))]
         missing = decoder.missing(wanted)
         with bar(f"{self.tag}: programs", len(missing)) as built:
-            decoder.compile(missing, lambda _: built.update(), meanwhile)
+            decoder.compile(missing, lambda _: built.update(), overlap)
 
     def _rules(self, *values: Any) -> Rules:
         """The fields of `Rules` in order; in place of None is what on_device_generation says."""

@@ -14,10 +14,20 @@ from typing import Any, Protocol
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import CompileOptions
-from transformers_neuronx.keys import Choice, Head, Layerwise, Loop, Piece, Reorder, Shape, Verify, What
-from transformers_neuronx.layers.choice import NOTHING, POLICY_COLUMNS, choose, unpacked
+from transformers_neuronx.keys import (
+    HeadKey,
+    LayerwiseKey,
+    LoopKey,
+    ProgramKey,
+    ReorderKey,
+    SampleKey,
+    Segment,
+    StepKey,
+    VerifyKey,
+)
+from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
 from transformers_neuronx.layers.step import Cache, CacheArray, Step, cache_arrays, declare_cache, declare_step
-from transformers_neuronx.loops import LOOP_COLUMNS, chosen_after, ends, rules_of, side_by_side, with_tokens
+from transformers_neuronx.loops import LOOP_COLUMNS, ends, rules_of, sampled_after, side_by_side, with_tokens
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.quantization import in_panels, quantized
 from transformers_neuronx.weights import Heads, declare
@@ -97,8 +107,8 @@ class Programs:
         return [tuple(flat[first : first + arrays]) for first in range(0, len(flat), arrays)]
 
     @property
-    def whole(self) -> Piece:
-        return Piece(True, self.layers, True)
+    def whole(self) -> Segment:
+        return Segment(True, self.layers, True)
 
     def widths(self, active: int) -> tuple[int, ...]:
         """How many positions programs of `active` tokens may look back to, ascending.
@@ -115,41 +125,41 @@ class Programs:
         """The smallest of these that takes `needed` positions, of which `active` are new."""
         return next(width for width in self.widths(active) if width >= max(active, needed))
 
-    def pieces(self, what: What) -> list[Piece]:
+    def segments(self, key: ProgramKey) -> list[Segment]:
         """The parts, each a program, that run one after the other: groups of layers between embedding and head."""
-        if isinstance(what, Head):
-            return [Piece(False, (), True)]
+        if isinstance(key, HeadKey):
+            return [Segment(False, (), True)]
         unroll = None
-        if isinstance(what, Shape):
-            unroll = self.options.unroll if what.active == 1 else self.options.context_unroll
-        if isinstance(what, Layerwise):
+        if isinstance(key, StepKey):
+            unroll = self.options.unroll if key.active == 1 else self.options.context_unroll
+        if isinstance(key, LayerwiseKey):
             unroll = 1
         elif unroll is None or unroll >= len(self.layers):
             return [self.whole]
         groups = [self.layers[first : first + unroll] for first in range(0, len(self.layers), unroll)]
-        return [Piece(True, (), False), *(Piece(False, group, False) for group in groups), Piece(False, (), True)]
+        return [Segment(True, (), False), *(Segment(False, group, False) for group in groups), Segment(False, (), True)]
 
-    def module(self, what: What, piece: Piece) -> HloModuleProto:
-        match what:
-            case Shape():
-                return self.step(what, piece)
-            case Head():
-                return self.head(what)
-            case Loop():
-                return self.loop(what)
-            case Verify():
-                return self.verify(what)
-            case Choice():
-                return self.choice(what.rows)
-            case Reorder():
+    def module(self, key: ProgramKey, segment: Segment) -> HloModuleProto:
+        match key:
+            case StepKey():
+                return self.step(key, segment)
+            case HeadKey():
+                return self.head(key)
+            case LoopKey():
+                return self.loop(key)
+            case VerifyKey():
+                return self.verify(key)
+            case SampleKey():
+                return self.sample(key.rows)
+            case ReorderKey():
                 return self.reorder()
             case _:
-                raise TypeError(f"no model of this kind has a program {what}")
+                raise TypeError(f"no model of this kind has a program {key.name}")
 
-    def step(self, shape: Shape, piece: Piece) -> HloModuleProto:
-        """The program of `piece` for `shape`.
+    def step(self, shape: StepKey, segment: Segment) -> HloModuleProto:
+        """The program of `segment` for `shape`.
 
-        Parameters: the step; the hidden state, unless the piece embeds; keys and values of each of its layers; its
+        Parameters: the step; the hidden state, unless the segment embeds; keys and values of each of its layers; its
         weights in the order of the table. Results: with a head, logits f32[rows, 1, vocab], of a layerwise step
         [rows, active, vocab]; if it has layers, and of one token is no head, the hidden state [rows, active, h]; then
         the caches, in the memory of those that came in.
@@ -159,18 +169,18 @@ class Programs:
             parameters = hlo.Parameters()
             own_slots = shape.rows != self.slots
             step = declare_step(parameters, shape.rows, shape.active, shape.width, own_slots)
-            x = None if piece.embed else self.declare_hidden(parameters, shape.rows, shape.active)
-            caches = self.declare_caches(parameters, len(piece.layers))
-            shared, layers = self.declare_weights(parameters, piece)
-            x, after = self.body(scribe, piece, shared, layers, x, caches, step)
-            hidden = [] if piece.head and (shape.active == 1 or not piece.layers) else [x]
-            last = None if isinstance(shape, Layerwise) else step
-            logits = [self.logits(scribe, shared, x, last)] if piece.head else []
+            x = None if segment.embed else self.declare_hidden(parameters, shape.rows, shape.active)
+            caches = self.declare_caches(parameters, len(segment.layers))
+            shared, layers = self.declare_weights(parameters, segment)
+            x, after = self.body(scribe, segment, shared, layers, x, caches, step)
+            hidden = [] if segment.head and (shape.active == 1 or not segment.layers) else [x]
+            last = None if isinstance(shape, LayerwiseKey) else step
+            logits = [self.logits(scribe, shared, x, last)] if segment.head else []
             return [*logits, *hidden, *in_place(flattened(after), flattened(caches))]
 
         return compile_py_func(program)
 
-    def head(self, what: Head) -> HloModuleProto:
+    def head(self, key: HeadKey) -> HloModuleProto:
         """The program that has logits of all tokens of a step.
 
         Parameters: the hidden state [rows, active, h]; the weights of no layer. Result: f32[rows, active, vocab].
@@ -178,13 +188,13 @@ class Programs:
 
         def program(scribe: HloScribe) -> Tensor:
             parameters = hlo.Parameters()
-            x = self.declare_hidden(parameters, what.rows, what.active)
-            shared, _ = self.declare_weights(parameters, Piece(False, (), True))
+            x = self.declare_hidden(parameters, key.rows, key.active)
+            shared, _ = self.declare_weights(parameters, Segment(False, (), True))
             return self.logits(scribe, shared, x)
 
         return compile_py_func(program)
 
-    def loop(self, loop: Loop) -> HloModuleProto:
+    def loop(self, loop: LoopKey) -> HloModuleProto:
         """The program that makes up to `steps` tokens for each slot, and stops when no row wants more.
 
         Parameters: the rows s32[slots, LOOP_COLUMNS]; seen pred[slots, vocab]; the caches; the weights. Results:
@@ -226,16 +236,16 @@ class Programs:
             caches = self.by_layer(flat)
             x, after = self.body(scribe, self.whole, *weights, None, caches, step)
             logits = hlo.reshape(self.logits(scribe, weights[0], x), self.slots, self.config.vocab_size)
-            chosen = hlo.select(active, choose(logits, seen, policy, position + count), NOTHING)
+            sampled = hlo.select(active, sample(logits, seen, policy, position + count), NOTHING)
             here = [hlo.constant(0, "s32"), i]
-            tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(chosen, -1, 1), here)
-            wanted = hlo.select(ends(chosen, eos), 0, wanted - count)
-            token = hlo.select(chosen < 0, token, chosen)
-            return [i + 1, token, position + count, wanted, with_tokens(seen, chosen), tokens, *flattened(after)]
+            tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(sampled, -1, 1), here)
+            wanted = hlo.select(ends(sampled, eos), 0, wanted - count)
+            token = hlo.select(sampled < 0, token, sampled)
+            return [i + 1, token, position + count, wanted, with_tokens(seen, sampled), tokens, *flattened(after)]
 
         return body
 
-    def verify(self, verify: Verify) -> HloModuleProto:
+    def verify(self, verify: VerifyKey) -> HloModuleProto:
         """The program that chooses after each of several tokens, as the loop would if it had made them.
 
         Parameters: the step, s32[slots, 4 + active]; s32[slots, POLICY_COLUMNS]; seen pred[slots, vocab], without the
@@ -250,12 +260,12 @@ class Programs:
             caches = self.declare_caches(parameters, len(self.layers))
             weights = self.declare_weights(parameters, self.whole)
             x, after = self.body(scribe, self.whole, *weights, None, caches, step)
-            tokens = chosen_after(self.logits(scribe, weights[0], x), step, seen, policy)
+            tokens = sampled_after(self.logits(scribe, weights[0], x), step, seen, policy)
             return [side_by_side(tokens), *in_place(flattened(after), flattened(caches))]
 
         return compile_py_func(program)
 
-    def choice(self, rows: int) -> HloModuleProto:
+    def sample(self, rows: int) -> HloModuleProto:
         """The choice of tokens from the logits that a step has left on the devices.
 
         Parameters: logits f32[rows, 1, vocab]; seen pred[slots, vocab]; s32[rows, 2 + POLICY_COLUMNS] with the slot,
@@ -273,7 +283,7 @@ class Programs:
             policy = unpacked(hlo.slice(packed, 1, 2, 2 + POLICY_COLUMNS))
             named = hlo.maximum(slots, 0)
             own = seen if rows == self.slots else hlo.take(seen, named)
-            tokens = hlo.select(slots >= 0, choose(logits, own, policy, position), NOTHING)
+            tokens = hlo.select(slots >= 0, sample(logits, own, policy, position), NOTHING)
             after = with_tokens(seen, tokens, None if rows == self.slots else named)
             return [tokens, *in_place([after], [seen])]
 
@@ -308,18 +318,18 @@ class Programs:
     def declare_hidden(self, parameters: hlo.Parameters, rows: int, active: int) -> Tensor:
         return parameters.add(dtype_named(self.dtype)[rows, active, self.config.hidden_size], "hidden")
 
-    def declare_weights(self, parameters: hlo.Parameters, piece: Piece) -> tuple[Any, list[Any]]:
-        """The weights outside the layers, if the piece needs them, and those of each of its layers."""
-        tables = [self.shared_table] if piece.embed or piece.head else []
+    def declare_weights(self, parameters: hlo.Parameters, segment: Segment) -> tuple[Any, list[Any]]:
+        """The weights outside the layers, if the segment needs them, and those of each of its layers."""
+        tables = [self.shared_table] if segment.embed or segment.head else []
         shared = [declare(table, parameters, self.dtype, self.degree) for table in tables]
-        scopes = [f"layer.{layer}." for layer in range(len(piece.layers))]
+        scopes = [f"layer.{layer}." for layer in range(len(segment.layers))]
         layers = [declare(self.layer_table, parameters, self.dtype, self.degree, scope) for scope in scopes]
         return shared[0] if shared else None, layers
 
     def body(
         self,
         scribe: HloScribe,
-        piece: Piece,
+        segment: Segment,
         shared: Any,
         layers: list[Any],
         x: Tensor | None,
@@ -327,12 +337,12 @@ class Programs:
         step: Step,
     ) -> tuple[Tensor, list[Cache]]:
         """The family's graph up to its head: the hidden state [b, n, h], and the caches after the step."""
-        if piece.embed:
+        if segment.embed:
             with scribe.scope("embed"):
                 x = self.graph.embed(self.config, shared, step)
         prepared = [self.graph.prepare(self.config, step)] if hasattr(self.graph, "prepare") else []
         after = []
-        for number, (weights, cache, kind) in enumerate(zip(layers, caches, piece.layers, strict=True)):
+        for number, (weights, cache, kind) in enumerate(zip(layers, caches, segment.layers, strict=True)):
             with scribe.scope(f"layer.{number}"):
                 kinds = [kind] if kind else []
                 x, cache = self.graph.layer(self.config, weights, x, cache, step, *prepared, *kinds)

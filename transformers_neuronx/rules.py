@@ -55,7 +55,7 @@ class Rules:
         return bool((np.asarray(self.repetition_penalty) != 1).any())
 
     def packed(self, rows: int, slots: Array | None = None) -> Array:
-        """The columns of `layers.choice.Policy`, as bits: of `rows`, or, where the values are for so many slots, of
+        """The columns of `layers.sampling.Policy`, as bits: of `rows`, or, where the values are for so many slots, of
         rows in these `slots`. s32[rows or len(slots), POLICY_COLUMNS]
         """
         chosen = np.arange(rows) if slots is None else slots

@@ -12,7 +12,7 @@ import torch
 
 from transformers_neuronx.config import GenerationConfig, token_ids
 from transformers_neuronx.errors import ConfigError, InputError
-from transformers_neuronx.feeding import choose_after, feed, repeat
+from transformers_neuronx.feeding import feed, repeat, sample_after
 from transformers_neuronx.generation import (
     Criteria,
     Generation,
@@ -103,7 +103,7 @@ class ForSampling(Model):
         every = switches.output_all_logits if output_all_logits is None else output_all_logits
         with self.meter.call(sum(map(len, rows.tokens))) as call:
             if switches.on_device_generation and output_all_logits is None:
-                tokens = self._chosen(rows, repeats)
+                tokens = self._sampled(rows, repeats)
                 call.mark()
                 return tokens
             logits = np.tile(feed(self.decoder, rows, every), (repeats, 1, 1))
@@ -124,7 +124,7 @@ class ForSampling(Model):
         rows = self._read(input_ids, start_ids=start_ids, attention_mask=attention_mask)
         scores = torch.zeros(rows.real.shape)
         with self.turns.take("score()"), self.meter.call(sum(map(len, rows.tokens))):
-            logits = torch.from_numpy(feed(self.decoder, rows, every=True))
+            logits = torch.from_numpy(feed(self.decoder, rows, all_positions=True))
         for row, (tokens, real) in enumerate(zip(rows.tokens, torch.from_numpy(rows.real), strict=True)):
             after = torch.from_numpy(tokens[1:])[:, None]
             before = logits[row, : len(after)].log_softmax(-1)
@@ -192,10 +192,10 @@ class ForSampling(Model):
             return self.eos_token_ids
         return token_ids(default.eos_token_id if default and override is None else override)
 
-    def _chosen(self, rows: Rows, repeats: int) -> torch.Tensor:
+    def _sampled(self, rows: Rows, repeats: int) -> torch.Tensor:
         """The token after each row, by the rules of the slot it has. -> s64[batch, 1]"""
         slots = rows.slots if repeats == 1 else np.arange(self.options.batch_size)
-        tokens = choose_after(self.decoder, rows, self._rules().packed(self.options.batch_size, slots), repeats)
+        tokens = sample_after(self.decoder, rows, self._rules().packed(self.options.batch_size, slots), repeats)
         repeat(self.decoder, len(rows.tokens), repeats)
         check_sound(tokens, np.arange(len(tokens)))
         return torch.from_numpy(tokens[:, None])

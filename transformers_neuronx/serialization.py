@@ -26,7 +26,7 @@ import safetensors.torch
 import torch
 
 from transformers_neuronx import files, panels
-from transformers_neuronx.cache import Saved, warn_once
+from transformers_neuronx.cache import ArtifactSource, warn_once
 from transformers_neuronx.config import (
     CompileOptions,
     Completed,
@@ -78,7 +78,7 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
             **description(decoder.family, decoder.config, decoder.options),
             runtime=dict(decoder.runtime.fingerprint),
             code=code_of(decoder),
-            asked=dict(sorted(decoder.asked.items())),
+            keys=dict(sorted(decoder.identities.items())),
             programs=_save_programs(decoder, stage),
             weights=_save_weights(decoder, stage) if weights else {},
             origin=dict(sorted(decoder.origin.items())) if weights else {},
@@ -256,7 +256,7 @@ class Artifact:
                 f"that checkpoint, or take the artifact's own weights with from_pretrained({str(self.directory)!r})"
             )
 
-    def programs(self, decoder: Decoder) -> Saved:
+    def programs(self, decoder: Decoder) -> ArtifactSource:
         """What the decoder can use: modules if this code would write the same, executables if they are for here."""
         if changed := differences(self.manifest["runtime"], dict(decoder.runtime.fingerprint)):
             _LOG.warning(
@@ -265,11 +265,11 @@ class Artifact:
                 "; ".join(changed),
             )
         written_here = self.manifest["code"] == code_of(decoder) != ""
-        return Saved(self.module if written_here else _nothing, _nothing if changed else self.executable)
+        return ArtifactSource(self.module if written_here else _nothing, _nothing if changed else self.executable)
 
-    def module(self, asked: str) -> HloModuleProto | None:
-        """The module that was written for what was asked."""
-        program = self.manifest["programs"].get(self.manifest["asked"].get(asked))
+    def module(self, key: str) -> HloModuleProto | None:
+        """The module of the program with this `artifact_key`, or None."""
+        program = self.manifest["programs"].get(self.manifest["keys"].get(key))
         if program is None:
             return None
         path = self.verified(program["hlo"])

@@ -17,7 +17,7 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.feeding import feed
 from transformers_neuronx.generation import Generation
 from transformers_neuronx.inputs import Integers, Rows
-from transformers_neuronx.keys import Verify
+from transformers_neuronx.keys import VerifyKey
 from transformers_neuronx.loops import EOS
 from transformers_neuronx.sampling import ForSampling
 
@@ -104,7 +104,7 @@ class SpeculativeGenerator:
         self.target = target
         self.k = k
         target.compile_also(
-            ("verify", k), lambda decoder: [Verify(k + 1, w) for w in decoder.programs.widths(1) if w > k]
+            ("verify", k), lambda decoder: [VerifyKey(k + 1, w) for w in decoder.programs.widths(1) if w > k]
         )
 
     @property

@@ -79,7 +79,7 @@ def test_a_checkpoint_and_its_configuration(command, monkeypatch):
     options = ["--n-positions", 64, "--tp", 2, "--amp", "bf16", "--batch-size", 3, "--context", 16]
     printed, _ = command("lint", TINY_KJV, *options, status=4)
     assert max(map(len, printed.splitlines())) <= 80
-    assert printed.startswith("shape_rows3_active16_width64: 1 finding\n  test_lint_command.py:")
+    assert printed.startswith("step_rows3_active16_width64: 1 finding\n  test_lint_command.py:")
     assert printed.endswith(f"1 finding in 1 of {len(written)} programs, for trn1\n") and len(written) > 1
     assert printed.count(": nothing found\n") == len(written) - 1
     instructions = [each for computation in written[0].computations for each in computation.instructions]
@@ -87,7 +87,7 @@ def test_a_checkpoint_and_its_configuration(command, monkeypatch):
     assert BF16 in {each.shape.element_type for each in instructions if each.opcode == "parameter"}
     before = len(written)
     printed, _ = command("lint", TINY_KJV / "config.json", "--n-positions", 64)
-    assert len(written) > before and printed.startswith("shape_rows1_active32_width64: nothing found\n")
+    assert len(written) > before and printed.startswith("step_rows1_active32_width64: nothing found\n")
 
 
 def test_an_artifact(command, monkeypatch, tmp_path):
@@ -96,7 +96,7 @@ def test_an_artifact(command, monkeypatch, tmp_path):
     model.save(tmp_path / "artifact")
     monkeypatch.setattr(lint, "neuron_form", plain)
     printed, _ = command("lint", "artifact")
-    assert printed.startswith("shape_rows1_active16_width64: nothing found\n")
+    assert printed.startswith("step_rows1_active16_width64: nothing found\n")
 
 
 def test_what_cannot_be_linted(command, saved, tmp_path):

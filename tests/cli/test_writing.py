@@ -55,7 +55,7 @@ def test_for_programs(command, completion):
 
 def test_an_artifact_in_fewer_bits(command, tmp_path):
     printed, _ = command("compile", TINY_KJV, "artifact", "--n-positions", 64, "--quant", "s8", "--context", 32)
-    assert "  shape_rows1_active32_width64\n" in printed and "saved to artifact" in printed and "\nweights " in printed
+    assert "  step_rows1_active32_width64\n" in printed and "saved to artifact" in printed and "\nweights " in printed
     assert max(map(len, printed.splitlines())) <= 80
     text, _ = command("generate", "artifact", PROMPT, "-n", 8, "--top-k", 1)
     assert text.startswith(PROMPT) and len(text) > len(PROMPT) + 8

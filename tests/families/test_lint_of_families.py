@@ -7,8 +7,8 @@ from test_every_family import tiny
 from transformers_neuronx.auto import families, family_of
 from transformers_neuronx.compiler import check
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
-from transformers_neuronx.encoder_decoder import EncoderDecoder, Redirect
-from transformers_neuronx.keys import Head, Layerwise, Shape, Verify
+from transformers_neuronx.encoder_decoder import EncoderDecoder, RedirectKey
+from transformers_neuronx.keys import HeadKey, LayerwiseKey, StepKey, VerifyKey
 from transformers_neuronx.neuron.form import neuron_form
 from transformers_neuronx.neuron.targets import TARGETS
 from transformers_neuronx.runtimes.absent import absent_runtime
@@ -31,11 +31,11 @@ def modules(family, **options):
     model = kind(config, n_positions=[16], batch_size=2, context_length_estimate=[8], **options)
     runtime = absent_runtime(model.options.tp_degree, loops=False)
     decoder = model.engine(kind.family, model.config, runtime, model.options)
-    whats = [*decoder.planned(), Shape(1, 8, 16), Head(1, 8), Layerwise(1, 8, 16), Verify(3, 16)]
+    whats = [*decoder.planned(), StepKey(1, 8, 16), HeadKey(1, 8), LayerwiseKey(1, 8, 16), VerifyKey(3, 16)]
     if isinstance(decoder, EncoderDecoder):
-        whats = [what for what in [*whats, Redirect()] if type(what) is not Layerwise]
+        whats = [what for what in [*whats, RedirectKey()] if type(what) is not LayerwiseKey]
     for what in whats:
-        for piece in dict.fromkeys(decoder.programs.pieces(what)):
+        for piece in dict.fromkeys(decoder.programs.segments(what)):
             yield decoder.programs.module(what, piece)
 
 

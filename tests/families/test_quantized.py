@@ -24,7 +24,7 @@ from transformers_neuronx.config import (
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.config import GPT2Config
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.keys import Loop, Shape
+from transformers_neuronx.keys import LoopKey, StepKey
 from transformers_neuronx.programs import Programs
 from transformers_neuronx.runtimes import get_runtime
 
@@ -300,7 +300,7 @@ def test_contradictory_options(make, message):
         make()
 
 
-@pytest.mark.parametrize("what", [Shape(1, 32, 64), Loop(64, 8)], ids=["prompt", "loop"])
+@pytest.mark.parametrize("what", [StepKey(1, 32, 64), LoopKey(64, 8)], ids=["prompt", "loop"])
 @pytest.mark.parametrize(("amp", "quant_dtype"), [("bf16", None), ("f32", "s8"), ("bf16", "s4")])
 def test_programs_widen_one_matrix_at_a_time(amp, quant_dtype, what):
     quant = QuantizationConfig(quant_dtype) if quant_dtype else None

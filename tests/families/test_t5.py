@@ -15,7 +15,7 @@ from transformers_neuronx.config import (
     NeuronConfig,
     QuantizationConfig,
 )
-from transformers_neuronx.encoder_decoder import Encode, Redirect
+from transformers_neuronx.encoder_decoder import RedirectKey
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.module import save_pretrained_split
@@ -314,12 +314,12 @@ def test_an_artifact_needs_neither_compiler_nor_checkpoint(saved, tmp_path, monk
 
 def test_what_is_compiled_before_it_is_needed(pair):
     model, _ = pair
-    names = [str(what) for what in model.decoder.planned()]
-    assert names[:2] == [str(Encode(4, 40)), str(Encode(4, 80))]
-    kinds = ["Shape", "Head", "Shape", "Loop", "Choice", "Reorder", "Redirect"]
-    assert [name.partition("(")[0] for name in names[2:]] == kinds
+    names = [key.name for key in model.decoder.planned()]
+    assert names[:2] == ["encode_rows4_tokens40", "encode_rows4_tokens80"]
+    kinds = ["step", "head", "step", "loop", "sample", "reorder", "redirect"]
+    assert [name.partition("_")[0] for name in names[2:]] == kinds
     [width] = model.decoder.programs.widths(1)
-    assert {f"Shape(rows=4, active=24, width={width})", f"Shape(rows=4, active=1, width={width})"} <= set(names)
+    assert {f"step_rows4_active24_width{width}", f"step_rows4_active1_width{width}"} <= set(names)
 
 
 def test_beams_of_one_source_leave_the_memory_where_it_is(pair):
@@ -336,7 +336,7 @@ def test_beams_of_one_source_leave_the_memory_where_it_is(pair):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.decoder, "reorder", watched)
         adapter.generate(torch.tensor(prompts(131, [12, 12])), num_beams=2, max_length=8)
-    assert held and any(isinstance(what, Redirect) for what in model.decoder._built)
+    assert held and any(isinstance(what, RedirectKey) for what in model.decoder._built)
 
 
 def test_the_profile_has_the_encoder(pair):

@@ -27,7 +27,7 @@ from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.keys import Choice, Shape
+from transformers_neuronx.keys import SampleKey, StepKey
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime, kernels
 from transformers_neuronx.runtimes.xla import xla_runtime
@@ -77,7 +77,7 @@ def machine(neuronx_cc, neuron_device, caplog):
 @pytest.fixture
 def one_program(monkeypatch):
     """Models have a single program before they are used."""
-    monkeypatch.setattr(Decoder, "planned", lambda self: [Shape(2, 1, 16)])
+    monkeypatch.setattr(Decoder, "planned", lambda self: [StepKey(2, 1, 16)])
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +288,7 @@ def test_compiling_where_there_is_no_device(checkpoint, tmp_path, monkeypatch, m
     model.cpu_compile()
     model.save(tmp_path / "artifact")
     model.save(tmp_path / "whole", sharded_weights=True)
-    assert model.programs == ["shape_rows2_active1_width16"] and not standin_device.loads
+    assert model.programs == ["step_rows2_active1_width16"] and not standin_device.loads
     with pytest.raises(ConfigError, match="is not on a device yet: call to_neuron"):
         model(IDS)
     with pytest.raises(EngineError, match="wants torch-neuronx to run programs: pip install"):
@@ -456,12 +456,12 @@ def test_types_that_neuron_keeps_in_others(write):
 
 
 def test_dumps_have_what_the_compiler_was_given_and_made(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(Decoder, "planned", lambda self: [Choice(2)])
+    monkeypatch.setattr(Decoder, "planned", lambda self: [SampleKey(2)])
     monkeypatch.setenv("NEURONX_DUMP_TO", str(tmp_path))
     made(checkpoint("gpt2"), "gpt2", "neuron")
     endings = {path.name.partition(".")[2] for path in tmp_path.iterdir()}
     assert endings >= {"hlo.pb", "hlo.txt", "neuron.hlo.pb", "neff", "metaneff", "compiled.txt", "flags.json"}
-    [text] = tmp_path.glob("choice*.compiled.txt")
+    [text] = tmp_path.glob("sample*.compiled.txt")
     assert "AwsNeuronTopK" in text.read_text() and " while(" not in text.read_text()
 
 

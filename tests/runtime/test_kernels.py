@@ -14,9 +14,9 @@ from levels import at_every_level
 
 from transformers_neuronx import hlo, panels
 from transformers_neuronx.layers import ACTIVATIONS
-from transformers_neuronx.layers.choice import BROKEN, _likeliest
 from transformers_neuronx.layers.linear import _linear, _linear_body
 from transformers_neuronx.layers.norm import _layer_norm, _rms_norm
+from transformers_neuronx.layers.sampling import BROKEN, _likeliest
 from transformers_neuronx.layers.storage import as_rounded
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy, numpy_to_torch, torch_to_numpy
 from transformers_neuronx.pyhlo.hlo_pb2 import PrimitiveType, ShapeProto

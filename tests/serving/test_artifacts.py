@@ -225,7 +225,7 @@ def test_what_was_compiled_on_the_way_is_saved_and_what_is_missing_is_compiled(c
     model.save(tmp_path / "all")
     programs = open_artifact(tmp_path / "all").manifest["programs"]
     names = {program["hlo"].partition("-")[2].partition("_")[0].partition("-")[0] for program in programs.values()}
-    assert names == {"shape", "head", "loop", "choice", "verify", "reorder"}
+    assert names == {"step", "head", "loop", "sample", "verify", "reorder"}
     compiled = []
     compile_module = XlaRuntime.compile
     monkeypatch.setattr(
@@ -404,7 +404,7 @@ def test_a_manifest_that_names_what_is_elsewhere(name, copy):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["format"], 1, "format 1, and this version reads 2"),
+        (["format"], 1, "format 1, and this version reads 3"),
         (["family"], None, "no name of a family"),
         (["programs"], [], "wanted an object as 'programs'"),
         (["programs", "x"], {"hlo": "a", "executable": "b"}, "'a' is not among its files"),
@@ -504,7 +504,7 @@ def decoder_like(source):
     return artifact.manifest["files"], model._attributes, made_of(
         family=model.family, config=model.config, options=model.options, executables=executables,
         runtime=made_of(fingerprint=artifact.manifest["runtime"], suffix="executable"),
-        asked=artifact.manifest["asked"],
+        identities=artifact.manifest["keys"],
         weights={serialization._key(name): tensor for names, tensor in tensors for name in names},
         programs=made_of(panels=True, in_place=True), origin={},
     )

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers_neuronx.config import ContinuousBatchingConfig, GenerationConfig, NeuronConfig
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.keys import title
+from transformers_neuronx.keys import program_name
 from transformers_neuronx.runtimes.xla import XlaTensor
 from transformers_neuronx.sampling import select_tokens
 
@@ -227,7 +227,7 @@ def test_contradictory_sizes_are_refused():
 
 @pytest.fixture
 def dispatches(monkeypatch):
-    """`dispatches(model)`: a list that grows by the title of each program that the model runs from then on."""
+    """`dispatches(model)`: a list that grows by the name of each program that the model runs from then on."""
 
     def watch(model):
         run = []
@@ -240,7 +240,7 @@ def dispatches(monkeypatch):
             return call
 
         built = {
-            what: [(piece, watched(title(what, piece), executable)) for piece, executable in parts]
+            what: [(piece, watched(program_name(what, piece), executable)) for piece, executable in parts]
             for what, parts in model.decoder._built.items()
         }
         monkeypatch.setattr(model.decoder, "_built", built)
@@ -255,7 +255,7 @@ def test_a_prompt_and_running_rows_are_two_dispatches(model, requests, alone, di
     run = dispatches(model)
     sequences[3] = requests[6][0], 0
     step(model, sequences, [2, 3, 0, 1])
-    assert run == ["shape_rows1_active8_width96", "shape_rows4_active1_width96"]
+    assert run == ["step_rows1_active8_width96", "step_rows4_active1_width96"]
     for slot, number, count in ((0, 1, 2), (1, 3, 2), (2, 7, 2), (3, 6, 1)):
         assert sequences[slot][0][-count:] == alone[number][:count]
 
@@ -270,7 +270,7 @@ def test_the_last_token_of_a_prompt_goes_with_the_single_ones(model, requests, a
     ids[0], positions[0] = torch.tensor(prompt), torch.arange(25)
     ids[1, 0], positions[1, 0] = sequences[0][0][-1], len(sequences[0][0]) - 1
     got = model.forward(ids, positions, [1, 0])
-    assert run == ["shape_rows1_active24_width96", "shape_rows4_active1_width96"]
+    assert run == ["step_rows1_active24_width96", "step_rows4_active1_width96"]
     torch.testing.assert_close(got[:1], want)
     assert got[1].argmax() == alone[1][1]
 

@@ -62,7 +62,7 @@ def read_artifact(directory):
     return (
         model.config,
         {identity: artifact.executable(identity) for identity in artifact.manifest["programs"]},
-        {asked: artifact.module(asked) for asked in artifact.manifest["asked"]},
+        {key: artifact.module(key) for key in artifact.manifest["keys"]},
         {name: [piece.clone() for piece in pieces] for name, pieces in weights.items()},
     )
 

@@ -18,7 +18,7 @@ from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig,
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.inspection import facts_of, facts_of_artifact, facts_of_model, hlo_text, page
-from transformers_neuronx.keys import Head, Loop, Piece, Shape
+from transformers_neuronx.keys import HeadKey, LoopKey, Segment, StepKey
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime, kernels
 
@@ -195,12 +195,12 @@ def test_arrays_are_there_from_first_to_last_use():
 @pytest.mark.parametrize("cls_config", [(GPT2ForSampling, GPT2), (LlamaForSampling, LLAMA)], ids=["gpt2", "llama"])
 def test_products_of_linear_layers(cls_config, tokens, amp):
     engine = decoder(*cls_config, amp=amp)
-    facts = facts_of(engine.programs.module(Shape(1, tokens, 64), engine.programs.whole))
+    facts = facts_of(engine.programs.module(StepKey(1, tokens, 64), engine.programs.whole))
     matrices = [row for row in facts_of_model(engine).weights if len(row.whole) == 2 and row.name.endswith(".weight")]
     head = sum(np.prod(row.whole) for row in matrices if row.layers == 1)  # which has the last token alone
     layers = sum(np.prod(row.whole) * row.layers for row in matrices) - head
     assert by_name(facts.ops)["linear"].products == 2 * (layers * tokens + head)
-    of_all = facts_of(engine.programs.module(Head(1, tokens), Piece(False, (), True)))
+    of_all = facts_of(engine.programs.module(HeadKey(1, tokens), Segment(False, (), True)))
     assert by_name(of_all.ops)["linear"].products == 2 * head * tokens
 
 
@@ -211,8 +211,8 @@ def test_weights_are_what_is_held(degree):
     )
     before = facts_of_model(decoder(GPT2ForSampling, model._attributes, n_positions=64, tp_degree=degree))
     model.to_neuron()
-    facts, held = facts_of_model(model.decoder), model.decoder.held
-    token = by_name(facts.programs)["shape_rows1_active1_width64"]
+    facts, held = facts_of_model(model.decoder), model.decoder.memory_use
+    token = by_name(facts.programs)["step_rows1_active1_width64"]
     assert token.held["weight"] * degree == facts.weight_bytes * degree == before.weight_bytes * degree == held.weights
     assert token.held["cache"] * degree == facts.caches * degree == held.caches
     assert facts.weight_count == sum(np.prod(row.whole) * row.layers for row in facts.weights if row.same_as is None)
@@ -226,7 +226,7 @@ def test_weights_are_what_is_held(degree):
 
 def test_a_token_reads_its_weights_once_and_the_cache_as_far_as_it_looks():
     engine = decoder(LlamaForSampling, LLAMA, n_positions=[32, 64])
-    wide, narrow = (facts_of(engine.programs.module(Shape(1, 1, width), engine.programs.whole)) for width in (64, 32))
+    wide, narrow = (facts_of(engine.programs.module(StepKey(1, 1, width), engine.programs.whole)) for width in (64, 32))
     linear, attention = (by_name(narrow.ops)[name] for name in ("linear", "attention"))
     h, inner, kv = 64, 172, 16
     matrices = 3 * (2 * h * h + 2 * h * kv + 3 * h * inner) + 301 * h
@@ -240,7 +240,7 @@ def test_a_token_reads_its_weights_once_and_the_cache_as_far_as_it_looks():
 
 def test_equal_layers_are_one_row():
     facts = by_name(facts_of_model(decoder(GPT2ForSampling, GPT2, context_length_estimate=8)).programs)
-    prompt = facts["shape_rows1_active8_width64"]
+    prompt = facts["step_rows1_active8_width64"]
     assert [(row.name, row.last, row.repeats) for row in prompt.layers if row.flops] == [
         ("embed", "", 1), ("layer.0", "layer.2", 3), ("head", "", 1),
     ]  # fmt: skip
@@ -253,10 +253,10 @@ def test_equal_layers_are_one_row():
 def test_groups_of_layers_share_a_program():
     grouped = facts_of_model(decoder(GPT2ForSampling, GPT2, unroll=1, context_unroll=1, context_length_estimate=8))
     whole = by_name(facts_of_model(decoder(GPT2ForSampling, GPT2, context_length_estimate=8)).programs)
-    parts = [program for program in grouped.programs if program.name.startswith("shape_rows1_active8")]
+    parts = [program for program in grouped.programs if program.name.startswith("step_rows1_active8")]
     assert [program.runs for program in parts] == [1, 3, 1]
     products = sum(program.runs * program.total.products for program in parts)
-    assert products == whole["shape_rows1_active8_width64"].total.products
+    assert products == whole["step_rows1_active8_width64"].total.products
 
 
 TRUE = [
@@ -278,7 +278,7 @@ def test_memory_is_what_the_compiler_takes(cls_config, amp):
     if kernels.level() == "off":
         pytest.skip("XLA's own products take memory that is not foreseen")
     engine = decoder(*cls_config, amp=amp, n_positions=[128, 256], batch_size=2, prompt_batch_size=1)
-    bounds = {Shape(1, 128, 128): (0.98, 1.02), Shape(2, 1, 256): (0.6, 1.1), Loop(256, 8): (0.95, 1.02)}
+    bounds = {StepKey(1, 128, 128): (0.98, 1.02), StepKey(2, 1, 256): (0.6, 1.1), LoopKey(256, 8): (0.95, 1.02)}
     for what, (least, most) in bounds.items():
         module = engine.programs.module(what, engine.programs.whole)
         facts, memory = facts_of(module), engine.runtime.compile(module).memory()
@@ -298,7 +298,7 @@ def test_every_family(family):
         inputs = {parameter.name for parameter in program.parameters if parameter.kind == "input"}
         named = {name for name in inputs if not name.startswith("memory.")}
         assert named <= {"step", "hidden", "rows", "seen", "logits", "sources", "source"}
-        assert program.total.products or program.name.startswith(("choice", "reorder", "redirect"))
+        assert program.total.products or program.name.startswith(("sample", "reorder", "redirect"))
     assert_fits(str(facts))
 
 

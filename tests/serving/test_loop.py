@@ -194,7 +194,7 @@ class TestWhenSomethingGoesWrong:
         decoder.tainted[:] = True  # all of them were poisoned, behind the decoder's back
         assert torch.equal(model.sample(batch.input_ids, 40, **options), before)
 
-    @pytest.mark.parametrize("what", ["loop", "choose", "run"])
+    @pytest.mark.parametrize("what", ["loop", "sample", "step"])
     def test_an_interrupt_leaves_the_model_usable(self, model, batch, monkeypatch, what):
         options = dict(top_k=1, attention_mask=batch.attention_mask)
         before = model.sample(batch.input_ids, 60, **options)
@@ -203,7 +203,7 @@ class TestWhenSomethingGoesWrong:
             raise KeyboardInterrupt
 
         for key, [(piece, _)] in list(model.decoder._built.items()):
-            if {"Loop": "loop", "Choice": "choose", "Shape": "run"}.get(type(key).__name__) == what:
+            if key.kind == what:
                 monkeypatch.setitem(model.decoder._built, key, [(piece, fail)])
         with pytest.raises(KeyboardInterrupt):
             model.sample(batch.input_ids, 60, **options)

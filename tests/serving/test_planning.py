@@ -92,8 +92,8 @@ def test_weights_and_caches_are_what_is_held(tmp_path, name):
     planned = Planner(model).needs(degree, on_cpu=True)
     decoder = model.engine(model.family, model.config, get_runtime("cpu", degree), model.options)
     decoder.take(decoder.read(model._checkpoint))
-    assert abs(planned.weights * degree / decoder.held.weights - 1) < CLOSE
-    assert planned.caches * degree == decoder.held.caches
+    assert abs(planned.weights * degree / decoder.memory_use.weights - 1) < CLOSE
+    assert planned.caches * degree == decoder.memory_use.caches
 
 
 # Programs are compiled before, and have run with weights that were let go: what code, compiler and threads take is not

@@ -19,7 +19,7 @@ def test_profile(degree):
     model.to_neuron()
     profile = model.profile(prompt_tokens=16, new_tokens=17)
     calls = {name: program.calls for name, program in profile.programs.items()}
-    assert calls == {"shape_rows1_active16_width64": 1, "choice_rows1": 1, "loop_width64_steps8": 2}
+    assert calls == {"step_rows1_active16_width64": 1, "sample_rows1": 1, "loop_width64_steps8": 2}
     assert 0 < profile.host < profile.seconds
     spent = profile.kernels["loop_width64_steps8"]
     if kernels.level() == "off":

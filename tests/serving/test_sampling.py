@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from transformers_neuronx.gpt2.model import GPT2ForSampling, GPT2ForSamplingWithContextBroadcasting
-from transformers_neuronx.keys import Loop, Shape
+from transformers_neuronx.keys import LoopKey, StepKey
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
@@ -179,8 +179,8 @@ def test_caches_stay_on_the_device_in_the_same_memory(model, tokenizer):
         return 4 * shape.rows * (1023 + shape.active * hidden) + 8
 
     results = {
-        Shape: lambda shape: (0, 4 * shape.rows * 1023 if shape.active == 1 else of_prompt(shape)),
-        Loop: lambda loop: (1, 4 * 8 * loop.steps + 8),  # which tokens are seen is state as well
+        StepKey: lambda shape: (0, 4 * shape.rows * 1023 if shape.active == 1 else of_prompt(shape)),
+        LoopKey: lambda loop: (1, 4 * 8 * loop.steps + 8),  # which tokens are seen is state as well
     }
     for what, [(_, executable)] in model.decoder._built.items():
         if type(what) not in results:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.cli import choice as c, options as o
+from transformers_neuronx.cli import options as o, sampling as s
 from transformers_neuronx.cli.text import complete, encodable, room
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError, InputError, TransformersNeuronxError
@@ -32,7 +32,7 @@ Prompt = Annotated[
 ]
 Chat = Annotated[bool, o.option("--chat", help="A conversation, by the tokenizer's chat template, line by line.")]
 System = Annotated[str | None, o.option("--system", help="What a conversation begins with.")]
-TopK = Annotated[int | None, c.option("--top-k", help=c.TOP_K, otherwise=DRAWN, least=0)]
+TopK = Annotated[int | None, s.option("--top-k", help=s.TOP_K, otherwise=DRAWN, least=0)]
 Tokens = Annotated[int, o.option("--max-new-tokens", "-n", help="New tokens, at most.", default=True, least=1)]
 
 
@@ -43,10 +43,10 @@ def generate(
     system: System = None,
     max_new_tokens: Tokens = 128,
     top_k: TopK = None,
-    top_p: c.TopP = None,
-    temperature: c.Temperature = None,
-    min_p: c.MinP = None,
-    repetition_penalty: c.Penalty = None,
+    top_p: s.TopP = None,
+    temperature: s.Temperature = None,
+    min_p: s.MinP = None,
+    repetition_penalty: s.Penalty = None,
     seed: o.Seed = None,
     cache_dir: o.CacheDir = None,
     amp: o.Amp = None,
@@ -63,7 +63,7 @@ def generate(
     text = "" if chat else encodable(_text(prompt), "PROMPT")
     ids = [] if chat else tokenizer(text).input_ids
     sizes = source.fitting(max(CHAT - max_new_tokens, CHAT // 2) if chat else len(ids), max_new_tokens)
-    rules = c.Choice(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, DRAWN, seed)
+    rules = s.SamplingOptions(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, DRAWN, seed)
     compiled = source.open(o.How(amp, tp, quant, rounded, runtime), **sizes)
     writer = Writer(compiled, tokenizer, max_new_tokens, as_json, rules, LIMITED[source.is_artifact])
     if not chat:

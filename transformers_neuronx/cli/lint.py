@@ -15,7 +15,7 @@ from transformers_neuronx import files
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.compiler import Finding, check
 from transformers_neuronx.inspection.text import WIDTH, cut
-from transformers_neuronx.keys import title
+from transformers_neuronx.keys import program_name
 from transformers_neuronx.neuron.form import neuron_form
 from transformers_neuronx.neuron.targets import TARGETS, target_named
 from transformers_neuronx.pyhlo import HloModuleProto
@@ -87,8 +87,8 @@ def _linted(what: str, form: bool, target: str, cache_dir: str | None, how: o.Ho
     runtime = absent_runtime(model.options.tp_degree, loops=False)
     decoder = model.engine(model.family, model.config, runtime, model.options)
     for planned in decoder.planned():
-        for piece in dict.fromkeys(decoder.programs.pieces(planned)):
-            yield title(planned, piece), check(neuron_form(decoder.programs.module(planned, piece)), target)
+        for segment in dict.fromkeys(decoder.programs.segments(planned)):
+            yield program_name(planned, segment), check(neuron_form(decoder.programs.module(planned, segment)), target)
 
 
 def _text(program: str, found: list[Finding]) -> Iterator[str]:

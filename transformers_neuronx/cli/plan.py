@@ -57,7 +57,7 @@ def plan(
     )
     planner = Planner(o.Source(model, cache_dir).open(how, without_weights=True, **sizes))
     places = _places(instance or NAMES, planner.options.amp)
-    planned = planner.plan(places, tp, every=bool(instance))
+    planned = planner.plan(places, tp, all_degrees=bool(instance))
     typer.echo(json.dumps(planned.as_dict()) if as_json else str(planned))
     if not any(fit.fits for fit in planned.fits):
         raise typer.Exit(o.NO)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.cli import choice as c, options as o
+from transformers_neuronx.cli import options as o, sampling as s
 from transformers_neuronx.cli.prompts import Place, Prompt, printable, read_prompts
 from transformers_neuronx.cli.results import Results
 from transformers_neuronx.cli.text import complete, room
@@ -26,7 +26,7 @@ SOME_FAILED = 3  # the exit status where lines could not be used
 Data = Annotated[str, o.option("--data-dir", help='A .json or .jsonl file, or a folder: objects with "prompt".')]
 Output = Annotated[str, o.option("--output", "-o", help="The file of results.", default=True)]
 Examples = Annotated[int, o.option("--examples-to-generate", help="At most so many prompts.", default=True, least=1)]
-TopK = Annotated[int | None, c.option("--top-k", help=c.TOP_K, otherwise=GREEDY, least=0)]
+TopK = Annotated[int | None, s.option("--top-k", help=s.TOP_K, otherwise=GREEDY, least=0)]
 Tokens = Annotated[int, o.option("--max-tokens-to-generate", help="New tokens of each.", default=True, least=1)]
 Length = Annotated[
     int,
@@ -48,10 +48,10 @@ def run(
     max_seq_length: Length = -1,
     restart: Restart = False,
     top_k: TopK = None,
-    top_p: c.TopP = None,
-    temperature: c.Temperature = None,
-    min_p: c.MinP = None,
-    repetition_penalty: c.Penalty = None,
+    top_p: s.TopP = None,
+    temperature: s.Temperature = None,
+    min_p: s.MinP = None,
+    repetition_penalty: s.Penalty = None,
     seed: o.Seed = 0,
     batch_size: o.Batch = None,
     amp: o.Amp = None,
@@ -69,7 +69,7 @@ def run(
     job = Job(_first(data_dir, examples_to_generate, output), source, max_tokens_to_generate)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
     how = o.How(amp, tp, quant, rounded, runtime)
-    rules = c.Choice(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
+    rules = s.SamplingOptions(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
     compiled = job.fitting(source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes))
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
     with Results.at(output, made | description(compiled.family, compiled.config, compiled.options), restart) as results:

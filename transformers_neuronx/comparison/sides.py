@@ -19,6 +19,7 @@ from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.feeding import feed
 from transformers_neuronx.inputs import Rows
+from transformers_neuronx.keys import LayerwiseKey
 from transformers_neuronx.module import checkpoint_of
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
 from transformers_neuronx.runtimes.base import DeviceTensor
@@ -96,7 +97,7 @@ class Ours:
     def logits(self, tokens: Array) -> Array:
         rows = Rows([tokens], np.array([self.fed]), np.ones((1, len(tokens)), bool), np.array([0]))
         self.fed += len(tokens)
-        logits: Array = feed(self.decoder, rows, every=True)[0]
+        logits: Array = feed(self.decoder, rows, all_positions=True)[0]
         return logits
 
     def states(self, tokens: Array, given: Sequence[Array] | None = None) -> list[Array]:
@@ -107,7 +108,7 @@ class Ours:
             window = left[: self.decoder.options.buckets.active(len(left))]
             after = self.fed + len(window)
             here = [state[self.fed : after] for state in given] if given else None
-            windows.append(self.decoder.states(window, self.fed, end, here))
+            windows.append(_layer_states(self.decoder, window, self.fed, end, here))
             self.fed = after
         return [np.concatenate(part) for part in zip(*windows, strict=True)]
 
@@ -124,6 +125,33 @@ class Ours:
         if here == there:
             return (Sharded([key], "", partial(_shards, tensor)) for key, tensor in self.decoder.weights.items())
         return decoder.read(self.checkpoint) if self.checkpoint else None
+
+
+def _layer_states(decoder: Decoder, ids: Array, start: int, end: int, replaced: Sequence[Array] | None) -> list[Array]:
+    """Feed ids s32[n], at most a context bucket, from position `start` on to slot 0, layer by layer.
+
+    Returns the outputs of the embedding and of each layer, f32[n, h], and the logits, f32[n, vocab]. Each part after
+    the embedding takes the next of `replaced`, if given, in place of the output before it. `end` as in `StepInputs`.
+    """
+    count, active = len(ids), 1 if len(ids) == 1 else decoder.options.buckets.active(len(ids))
+    packed = np.zeros((1, 4 + active), np.int32)
+    packed[0, : 4 + count] = [0, start, count, end, *ids]
+    decoder.fill(*np.array([[0], [start], [count]]))
+    parts = decoder.parts(LayerwiseKey(1, active, decoder.programs.width(active, start + count)))
+    outputs: list[Array] = []
+
+    def between(out: DeviceTensor) -> DeviceTensor:
+        state = out.numpy()
+        outputs.append(state[0, :count].astype(np.float32))
+        if replaced is None or len(outputs) == len(parts):
+            return out
+        state = state.copy()
+        state[0, :count] = replaced[len(outputs) - 1]
+        return decoder.runtime.put([state])
+
+    with decoder.guarded():
+        decoder.execute(parts, decoder.runtime.put([packed]), between=between)
+    return outputs
 
 
 def _shards(tensor: DeviceTensor) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.encoder_decoder import ENCODER_LAYER, EncoderDecoderPrograms
 from transformers_neuronx.inspection.facts import WEIGHT, ModuleFacts, Parameter, facts_of, plain, split_of
 from transformers_neuronx.inspection.text import model_text
-from transformers_neuronx.keys import title
+from transformers_neuronx.keys import ProgramKey, Segment, artifact_key, program_name
 from transformers_neuronx.module import PathOrName
 from transformers_neuronx.programs import Programs
 from transformers_neuronx.pyhlo import HloModuleProto
@@ -72,17 +72,17 @@ class ModelFacts:
 def facts_of_model(decoder: Decoder) -> ModelFacts:
     """What a decoder's planned programs are made of. They need not be compiled, nor weights be there."""
 
-    def built(asked: str) -> HloModuleProto | None:
-        identity = decoder.asked.get(asked, "")
+    def built(entry: str) -> HloModuleProto | None:
+        identity = decoder.identities.get(entry, "")
         return decoder.executables[identity][0] if identity in decoder.executables else None
 
-    def written(asked: str, what: Any, piece: Any) -> HloModuleProto:
-        module = decoder.programs.module(what, piece)
-        module.name = title(what, piece)
+    def written(key: ProgramKey, segment: Segment) -> HloModuleProto:
+        module = decoder.programs.module(key, segment)
+        module.name = program_name(key, segment)
         return module
 
     held = {_name(*key): id(tensor) for key, tensor in decoder.weights.items()}
-    modules = ((runs, built(asked) or written(asked, what, piece)) for asked, runs, what, piece in _planned(decoder))
+    modules = ((runs, built(entry) or written(key, segment)) for entry, runs, key, segment in _planned(decoder))
     return _facts(decoder, modules, held)
 
 
@@ -100,18 +100,18 @@ def facts_of_artifact(directory: PathOrName) -> ModelFacts:
     decoder = family.engine(family.family, model.config, runtime, model.options)
     groups = [names for tensors in artifact.manifest["weights"].values() for names in tensors.values()]
     held = {name: number for number, names in enumerate(groups) for name in names}
-    runs = {asked: runs for asked, runs, _, _ in _planned(decoder)}
-    asked = sorted(artifact.manifest["asked"], key=lambda name: list(runs).index(name) if name in runs else len(runs))
-    modules = ((runs.get(name, 1), module) for name in asked if (module := artifact.module(name)))
+    runs = {entry: runs for entry, runs, _, _ in _planned(decoder)}
+    keys = sorted(artifact.manifest["keys"], key=lambda name: list(runs).index(name) if name in runs else len(runs))
+    modules = ((runs.get(name, 1), module) for name in keys if (module := artifact.module(name)))
     return _facts(decoder, modules, held)
 
 
-def _planned(decoder: Decoder) -> Iterator[tuple[str, int, Any, Any]]:
-    """The name that an artifact knows each program by, how often a step runs it, and what it is."""
-    for what in decoder.planned():
-        pieces = decoder.programs.pieces(what)
-        for piece in dict.fromkeys(pieces):
-            yield f"{what} {tuple(piece)}", pieces.count(piece), what, piece
+def _planned(decoder: Decoder) -> Iterator[tuple[str, int, ProgramKey, Segment]]:
+    """Each program: its `artifact_key`, how often one step runs it, its key and its segment."""
+    for key in decoder.planned():
+        segments = decoder.programs.segments(key)
+        for segment in dict.fromkeys(segments):
+            yield artifact_key(key, segment), segments.count(segment), key, segment
 
 
 def _facts(decoder: Decoder, modules: Iterator[tuple[int, HloModuleProto]], held: Mapping[str, int]) -> ModelFacts:

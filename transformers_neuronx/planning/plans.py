@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers_neuronx.config import Buckets
 from transformers_neuronx.decoder import Decoder
-from transformers_neuronx.encoder_decoder import Encode
+from transformers_neuronx.encoder_decoder import EncodeKey
 from transformers_neuronx.inspection import ModelFacts, facts_of_model
-from transformers_neuronx.keys import Head, Shape, What, title
+from transformers_neuronx.keys import HeadKey, ProgramKey, StepKey, program_name
 from transformers_neuronx.models import Model
 from transformers_neuronx.planning.places import CPU, Core, Place
 from transformers_neuronx.planning.text import plan_text
@@ -115,9 +115,9 @@ class Planner:
         self.options = replace(model.options, buckets=largest)  # smaller programs need less
         self._written = functools.cache(self._write)
 
-    def plan(self, places: Sequence[Place], degree: int | None = None, every: bool = False) -> Plan:
-        """At each place for this degree, or for `every` one there is, or for the least with which it fits."""
-        fits = [fit for place in places for fit in self._fits(place, degree, every)]
+    def plan(self, places: Sequence[Place], degree: int | None = None, all_degrees: bool = False) -> Plan:
+        """How it fits each place: at this degree, at all of the place with `all_degrees`, or at the least that fits."""
+        fits = [fit for place in places for fit in self._fits(place, degree, all_degrees)]
         options, heads = self.options, self.model.config.attention_heads
         degrees = sorted({each for place in places for each in (place.degrees if degree is None else [degree])})
         facts = self._written(1)[1]
@@ -144,10 +144,10 @@ class Planner:
         token, prompt = (work.seconds(core) if work else None for work in (needs.token, needs.prompt))
         return Fit(place.name, degree, int(core.memory), needs, token, prompt)
 
-    def _fits(self, place: Place, degree: int | None, every: bool) -> list[Fit]:
+    def _fits(self, place: Place, degree: int | None, all_degrees: bool) -> list[Fit]:
         if degree is not None:
             return [self.fit(place, degree)]
-        if every:
+        if all_degrees:
             return [self.fit(place, each) for each in place.degrees]
         found = (fit for each in place.degrees if (fit := self.fit(place, each)).fits)
         return [next(found, None) or self.fit(place, place.degrees[-1])]
@@ -155,13 +155,18 @@ class Planner:
     def needs(self, degree: int, on_cpu: bool = False) -> Needs:
         """Of each of so many devices, on this machine's CPU or where there are no kernels."""
         decoder, facts = self._written(degree, on_cpu)
-        pieces = decoder.programs.pieces
-        token = _work(decoder, facts, lambda what: isinstance(what, Shape) and what.active == 1)
-        reads: type[Encode] | type[Shape] = Encode if self.options.buckets.sources else Shape
-        prompt = _work(decoder, facts, lambda what: isinstance(what, reads) and getattr(what, "active", 0) != 1)
+        segments = decoder.programs.segments
+        token = _work(decoder, facts, lambda key: isinstance(key, StepKey) and key.active == 1)
+        reads: type[EncodeKey] | type[StepKey] = EncodeKey if self.options.buckets.sources else StepKey
+        prompt = _work(decoder, facts, lambda key: isinstance(key, reads) and getattr(key, "active", 0) != 1)
         assert token is not None
         # Logits of all tokens of a prompt are for those who ask for them.
-        heads = {title(what, piece) for what in decoder.planned() for piece in pieces(what) if isinstance(what, Head)}
+        heads = {
+            program_name(key, segment)
+            for key in decoder.planned()
+            for segment in segments(key)
+            if isinstance(key, HeadKey)
+        }
         temporaries = max(program.temporaries for program in facts.programs if program.name not in heads)
         return Needs(facts.weight_bytes, facts.caches, temporaries, token, prompt)
 
@@ -173,10 +178,10 @@ class Planner:
         return decoder, facts_of_model(decoder)
 
 
-def _work(decoder: Decoder, facts: ModelFacts, wanted: Callable[[What], bool]) -> Work | None:
+def _work(decoder: Decoder, facts: ModelFacts, wanted: Callable[[ProgramKey], bool]) -> Work | None:
     """Of the programs of one step; None if there are none."""
-    pieces = decoder.programs.pieces
-    names = {title(what, piece) for what in decoder.planned() if wanted(what) for piece in pieces(what)}
+    segments = decoder.programs.segments
+    names = {program_name(key, segment) for key in decoder.planned() if wanted(key) for segment in segments(key)}
     programs = [program for program in facts.programs if program.name in names]
     if not programs:
         return None

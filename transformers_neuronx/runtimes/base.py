@@ -135,19 +135,19 @@ class Runtime(Protocol):
         """The module as the engine prints it, for people."""
         ...
 
-    def put(self, shards: Sequence[np.ndarray[Any, Any]], given: bool = False) -> DeviceTensor:
+    def put(self, shards: Sequence[np.ndarray[Any, Any]], donate: bool = False) -> DeviceTensor:
         """Bring one array per device to the devices; a single one goes to all of them.
 
-        Arrays that are `given` are not written to any more: where they can be used as they lie, they are not copied.
+        With `donate`, the caller never writes to the arrays again: the runtime may use them in place, without a copy.
         """
         ...
 
     def let_go(self) -> None:
-        """Give back the memory of given arrays that are in no tensor any more: an engine may do so at a later call."""
+        """Free donated arrays that no tensor uses any more: an engine may keep them until its next call."""
         ...
 
     def usable(self, array: np.ndarray[Any, Any]) -> bool:
-        """Whether an array on the host can be used as it lies once it is given."""
+        """Whether a donated array can be used in place, without a copy."""
         ...
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -290,8 +290,8 @@ class NeuronRuntime:
 
         return module_text(module)
 
-    def put(self, shards: Sequence[Array], given: bool = False) -> DeviceTensor:
-        if not given:  # the caller may write to its own again
+    def put(self, shards: Sequence[Array], donate: bool = False) -> DeviceTensor:
+        if not donate:  # the caller may write to its own again
             shards = [np.array(shard) for shard in shards]
         shards = list(shards) * self.device_count if len(shards) == 1 else list(shards)
         if len(shards) != self.device_count:
@@ -301,7 +301,7 @@ class NeuronRuntime:
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
             raise EngineError(f"put wants shards of one shape and type, got {got}")
         tensor = NeuronTensor(aval, self.device_count, shards)
-        if given and self.device:
+        if donate and self.device:
             tensor.on_device()
         return tensor
 

@@ -256,7 +256,7 @@ class XlaRuntime:
             options.env_option_overrides = CPU_OPTIONS
         return options
 
-    def put(self, shards: Sequence[np.ndarray[Any, Any]], given: bool = False) -> DeviceTensor:
+    def put(self, shards: Sequence[np.ndarray[Any, Any]], donate: bool = False) -> DeviceTensor:
         shards = list(shards) * self.device_count if len(shards) == 1 else shards
         if len(shards) != self.device_count:
             raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
@@ -265,7 +265,7 @@ class XlaRuntime:
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
             raise EngineError(f"put wants shards of one shape and type, got {got}")
         from_numpy(aval.dtype)
-        arrays = [_put(shard, aval, device, given) for shard, device in zip(shards, self._device_tuple, strict=True)]
+        arrays = [_put(shard, aval, device, donate) for shard, device in zip(shards, self._device_tuple, strict=True)]
         return XlaTensor(arrays, self._devices, aval)
 
     def let_go(self) -> None:
@@ -282,10 +282,10 @@ class XlaRuntime:
         return np.frombuffer(pages, np.uint8, size).view(dtype).reshape(shape)
 
 
-def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, given: bool) -> Any:
+def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, donate: bool) -> Any:
     jaxlib = _jaxlib()
     # The caller may write to its array again; zero copy would let a program see that.
-    how = jaxlib.HostBufferSemantics.ZERO_COPY if given else jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+    how = jaxlib.HostBufferSemantics.ZERO_COPY if donate else jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
     return jaxlib.batched_device_put(
         aval,
         _on_device(device),

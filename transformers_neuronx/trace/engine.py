@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from transformers_neuronx.cache import Saved, build
+from transformers_neuronx.cache import ArtifactSource, build
 from transformers_neuronx.compiler import identity
 from transformers_neuronx.errors import EngineError, GraphError
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch, torch_to_numpy
@@ -47,11 +47,12 @@ class Engine:
         module = program.module(self.runtime.panels)
         same = dict(self.runtime.fingerprint) == self.traced.fingerprint
         data = program.executable or None
-        return build(self.runtime, module, identity(module), Saved(lambda _: None, lambda _: data if same else None))
+        source = ArtifactSource(lambda _: None, lambda _: data if same else None)
+        return build(self.runtime, module, identity(module), source)
 
     def _put(self, tensor: torch.Tensor) -> DeviceTensor:
         array = torch_to_numpy(tensor)
-        return self.runtime.put([array], given=self.runtime.usable(array))
+        return self.runtime.put([array], donate=self.runtime.usable(array))
 
     def _adopt(self, states: Sequence[torch.Tensor]) -> None:
         """Bring the states to the device. They are nobody else's, and not this engine's unless all of them are."""

@@ -43,7 +43,7 @@ def unpacked(packed: Tensor) -> Policy:
     )
 
 
-def choose(logits: Tensor, seen: Tensor, policy: Policy, position: Tensor) -> Tensor:
+def sample(logits: Tensor, seen: Tensor, policy: Policy, position: Tensor) -> Tensor:
     """The token for `position` of each row, or BROKEN. logits f32[b, v], seen pred[b, v], position s32[b] -> s32[b]
 
     As Transformers' processors in their order: repetition penalty on the tokens that were `seen`, temperature, the

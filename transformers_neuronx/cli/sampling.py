@@ -46,7 +46,7 @@ Penalty = Annotated[
 
 
 @dataclass(frozen=True)
-class Choice:
+class SamplingOptions:
     """What options say of how tokens are chosen, None being nothing."""
 
     top_k: int | None
