@@ -1,6 +1,6 @@
-"""Models as users make them: from a checkpoint, with options, brought to the devices, saved.
+"""Models and their options: created from a checkpoint, compiled, loaded onto devices, saved.
 
-It knows no family: a subclass names one. What a model is called with is for `sampling`.
+This file knows no family: a subclass names one. Calls of a model are in `sampling`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,27 @@ from transformers_neuronx.weights import expand
 
 
 class Model:
-    """A decoder of one family, compiled for fixed shapes.
+    """A decoder of one family, compiled for fixed shapes. The arguments of the constructor:
 
-    `config` is a Hugging Face configuration, or its attributes as a dictionary. `n_positions` is the longest
-    sequence, or the sizes that token programs are compiled for; by default what the model was trained for, or 2048.
-    `batch_size` sequences are generated at once, from prompts of which `prompt_batch_size` are encoded at once; when
-    it is the smaller, each prompt serves several sequences. `amp` is the type of activations, weights and cache:
-    f32, bf16 or f16. `tp_degree` devices share each layer. `context_length_estimate` is the number of prompt tokens
-    that one program encodes, or several; 0 is one by one; `init_n_active_tokens` is an older name of it. `unroll` and
-    `context_unroll` are the layers per program. `reorder_cache` changes nothing: beams need no option. `tag` names the
-    model in what is shown of it. `neuron_config` has what is not of one model; its `continuous_batching` says
-    `batch_size`, and has prompts encoded one at a time.
+    - `config`: a Hugging Face configuration, or its attributes as a dictionary.
+    - `n_positions`: the longest sequence in tokens, or a list of the numbers of positions that single-token programs
+      are compiled for; one number stands for 128, 256, … up to it. Default: `max_model_len` of continuous batching, or
+      what the model was trained for, or 2048.
+    - `batch_size`: sequences that are generated at a time. Default 1, or that of continuous batching.
+    - `prompt_batch_size`: prompts that one program takes. It must divide `batch_size`, and if it is smaller, each
+      prompt serves several sequences. Default: `batch_size`, or 1 with continuous batching.
+    - `amp`: type of activations, weights and caches: "f32" (default), "bf16" or "f16".
+    - `tp_degree`: number of devices that share each layer, from 1 to 64. Default 1.
+    - `unroll`, `context_unroll`: layers per program, for single tokens and for prompts. Default: all.
+    - `context_length_estimate`: prompt tokens that one program takes, or a list of such sizes; 0 feeds prompts token by
+      token, and "whole" is the longest sequence. Default: half of each size of `n_positions`.
+    - `init_n_active_tokens`: an older name of `context_length_estimate`, used if that is None.
+    - `neuron_config`: options such as quantization and the runtime. Default: `NeuronConfig()`.
+    - `reorder_cache`: accepted and ignored, since beam search needs no option.
+    - `tag`: name of the model in messages and metrics. Default: the name of its class.
+
+    Raises ConfigError for a configuration or an option that is not supported, and for options that contradict each
+    other. Nothing is compiled or loaded before `to_neuron`.
     """
 
     family: ClassVar[Family]
@@ -45,7 +55,7 @@ class Model:
     _checkpoint: Checkpoint | None = None
     _artifact: Artifact | None = None
     _decoder: Decoder | None = None
-    _compiled: Decoder | None = None  # perhaps without weights
+    _compiled: Decoder | None = None  # may have no weights
 
     def __init__(
         self,
@@ -71,7 +81,7 @@ class Model:
         self.tag = tag or type(self).__name__
         self.meter = Meter()
         self.turns = Turns(self.tag)
-        self._also: dict[Hashable, Callable[[Decoder], Sequence[ProgramKey]]] = {}  # to compile besides what is planned
+        self._also: dict[Hashable, Callable[[Decoder], Sequence[ProgramKey]]] = {}  # more programs to compile
         context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
         self.options = CompileOptions(
             buckets=self._buckets(n_positions, context),
@@ -85,7 +95,7 @@ class Model:
             quant=self.neuron_config.quant,
             kv_cache_quant=self.neuron_config.kv_cache_quant,
         )
-        self._rules().packed(self.options.batch_size)
+        self._rules().check(self.options.batch_size)
 
     def _batch_sizes(self, batch_size: int | None, prompt_batch_size: int | None) -> dict[str, int]:
         if batching := self.neuron_config.continuous_batching:
@@ -99,9 +109,9 @@ class Model:
         promised = batching.max_model_len if batching else None
         buckets = Buckets.of(promised or trained or 2048 if n_positions is None else n_positions, context)
         if trained is not None and buckets.longest > trained:
-            raise ConfigError(f"n_positions={buckets.longest} is more than the {trained} the model was made with")
+            raise ConfigError(f"n_positions={buckets.longest} is more than the {trained} the model was trained with")
         if promised is not None and buckets.longest < promised:
-            raise ConfigError(f"n_positions={buckets.longest} wants to be max_model_len={promised} or more")
+            raise ConfigError(f"n_positions must be at least max_model_len={promised}, got {buckets.longest}")
         return buckets
 
     @classmethod
@@ -113,12 +123,17 @@ class Model:
         cache_dir: PathOrName | None = None,
         **options: Any,
     ) -> Self:
-        """A model for the checkpoint in a directory, or of that name on the Hugging Face hub.
+        """Create a model from a checkpoint. Weights are read later, by `to_neuron`.
 
-        The directory is one of Transformers' (safetensors or `pytorch_model.bin`, sharded or not), one that
-        `save_pretrained_split` made, or one that `save` made with weights, of which an option that is not given is
-        taken. `options` are those of the constructor. Weights are read by `to_neuron`, from there or from `weights`,
-        another checkpoint or a single file of one. `cache_dir` is where the hub's models are kept.
+        - `path_or_name`: a directory, or the name of a model on the Hugging Face hub. The directory may be one of
+          Transformers (safetensors or `pytorch_model.bin`, sharded or not), of `save_pretrained_split`, or of `save`;
+          options that are not given are then those of the saved model.
+        - `weights`: another checkpoint, or a single file of weights, to read the weights from. Default: `path_or_name`.
+        - `cache_dir`: directory for models of the hub. Default: the hub's own cache.
+        - `options`: the other arguments of the constructor.
+
+        Raises CheckpointError if a file is missing or damaged, and ConfigError for options as the constructor does, for
+        a saved model that differs from the options, and for `weights` if the saved model has weights.
         """
         if not holds_artifact(path_or_name):
             model = cls(load_config(path_or_name, cache_dir), **options)
@@ -129,15 +144,19 @@ class Model:
         artifact.check(cls.family, model.config, model.options)
         model._artifact = artifact
         if weights is not None and artifact.has_weights:
-            raise ConfigError(f"the artifact {os.fspath(path_or_name)} has weights of its own, got others: {weights}")
+            raise ConfigError(f"the artifact {os.fspath(path_or_name)} has its own weights, got others: {weights}")
         model._checkpoint = None if weights is None else open_weights(weights, cache_dir)
         return model
 
     def save(self, directory: str | os.PathLike[str], sharded_weights: bool = False) -> None:
-        """Save the programs compiled so far, and with `sharded_weights` the weights as the devices have them.
+        """Save the programs compiled so far to `directory`, as an artifact that `load` and `from_pretrained` take.
 
-        An earlier artifact there is replaced at the end or not at all. What is saved is machine code: `load` it from
-        where you would run a program. ConfigError where nothing can be written, StorageError where the disk is why.
+        With `sharded_weights`, also save the weights, split for the devices. Default False. An earlier artifact in the
+        directory is replaced completely, or is unchanged after an error. An artifact holds machine code: load it only
+        from sources whose programs you would run.
+
+        Raises ConfigError before `to_neuron` or `cpu_compile` and if the directory cannot be used, and StorageError if
+        the disk is full or fails.
         """
         decoder = self._made
         if sharded_weights and not decoder.weights:
@@ -145,15 +164,16 @@ class Model:
         save_artifact(directory, decoder, self._attributes, sharded_weights)
 
     def load(self, directory: str | os.PathLike[str]) -> None:
-        """Let `to_neuron` take programs, and weights if they are there, from what `save` has made of such a model.
+        """Let `to_neuron` take programs, and weights if present, from the artifact in `directory`.
 
-        Programs that are not there, or are for another processor or version of the engine, are compiled. ConfigError
-        lists what is different in the model that was saved, and names tensors where the artifact has the weights of
-        another checkpoint than this model, as far as `transformers_neuronx.origin` can tell. CheckpointError names the
-        file that is damaged.
+        `to_neuron` compiles programs that are missing, or that are for another processor or engine version.
+
+        Raises ConfigError after `to_neuron`, if the saved model differs from this one (the message lists the
+        differences), or if the artifact's weights are from another checkpoint, as far as `transformers_neuronx.origin`
+        can tell. Raises CheckpointError if a file is missing or damaged.
         """
         if self.is_on_device:
-            raise ConfigError(f"{self.tag} is on a device already: load() comes before to_neuron()")
+            raise ConfigError(f"{self.tag} is already on a device: call load() before to_neuron()")
         artifact = open_artifact(directory)
         artifact.check(self.family, self.config, self.options)
         artifact.check_weights(self._checkpoint or self._artifact, self.family.weights.PREFIX)
@@ -163,32 +183,38 @@ class Model:
 
     @property
     def decoder(self) -> Decoder:
-        """The engine below. Raises ConfigError before `to_neuron`."""
+        """The engine of the model. Raises ConfigError before `to_neuron`."""
         if self._decoder is None:
             raise ConfigError(f"{self.tag} is not on a device yet: call to_neuron() first")
         return self._decoder
 
     @property
     def is_on_device(self) -> bool:
-        """Whether `to_neuron` has brought it there."""
+        """Whether `to_neuron` has loaded the model onto its devices."""
         return self._decoder is not None
 
     @property
     def _made(self) -> Decoder:
-        """The one on its devices, or else the one that was only compiled."""
+        """The engine on the devices, or else the one that was only compiled."""
         return self._decoder or self._compiled or self.decoder
 
     @property
     def metrics(self) -> Metrics:
-        """What the last call took, and all so far, and what is held on the devices."""
+        """Measurements of the last call and of all calls, seconds of compiling and loading, and bytes on devices.
+
+        Raises ConfigError before `to_neuron` or `cpu_compile`.
+        """
         decoder = self._made
         measured = self.meter.last, self.meter.totals
         return Metrics(self.tag, *measured, decoder.compile_seconds, decoder.load_seconds, decoder.memory_use)
 
     def to_neuron(self) -> None:
-        """Load the weights and compile the programs, showing progress on a terminal.
+        """Load the weights and compile the programs. Shows progress on a terminal.
 
-        Weights that can be used as they lie in a file stay there: it may be deleted then, but not be written to.
+        Weights in a usable layout stay mapped from their file: afterwards it may be deleted, but not written to.
+
+        Raises ConfigError if the model has no weights, CheckpointError if a tensor is missing, damaged or of another
+        shape, and EngineError if the runtime is missing or cannot compile a program.
         """
         with self.turns.take("to_neuron()"):
             source = self._source()
@@ -197,10 +223,10 @@ class Model:
             self._decoder = decoder
 
     def cpu_compile(self, weights: bool = False) -> None:
-        """Compile the programs, on a machine that may have no device to run them: `save` them then.
+        """Compile the programs on a machine that may have no device to run them, for `save`.
 
-        Where they are to run, `load` takes them, and `to_neuron` brings them and the weights to the devices. Weights
-        that are to be saved as well are read by `save`, or, with `weights`, here meanwhile.
+        On the machine with the devices, call `load` and then `to_neuron`. With `weights`, read the weights while
+        programs compile. Default False: `save` reads them if it has to save them. Raises the errors of `to_neuron`.
         """
         source = self._source() if weights else None
         decoder = self._new_decoder(device=False)
@@ -209,20 +235,20 @@ class Model:
 
     @property
     def programs(self) -> list[str]:
-        """The names of the programs compiled so far."""
+        """The names of the programs compiled so far. Raises ConfigError before `to_neuron` or `cpu_compile`."""
         decoder = self._made
         return sorted(module.name for module, _ in decoder.executables.values())
 
     def _source(self) -> Artifact | Checkpoint:
-        """Where the weights are."""
+        """The artifact or checkpoint that has the weights."""
         artifact = self._artifact
         source = artifact if artifact and artifact.has_weights else self._checkpoint
         if source is None:
-            raise ConfigError(f"{self.tag} has no weights: make it with from_pretrained, of what has some")
+            raise ConfigError(f"{self.tag} has no weights: create it with from_pretrained from a checkpoint")
         return source
 
     def _take(self, decoder: Decoder, source: Artifact | Checkpoint) -> None:
-        """Bring the weights to where the decoder wants them."""
+        """Load the weights into the decoder."""
         marked = source if isinstance(source, Artifact) else Marked(source, self.family.weights.PREFIX)
         incoming = marked.weights(decoder) if isinstance(marked, Artifact) else decoder.read(marked)
         count = len(list(expand(decoder.programs.table, self.config.n_layer)))
@@ -237,9 +263,9 @@ class Model:
         return decoder
 
     def compile_also(self, purpose: Hashable, wanted: Callable[[Decoder], Sequence[ProgramKey]]) -> None:
-        """Compile programs besides those that are planned: now, or, of a model that is on no device yet, with them.
+        """Compile more programs than the planned ones: now, or together with them if the model is on no device yet.
 
-        Those of one `purpose` are asked for once, however often it comes up.
+        `wanted` returns their keys. A later call with the same `purpose` replaces an earlier one.
         """
         self._also[purpose] = wanted
         if self.is_on_device:
@@ -253,12 +279,12 @@ class Model:
             decoder.compile(missing, lambda _: built.update(), overlap)
 
     def _rules(self, *values: Any) -> Rules:
-        """The fields of `Rules` in order; in place of None is what on_device_generation says."""
+        """Make `Rules` of values in the order of its fields. None takes the value of on_device_generation."""
         default = self.neuron_config.on_device_generation
         named = {f.name: value for f, value in zip(fields(Rules), values, strict=False) if value is not None}
         return Rules(**(default.rules() if default else {}) | named)
 
     @property
     def _broadcasts(self) -> bool:
-        """Whether a prompt may serve several sequences: never where callers name the slots."""
+        """Whether a prompt may serve several sequences: never if callers name the slots."""
         return self.options.repeats > 1 and self.neuron_config.padding_side == "left"

@@ -1,4 +1,4 @@
-"""How tokens are chosen: what a caller asks for, checked, and as programs have it."""
+"""Rules of sampling: the values of a caller, checked, and in the form that programs take."""
 
 from __future__ import annotations
 
@@ -17,14 +17,23 @@ Number = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Rules:
-    """How tokens are chosen, for all rows alike or with a value for each.
+    """How tokens are sampled. Each field is one value for all rows, or a sequence with one value per row.
 
-    `top_k` likeliest tokens (1 is greedy, 0 all), of those the fewest that reach the probability `top_p`, and of those
-    the ones with `min_p` of the likeliest's. `repetition_penalty` divides the logits of tokens already there.
+    They apply in this order, as in Transformers:
 
-    A row's draws follow from its seed, its stream, the position and the logits, and from nothing else. With a `seed`
-    for each row, a row draws the same in every slot, batch and company. One `seed` for all gives each row a stream of
-    its own, by its place in the call: the first row draws what it draws alone. None draws anew in every call.
+    - `repetition_penalty`: above 0. Divides positive logits of tokens that the row already has, and multiplies
+      negative ones. Default 1.0, no penalty.
+    - `temperature`: above 0. Divides all logits. Default 1.0.
+    - `top_k`: keep this many of the most likely tokens, and ties with the last. 1 is greedy, 0 keeps all. Default 50.
+    - `top_p`: in (0, 1]. Of those, keep the fewest whose probabilities add up to this. Default 1.0, all.
+    - `min_p`: in [0, 1]. Of those, keep tokens with at least this share of the highest probability. Default 0.0, all.
+    - `seed`: at least 0, for the random draw. None, the default, draws differently in every call.
+
+    A draw depends on the row's seed, its stream, the position and the logits, and on nothing else. With one `seed` per
+    row, a row draws the same in any slot and any batch. One `seed` for all rows gives each row its own stream, by its
+    index in the call: the first row draws the same as it would alone.
+
+    Raises InputError for a value out of range.
     """
 
     top_k: int | Sequence[int] = 50
@@ -37,10 +46,10 @@ class Rules:
 
     def __post_init__(self) -> None:
         checks: list[tuple[str, str, Callable[[Array], Any]]] = [
-            ("top_k", "at least 1, or 0 for all tokens", lambda x: (x >= 0) & (x == np.floor(x))),
-            ("top_p", "above 0 and at most 1", lambda x: (x > 0) & (x <= 1)),
-            ("temperature", "above 0 (greedy choice is top_k=1)", lambda x: (x > 0) & np.isfinite(x)),
-            ("min_p", "from 0 to 1", lambda x: (x >= 0) & (x <= 1)),
+            ("top_k", "a whole number of at least 1, or 0 for all tokens", lambda x: (x >= 0) & (x == np.floor(x))),
+            ("top_p", "in (0, 1]", lambda x: (x > 0) & (x <= 1)),
+            ("temperature", "above 0 (for greedy decoding use top_k=1)", lambda x: (x > 0) & np.isfinite(x)),
+            ("min_p", "in [0, 1]", lambda x: (x >= 0) & (x <= 1)),
             ("repetition_penalty", "above 0", lambda x: (x > 0) & np.isfinite(x)),
         ]
         for name, wanted, holds in checks:
@@ -51,33 +60,42 @@ class Rules:
 
     @property
     def penalizes(self) -> bool:
-        """Whether the choice looks at the tokens that are already there."""
+        """Whether sampling depends on the tokens that a row already has."""
         return bool((np.asarray(self.repetition_penalty) != 1).any())
 
+    def check(self, rows: int) -> None:
+        """Raise InputError where there is neither one value nor one for each of `rows` rows."""
+        for name, value in self._values().items():
+            if value.ndim and len(value) != rows:
+                raise InputError(f"{name} must be one value, or one for each of {rows} rows, got {len(value)} values")
+
+    def _values(self) -> dict[str, Array]:
+        """The columns by name, each one value or one per row, of 32 bits."""
+        floats = ("temperature", "top_p", "min_p", "repetition_penalty")
+        return {
+            "top_k": np.asarray(self.top_k, np.int32),
+            **{name: np.asarray(getattr(self, name), np.float32) for name in floats},
+            "seed": self._seeds,
+        }
+
     def packed(self, rows: int, slots: Array | None = None) -> Array:
-        """The columns of `layers.sampling.Policy`, as bits: of `rows`, or, where the values are for so many slots, of
-        rows in these `slots`. s32[rows or len(slots), POLICY_COLUMNS]
+        """Return the columns of `layers.sampling.Policy` as bits, s32[rows, POLICY_COLUMNS].
+
+        With `slots`, `rows` is the number of slots, and only these are returned: s32[len(slots), POLICY_COLUMNS].
         """
+        self.check(rows)
         chosen = np.arange(rows) if slots is None else slots
-        columns = []
-        for name in ("top_k", "temperature", "top_p", "min_p", "repetition_penalty"):
-            value = np.asarray(getattr(self, name), np.int32 if name == "top_k" else np.float32)
-            columns.append(_for_each(name, value, rows).view(np.int32)[chosen])
-        columns.append(_for_each("seed", self._seeds, rows).view(np.int32)[chosen])
+        columns = [
+            np.ascontiguousarray(np.broadcast_to(x, rows)).view(np.int32)[chosen] for x in self._values().values()
+        ]
         stream = np.zeros(len(chosen)) if self._seeds.ndim else np.arange(len(chosen))
         return np.stack([*columns, stream.astype(np.int32)], 1)
 
 
 def _hashed(seed: int | Sequence[int] | None) -> Array:
-    """32 bits of each seed. u32[], or [rows] of a sequence"""
+    """Hash each seed to 32 bits: u32[], or u32[rows] for a sequence."""
     seeds = [seed] if seed is None or isinstance(seed, Integral) else list(np.asarray(seed, object).ravel())
     if any(one is not None and not (isinstance(one, Integral) and int(one) >= 0) for one in seeds):
-        raise InputError(f"seed must be a whole number of at least 0, or one for each row, got {seed}")
+        raise InputError(f"seed must be a whole number of at least 0, or one per row, got {seed}")
     hashed = np.array([np.random.SeedSequence(one).generate_state(1)[0] for one in seeds], np.uint32)
     return hashed.reshape(()) if seed is None or isinstance(seed, Integral) else hashed
-
-
-def _for_each(name: str, value: Array, rows: int) -> Array:
-    if value.ndim and len(value) != rows:
-        raise InputError(f"{name} must be one value, or one for each of {rows} rows, got {len(value)}")
-    return np.ascontiguousarray(np.broadcast_to(value, rows))

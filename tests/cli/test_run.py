@@ -1,4 +1,4 @@
-"""`run` over files of prompts: complete, exact, and not made twice, wherever it was stopped."""
+"""`run` over files of prompts: complete, exact, and computed once, wherever it was stopped."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def results(path):
 
 @pytest.fixture(scope="module")
 def expected():
-    """`expected(prompt, count)`: what Transformers makes of it."""
+    """`expected(prompt, count)`: the completion by Transformers."""
     tokenizer = AutoTokenizer.from_pretrained(TINY_KJV)
     model = AutoModelForCausalLM.from_pretrained(TINY_KJV, dtype=torch.float32)
 
@@ -40,7 +40,7 @@ def expected():
 
 
 def test_the_program_of_the_generative_inference_tutorial(command, tmp_path, expected):
-    """Its options, its files and the line between its predictions."""
+    """It has the tutorial's options, files and separator of predictions."""
     folder = tmp_path / "prompts"
     folder.mkdir()
     written(folder / "b.jsonl", ["And Moses", "And it came to pass"])
@@ -89,8 +89,8 @@ def test_lines_that_are_no_prompts_do_not_stop_the_others(command, tmp_path, exp
     said = [line for line in error.splitlines() if line.startswith("data.jsonl, line")]
     assert said == [
         "data.jsonl, line 2: not JSON: Expecting property name enclosed in double quotes at column 2",
-        'data.jsonl, line 4: must be an object with a text as "prompt"; got the keys text',
-        'data.jsonl, line 5: must be an object with a text as "prompt"; got a list',
+        'data.jsonl, line 4: must be an object with a string as "prompt"; got the keys text',
+        'data.jsonl, line 5: must be an object with a string as "prompt"; got a list',
         "data.jsonl, line 6: the prompt is empty",
     ]
     made = results(tmp_path / "predictions.jsonl")
@@ -129,7 +129,7 @@ def test_killed_at_any_moment_it_goes_on_and_repeats_nothing(tmp_path, seed, cou
     environment = os.environ | dict(PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
     options = dict(cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     whole = subprocess.run([*arguments, "--output", "whole.jsonl"], check=True, **options)
-    output, part = tmp_path / "predictions.jsonl", count // (kills + 1)
+    output, part = tmp_path / "predictions.jsonl", count // (kills + 3)
     for number in range(kills):
         wanted = draw.randrange(1, part) + part * number
         process = subprocess.Popen(arguments, **options)
@@ -152,10 +152,10 @@ def test_results_of_other_settings_are_not_added_to(command, tmp_path):
     arguments = ["run", TINY_KJV, "--data_dir", data, "--max_seq_length", 64, "--json"]
     command(*arguments)
     _, error = command(*arguments, "--top-k", 2, status=2)
-    assert "predictions.jsonl was made with other settings: rules.top_k: saved 1, wanted 2. --restart begins" in error
+    assert "predictions.jsonl was made with other settings: rules.top_k: saved 1, expected 2. --restart starts" in error
     written(data, ["And Aaron", "Thou shalt"])
     _, error = command(*arguments, status=2)
-    assert "has a result for another prompt in data.jsonl, line 1. --restart begins anew" in error
+    assert "has a result for another prompt in data.jsonl, line 1. --restart starts over" in error
     printed, _ = command(*arguments, "--restart")
     assert json.loads(printed)["results"] == 2
     assert results(tmp_path / "predictions.jsonl")[0]["prompt"] == "And Aaron"
@@ -174,16 +174,16 @@ def test_prompts_that_are_left_out_are_mentioned(command, tmp_path):
     data = written(tmp_path / "data.jsonl", ["And Moses", "Thou shalt"])
     printed, said = command("run", TINY_KJV, "--data_dir", data, "--examples_to_generate", 1, "--json")
     assert json.loads(printed)["results"] == 1
-    assert said == "only the first 1 prompts are read: --examples-to-generate says how many\n"
+    assert said == "only the first 1 prompts are read: --examples-to-generate sets how many\n"
 
 
 def test_what_is_missing_is_said(command, tmp_path):
     _, error = command("run", "--data_dir", tmp_path, status=2)
-    assert "wanted a MODEL, --model-name-or-path or --config-name" in " ".join(error.split())
+    assert "expected a MODEL, --model-name-or-path or --config-name" in " ".join(error.split())
     _, error = command("run", TINY_KJV, "--data_dir", tmp_path, status=1)
-    assert error == f"error: {tmp_path}: wanted .json or .jsonl files, found none\n"
+    assert error == f"error: {tmp_path}: expected .json or .jsonl files, found none\n"
     (tmp_path / "empty.jsonl").touch()
     _, error = command("run", TINY_KJV, "--data_dir", "empty.jsonl", status=1)
-    assert error == 'error: empty.jsonl has no prompts: wanted objects with "prompt", one a line\n'
+    assert error == 'error: empty.jsonl has no prompts: expected objects with "prompt", one per line\n'
     _, error = command("run", TINY_KJV, status=2)
     assert "Missing option '--data-dir'" in error
