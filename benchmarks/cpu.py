@@ -1,13 +1,13 @@
-"""What this project and other engines make of the CPU: one run, one table.
+"""Compare this project with other engines on the CPU: one run, one table.
 
     python benchmarks/cpu.py [--engines ours,openvino] [--shapes gpt2] [--widths bf16,s8] [--rounds 3] [--quick]
 
-Random weights in the shapes of GPT-2 124M and Llama-3.2-1B, greedy, the end of a sequence ignored. Each engine has an
-environment of its own, made at the first run, and files converted from the same checkpoint; both are kept in --work.
-Llama.cpp is compiled, which takes a quarter of an hour. Each measurement is a process; engines take turns, and before
-each it is measured what the machine can do. What fails says so in its row, and the others go on.
+Weights are random, in the shapes of GPT-2 124M and Llama-3.2-1B. Decoding is greedy and ignores the end of a sequence.
+Each engine has its own environment, created at the first run, and files converted from the same checkpoint. Both are
+kept in --work. Compiling llama.cpp takes a quarter of an hour. Each measurement is a process. Engines take turns, and
+the machine's own speed is measured before each of them. A failure is reported in its row, and the other rows continue.
 
-Torch is wanted in its CPU build: where the index has another one, set PIP_EXTRA_INDEX_URL to one that has it.
+Torch must be its CPU build. If the package index has another one, set PIP_EXTRA_INDEX_URL to an index that has it.
 """
 
 import argparse
@@ -38,11 +38,11 @@ MAKER = "maker.txt"
 
 
 class PeerError(Exception):
-    """Something of a peer did not work; the message is its last line."""
+    """A command of a peer failed. The message is the last line of its errors."""
 
 
 class Work:
-    """The directory where environments, checkpoints and converted files are kept, and processes that use them."""
+    """The directory of environments, checkpoints and converted files, and the processes that use them."""
 
     def __init__(self, directory, staging, under, timeout):
         self.directory, self.under, self.timeout = Path(directory).expanduser().resolve(), under, timeout
@@ -50,7 +50,7 @@ class Work:
         self.threads = len(os.sched_getaffinity(0))
 
     def run(self, command, **environment):
-        """What the command prints last, as JSON if it is; PeerError with the last line of its errors."""
+        """Return the last line that the command prints. Raises PeerError with the last line of its errors."""
         everyone = dict(
             PYTHONPATH=os.pathsep.join([str(HERE), str(HERE.parent)]), OMP_NUM_THREADS=str(self.threads),
             NEURONX_CACHE_DIR=str(self.directory / "compiled"), HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false",
@@ -60,7 +60,7 @@ class Work:
         try:
             ran = subprocess.run([*self.under, *map(str, command)], timeout=self.timeout, **options)
         except subprocess.TimeoutExpired:
-            raise PeerError(f"not done after {self.timeout} s") from None
+            raise PeerError(f"timed out after {self.timeout} s") from None
         if ran.returncode:
             lines = (ran.stderr.strip() or ran.stdout.strip() or f"exit status {ran.returncode}").splitlines()
             (self.directory / "failed.log").write_text(f"{shlex.join(ran.args)}\n{ran.stdout}\n{ran.stderr}")
@@ -68,7 +68,7 @@ class Work:
         return ran.stdout.strip().rpartition("\n")[2]
 
     def python(self, peer):
-        """The Python of a peer's environment, which is made if it is not there or wants other versions."""
+        """Return the Python of a peer's environment, which is created if it is missing or has other versions."""
         if not peer.requirements:
             return sys.executable
         home, wanted = self.directory / "environments" / peer.module, "\n".join(peer.requirements)
@@ -91,7 +91,7 @@ class Work:
         return directory
 
     def call(self, engine, task):
-        """What a process of the peer answers."""
+        """Run a task in a process of the peer, and return its result."""
         peer = PEERS[engine]
         python = self.python(peer)
         task = task | dict(engine=engine, threads=self.threads)
@@ -106,7 +106,7 @@ class Work:
         )  # fmt: skip
 
     def prepare(self, shape, engine, format):  # noqa: A002
-        """Convert the checkpoint, if that has not been done by the same versions."""
+        """Convert the checkpoint, unless the same versions have done so."""
         task = self.task(shape, engine, format)
         directory, made_by = Path(task["directory"]), maker(PEERS[engine])
         if Path(directory, MAKER).exists() and Path(directory, MAKER).read_text() == made_by:
@@ -120,9 +120,9 @@ class Work:
         making.rename(directory)
 
     def measure(self, shape, engine, format, task):  # noqa: A002
-        self.prepare(shape, engine, format)  # anew, if this project has changed meanwhile
+        self.prepare(shape, engine, format)  # again, if this project has changed since
         task = self.task(shape, engine, format) | task
-        self.call(engine, dict(do="nothing"))  # its libraries are in the system's cache then
+        self.call(engine, dict(do="nothing"))  # brings its libraries into the system's cache
         with tempfile.TemporaryDirectory(dir=self.staging) as scratch:
             for name in ("checkpoint", "directory"):
                 task[name] = shutil.copytree(task[name], Path(scratch, name)).as_posix()
@@ -133,7 +133,7 @@ class Work:
 
 
 def maker(peer):
-    """What says whether files have been made by a peer as it is: its versions, or of this project all code."""
+    """Return what identifies the maker of files: a peer's versions, or a digest of this project's code."""
     if peer.requirements:
         return "\n".join(peer.requirements)
     digest = hashlib.sha256()
@@ -144,7 +144,7 @@ def maker(peer):
 
 
 def measurements(quick):
-    """What is measured in a process, for a single sequence and for several."""
+    """Return the tasks that are measured, each in a process: for a single sequence and for several."""
     repeats = dict(do="measure", repeats=1 if quick else 3)
     one = dict(rows=1, prompt=PROMPTS, token=TOKENS)
     several = dict(rows=BATCH, prompt=[], token=dict(short=TOKENS["short"]) if quick else TOKENS)
@@ -152,7 +152,7 @@ def measurements(quick):
 
 
 def chosen(arguments):
-    """Shape, engine and format of each row, in the order of the table."""
+    """Return shape, engine and format of each row, in the order of the table."""
     rows = []
     for shape, engine in product(arguments.shapes, arguments.engines):
         widths = arguments.widths or SHAPES[shape].widths
@@ -171,7 +171,7 @@ def prepare(work, results, rows):
 
 
 def measure(work, results, rows, rounds, quick):
-    """Each row in every round, and before it what the machine can do; what has failed is left alone from then on."""
+    """Measure each row in every round, and the machine's speed before it. A row that failed is not measured again."""
     turns = list(product(range(rounds), rows, measurements(quick)))
     for _, row, task in (bar := tqdm(turns, desc="measurements", leave=False)):
         if results.failed(row):
@@ -190,7 +190,7 @@ def failed(results, row, failure):
 
 
 def perplexities(work, results, rows):
-    """Of the formats of this project that are measured, each once."""
+    """Compute the perplexity of this project's measured formats, once each."""
     for kind in dict.fromkeys(row["format"] for row in rows if row["engine"] == "ours"):
         if kind not in results.all["perplexity"]:
             results.all["perplexity"][kind] = work.call("ours", dict(do="perplexity", format=kind))
@@ -201,7 +201,7 @@ def listed(among):
     def names(text):
         names = text.split(",")
         if unknown := set(names) - set(among):
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is none of {', '.join(among)}")
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} must be one of {', '.join(among)}")
         return names
 
     return names
@@ -212,13 +212,13 @@ def main():
     parser.add_argument("--engines", type=listed(PEERS), default=list(PEERS), help=", ".join(PEERS))
     parser.add_argument("--shapes", type=listed(SHAPES), default=list(SHAPES), help=", ".join(SHAPES))
     parser.add_argument("--widths", type=listed(WIDTHS), help=", ".join(WIDTHS))
-    parser.add_argument("--rounds", type=int, default=3, help="0 prints what --out has, with --add")
+    parser.add_argument("--rounds", type=int, default=3, help="with --add, 0 prints the results in --out")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, and no long context for several rows")
     parser.add_argument("--work", default=CACHE, help="where environments and converted files are kept")
-    parser.add_argument("--staging", default="/dev/shm", help="in memory: files are there while they are measured")
-    parser.add_argument("--out", help="a file for every measurement, as JSON, beside which the table goes as Markdown")
-    parser.add_argument("--add", action="store_true", help="go on with what --out has")
-    parser.add_argument("--under", type=shlex.split, default=[], help="a command before each: nice, taskset -c 0,1, …")
+    parser.add_argument("--staging", default="/dev/shm", help="directory in memory for the files of a measurement")
+    parser.add_argument("--out", help="JSON file for all measurements; the table is written next to it as Markdown")
+    parser.add_argument("--add", action="store_true", help="continue with the results in --out")
+    parser.add_argument("--under", type=shlex.split, default=[], help="prefix of each command: nice, taskset -c 0,1, …")
     parser.add_argument("--timeout", type=int, default=3600, help="seconds that one process may take")
     arguments = parser.parse_args()
     work = Work(arguments.work, arguments.staging, arguments.under, arguments.timeout)

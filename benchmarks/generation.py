@@ -1,9 +1,9 @@
-"""What a token costs: the loop on the devices, the loop on the host, and Hugging Face's `generate()`, side by side.
+"""Compare the cost of a token: the loop on the devices, the loop on the host, and Hugging Face's `generate()`.
 
     python benchmarks/generation.py [--model DIRECTORY] [--tokens 96] [--batch 1] [--rounds 7]
 
-The ways take turns, so that a busy machine slows all of them; medians and the spread between quartiles are printed,
-as milliseconds a token and as parts of the host loop's. Nothing else should run meanwhile.
+The variants take turns, so that a busy machine slows all of them. Medians and quartiles are printed, in milliseconds
+per token and relative to the host loop. Nothing else should run at the same time.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""What this project and Transformers make of a GPU: the shape of Llama-3-8B in bf16, one sequence and sixty-four.
+"""Compare this project with Transformers on a GPU: the shape of Llama-3-8B in bf16, one sequence and sixty-four.
 
     python benchmarks/gpu.py [--layers 32] [--rows 1,64] [--rounds 3] [--device cuda] [--out FILE.json]
 
-Random weights, greedy, 128 tokens after prompts of 128. Transformers runs as it is, and with a static cache and a step
-that `torch.compile` has made. Each measurement is a process; engines take turns. A step that reads all weights once
-and keeps up with the device's own copying is at 1.00. With --device cpu and few layers it tries itself out.
+Weights are random, decoding is greedy, with 128 tokens after prompts of 128. Transformers runs unchanged, and with a
+static cache and a step compiled by `torch.compile`. Each measurement is a process, and engines take turns. A step that
+reads all weights once, as fast as the device copies memory, is at 1.00. To try the script, use --device cpu and few
+layers.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def theirs(task, ids):
 
 
 def measure(task):
-    """Milliseconds to the first token, and of each one after it."""
+    """Return the milliseconds to the first token, and of each token after it."""
     torch.manual_seed(0)
     ids = torch.randint(0, LLAMA_8B["vocab_size"], (task["rows"], PROMPT))
     generate = (ours if task["engine"] == "ours" else theirs)(task, ids)
@@ -76,7 +77,7 @@ def measure(task):
 
 
 def copied(device, size=2**30):
-    """Bytes that the device reads and writes in a second, at best, when it copies."""
+    """Return the bytes per second that the device reads and writes at best when it copies."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target, taken = torch.empty_like(source), []
     for _ in range(10):

@@ -1,9 +1,9 @@
-"""How what a token costs grows with the positions in use, the sequences and the layers: straight lines are wanted.
+"""How the cost of a token grows with the positions in use, the sequences and the layers. It should grow linearly.
 
     python benchmarks/growth.py [--rounds 5] [--figure growth.svg]
 
-A LLaMA of small size with random weights in bf16, greedy. Models take turns. Prints a table for each, and how far its
-points are from the straight line that fits them best. The figure wants matplotlib.
+A small LLaMA with random weights in bf16, greedy. Models take turns. Prints a table for each, and how far its points
+are from the straight line that fits them best. The figure needs matplotlib.
 """
 
 import argparse
@@ -30,7 +30,7 @@ GROWING = {
 
 
 def made(what, size):
-    """What makes a model's tokens, and returns the seconds from the first to the last."""
+    """Return a function that generates a model's tokens and returns the seconds from the first to the last."""
     layers, rows = size if what == "layers" else LAYERS, size if what == "sequences" else 1
     prompt = size if what == "positions in use" else PROMPT
     positions = 4096 if what == "positions in use" else 128
@@ -53,7 +53,7 @@ def made(what, size):
 
 
 def draw(path, drawn):
-    """A plot for each of what grows: the points, and the line that fits them best."""
+    """Draw a plot for each growing quantity: the points, and the line that fits them best."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.2), layout="constrained")
@@ -68,7 +68,7 @@ def draw(path, drawn):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--figure", help="where to draw it: a .svg or .png")
+    parser.add_argument("--figure", help="file for the figure: a .svg or .png")
     arguments, drawn = parser.parse_args(), {}
     for what, sizes in GROWING.items():
         models = [made(what, size) for size in tqdm(sizes, desc=what, leave=False)]
@@ -76,9 +76,9 @@ def main():
         tokens = np.min(taken[1:], 0) / TOKENS * 1e3
         slope, start = np.polyfit(sizes, tokens, 1)
         line = start + slope * np.array(sizes)
-        print(f"{what}: {start:.3f} + {slope:.5f} of each ms a token")
+        print(f"{what}: {start:.3f} + {slope:.5f} for each, in ms per token")
         for size, token, straight in zip(sizes, tokens, line, strict=True):
-            print(f"{size:8}{token:10.3f} ms{token / straight - 1:+9.1%} beside the line")
+            print(f"{size:8}{token:10.3f} ms{token / straight - 1:+9.1%} from the line")
         drawn[what] = sizes, tokens, line
     if arguments.figure:
         draw(arguments.figure, drawn)

@@ -1,4 +1,4 @@
-// The kernels of one level and one commit as functions that Python calls: see kernels.py.
+// The kernels of one level and one commit as functions that Python can call. See kernels.py.
 #include "kernels.h"
 
 namespace neuronx::NEURONX_LEVEL {
@@ -22,7 +22,8 @@ const Pool kAlone{[](void*, int64_t pieces, void (*body)(void*, int64_t), void* 
 #pragma GCC visibility push(default)
 extern "C" {
 
-// x[rows, inputs] times the weights, whose scales are of outputs or of groups -> y. Without `y`, the bytes of `scratch`.
+// y = x[rows, inputs] times the weights, which have scales for outputs or for groups. If `y` is null, returns the bytes
+// that `scratch` needs.
 int64_t linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t group, int64_t rounded, int type, int weight_type,
                const void* x, const void* weights, const void* scale, void* scratch, void* y) {
   LinearArguments a = {};
@@ -35,7 +36,7 @@ int64_t linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t group, int
   return 0;
 }
 
-// q, keys and values[tokens, heads, size] -> context, with a bias of each position.
+// Attention of q to keys and values [tokens, heads, size], with a bias for each position.
 void attend_to(int64_t tokens, int64_t heads, int64_t size, int type, const void* q, const void* keys,
                const void* values, const float* bias, void* context) {
   const auto length = static_cast<int32_t>(tokens);

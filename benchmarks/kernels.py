@@ -1,10 +1,10 @@
-"""Kernels as they are here beside those of a commit: milliseconds of a core, and how many times as fast these are.
+"""Compare the kernels here with those of a commit: milliseconds on one core, and how many times as fast these are.
 
     python benchmarks/kernels.py [--against HEAD] [--level amx] [--only attention]
 
-Both are compiled, with the flags of `setup.py`, into libraries that one process calls in turns. What is printed is the
-median of the ratios of two calls, one after the other: a clock that changes, or a neighbour, meets either. Weights are
-six, in turns as well, so that they do not come from the nearest caches.
+Both are compiled with the flags of `setup.py` into libraries that one process calls in turns. Prints the median of the
+ratios of two successive calls, so that a changing clock or a busy neighbour affects both. There are six weights, used
+in turns, so that they do not come from the nearest caches.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SHIM = Path(__file__).with_suffix(".cc")
 SOURCES = ("attention", "linear", "memory")
 TYPES = {"f32": 0, "bf16": 1, "f16": 2, "s8": 3, "s4": 4}  # as in kernels.h
 BITS = {"f32": 32, "bf16": 16, "f16": 16, "s8": 8, "s4": 4}
-# Activations, weights, inputs with one scale (0: all of an output's), inputs that are rounded together.
+# Activations, weights, inputs with one scale (0: all inputs of an output), inputs that are rounded together (0: none).
 KINDS = [
     ("f32", "f32", 0, 0), ("bf16", "bf16", 0, 0), ("f16", "f16", 0, 0), ("f32", "s8", 0, 0), ("bf16", "s8", 0, 0),
     ("bf16", "s4", 32, 0), ("f32", "s8", 32, 32), ("bf16", "s4", 32, 32),
@@ -40,7 +40,7 @@ WEIGHTS, SECONDS = 6, 0.4
 
 
 def compiled(tree, level, directory):
-    """The library of the sources in a tree."""
+    """Compile the sources in a tree. Returns the library."""
     with mock.patch("setuptools.setup"):
         flags = runpy.run_path(str(ROOT / "setup.py"))
     sources = [SHIM, *(tree / flags["KERNELS"] / f"{name}.cc" for name in SOURCES)]
@@ -54,7 +54,7 @@ def compiled(tree, level, directory):
 
 
 def numbers(name, count):
-    """Random numbers of a type, at the beginning of a line of the cache."""
+    """Return random numbers of a type, aligned to a cache line."""
     rng = np.random.default_rng(0)
     if name in ("s8", "s4"):
         wanted = rng.integers(0, 256, count * BITS[name] // 8, np.uint8)
@@ -79,7 +79,7 @@ def linear_layers():
 
 
 def linear_layer(activations, weight, group, rounded, rows, inputs, outputs):
-    """A function that calls a library's once, and returns the seconds it took."""
+    """Return a function that calls a library's linear layer once and returns the seconds that it took."""
     x, y = numbers(activations, rows * inputs), numbers("f32", rows * outputs)
     weights = itertools.cycle([numbers(weight, inputs * outputs) for _ in range(WEIGHTS)])
     scale = numbers("bf16" if weight == "s4" else "f32", outputs * (inputs // group if group else 1))
@@ -116,11 +116,11 @@ def attention_to(name, tokens, heads, size):
 
 
 def in_turns(call, libraries):
-    """The median of the seconds of each, and of the ratios of a pair of calls."""
+    """Return the median seconds of each library, and the median ratio of pairs of calls."""
     once = max(max(map(call, libraries)), 1e-6)
     pairs = []
     for turn in range(max(15, int(SECONDS / once))):
-        order = libraries if turn % 2 else libraries[::-1]  # who comes second finds more in the caches
+        order = libraries if turn % 2 else libraries[::-1]  # the second call finds more in the caches
         pair = list(map(call, order))
         pairs.append(pair if turn % 2 else pair[::-1])
     return [statistics.median(each) for each in zip(*pairs, strict=True)], statistics.median(b / a for a, b in pairs)

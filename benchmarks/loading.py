@@ -1,10 +1,10 @@
-"""How long a model takes to start, and how much memory it takes for it: from a checkpoint, from an artifact.
+"""How long a model takes to start, and how much memory it needs for that: from a checkpoint, from an artifact.
 
     python benchmarks/loading.py [--rounds 3] [--amp bf16] [--quant s8]
 
-The checkpoint has the shape of TinyLlama-1.1B, random weights in bf16, and is made in a temporary directory. Each start
-is a process of its own, up to the first logits, imports left out; they take turns. Files are in the system's cache:
-what is compared is the work, not the disk.
+The checkpoint has the shape of TinyLlama-1.1B with random weights in bf16, in a temporary directory. Each start is a
+separate process, measured up to the first logits, without imports. Starts take turns. Files are in the system's cache,
+so this compares the work, not the disk.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SIZES = dict(
     num_key_value_heads=4, max_position_embeddings=2048,
 )  # fmt: skip
 
-# Each way is a process, which prints the seconds that its last part took, and how far its peak memory rose meanwhile.
+# Each variant is a process. It prints the seconds of its last part, and how far its peak memory rose in that time.
 MEASURED = """
 import json, time
 

@@ -1,12 +1,13 @@
-"""What guessing gains: the bundled model at a true size, alone and with drafts, on verses that it was not trained on.
+"""The gain of speculation: the bundled model at a realistic size, alone and with drafts, on held-out verses.
 
     python benchmarks/speculation.py [--tokens 64] [--prompts 6] [--rounds 3] [--amp f32]
 
-Guessing pays where reading the weights is what a token costs. The bundled model is too small for that, so the target
-is the same function in a GPT-2 of 12 layers and width 768: its units stand in it several times, and the rest is zeros,
-which cost what other numbers do. So the text, and how often a draft is right about it, are those of trained models.
+Speculation pays if reading the weights is most of a token's cost. The bundled model is too small for that. So the
+target is the same function in a GPT-2 of 12 layers and width 768: it has copies of the model's units, and the rest is
+zeros, which cost as much as other numbers. The text and the acceptance rate of drafts are thus those of trained models.
 
-The ways take turns, so that a busy machine slows all of them; medians are printed. Nothing else should run meanwhile.
+The variants take turns, so that a busy machine slows all of them. Medians are printed. Nothing else should run at the
+same time.
 """
 
 import argparse
@@ -29,7 +30,7 @@ HEAD, PROMPT = 64, 32  # width of a head of GPT-2; tokens of a prompt
 
 
 def enlarged(model, n_layer=12, n_embd=768):
-    """A GPT-2 of that size with the logits of `model`, up to rounding."""
+    """Return a GPT-2 of that size with the logits of `model`, up to rounding."""
     small, copies = model.config, n_embd // model.config.n_embd
     sizes = dict(n_layer=n_layer, n_embd=n_embd, n_head=n_embd // HEAD)
     large = GPT2LMHeadModel(GPT2Config(**small.to_dict() | sizes)).eval()
@@ -51,7 +52,7 @@ def enlarged(model, n_layer=12, n_embd=768):
 
 
 class Counted:
-    """A speculator, and how many steps the target takes with it."""
+    """A speculator that counts the target's steps."""
 
     def __init__(self, speculator):
         self.speculator, self.steps = speculator, 0
@@ -64,7 +65,7 @@ class Counted:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=64, help="made after each prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens after each prompt")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--amp", default="f32")
@@ -88,7 +89,7 @@ def main():
     ways = {"alone": None}
     ways |= {f"draft, k={k}": SpeculativeGenerator(draft, target, k) for k in (2, 4, 8)}
     ways |= {f"draft in one program, k={k}": FusedSpeculativeDecoder(draft, target, k) for k in (4, 8)}
-    ways |= {"from the text itself, k=4": SpeculativeGenerator(None, target, 4)}
+    ways |= {"prompt lookup, k=4": SpeculativeGenerator(None, target, 4)}
     for rules in (dict(top_k=1), dict(top_k=50, seed=0)):
         compare(target, ways, prompts, arguments, sequence_length=length, eos_token_override=-1, **rules)
 
@@ -103,7 +104,7 @@ def compare(target, ways, prompts, arguments, **options):
             got = [target.sample(ids, speculator=counted, **options) for ids in prompts]
             if number:  # the first round warms up
                 times[name].append((time.perf_counter() - start) / (len(prompts) * arguments.tokens) * 1e3)
-            assert all(map(torch.equal, got, want)), f"{name}: other tokens than the model's own"
+            assert all(map(torch.equal, got, want)), f"{name}: tokens differ from the model's own"
             steps[name] = counted.steps if isinstance(way, SpeculativeGenerator) else None
     base = statistics.median(times["alone"])
     print(f"{arguments.amp}, one sequence, {len(prompts)} prompts, {arguments.tokens} tokens each, {options}")

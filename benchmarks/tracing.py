@@ -1,9 +1,9 @@
-"""Traced models beside PyTorch's own, at the sizes of the tutorials: milliseconds a call, and as many times as fast.
+"""Compare traced models with PyTorch's own at the sizes of the tutorials: milliseconds per call, and the ratio.
 
     python benchmarks/tracing.py [--models bert,blip,t5] [--dtypes f32,bf16] [--turns 15]
 
-Random weights in the shapes of bert-base, blip-vqa-base and t5-large, and that also as a family. All take turns, in one
-process with the same number of threads; medians.
+Random weights in the shapes of bert-base, blip-vqa-base and t5-large. T5 also runs as a model family. All take turns in
+one process with the same number of threads. Prints medians.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def t5(dtype):
         family = T5ForSampling.from_pretrained(directory, amp=amp, n_positions=[256], context_length_estimate=[128])
         family.to_neuron()
         yield (
-            "T5 large, what it is to know of 128 tokens",
+            "T5 large, encoding 128 tokens",
             Call(model, read),
             (ids(1, 128), ones(1, 128)),
             lambda i, a: (family.encode(i, attention_mask=a), family.decoder.memory[0].numpy()),
@@ -92,7 +92,7 @@ def t5(dtype):
 
 
 def read(model, *source):
-    """Keys and values of a source for all layers of the decoder. [2 layers, 1, tokens, h]"""
+    """Return keys and values of a source for all layers of the decoder. [2 layers, 1, tokens, h]"""
     hidden = model.encoder(*source).last_hidden_state
     layers = [block.layer[1].EncDecAttention for block in model.decoder.block]
     return torch.stack([project(hidden) for layer in layers for project in (layer.k, layer.v)])
@@ -113,7 +113,7 @@ def a_token(model, dtype):
 
 
 def medians(calls, turns):
-    """The median of each call, in turns, each when the threads of the one before have come to rest. -> ms"""
+    """Return the median milliseconds of each call. Each waits until the threads of the one before are idle."""
     times = [[] for _ in calls]
     for turn in range(turns + 2):
         for each, call in zip(times, calls, strict=True):

@@ -1,8 +1,8 @@
-"""What a token costs with weights of each width, with the kernels and without: greedy, one sequence, GPT-2 124M.
+"""The cost of a token with weights of each width, with and without kernels: greedy, one sequence, GPT-2 124M.
 
     python benchmarks/widths.py [--rounds 3]
 
-Random weights. Each combination is a process of its own; they take turns.
+Weights are random. Each combination is a separate process, and they take turns.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The public API, as docs/reference.py lists it: documented, typed, and made into pages."""
+"""The public API, as docs/public.py lists it, is documented and typed."""
 
 import ast
 import inspect
@@ -60,10 +60,10 @@ neuronx.LamaForSampling
 def reference():
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        import reference
+        import public
     finally:
         sys.path.pop(0)
-    return reference
+    return public
 
 
 def lacking(name, value):
@@ -112,18 +112,6 @@ def test_what_is_lacking_is_found():
 
     assert list(lacking("Bare", Bare)) == ["Bare.method: no docstring", "Bare.method: no type of value"]
     assert list(lacking("f", lambda: None)) == ["f: no docstring", "f: no type of what it returns"]
-
-
-@pytest.mark.slow
-def test_the_pages_need_no_network(reference, tmp_path):
-    command = [sys.executable, str(ROOT / "docs" / "reference.py"), str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
-    pages = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.html")}
-    assert len(pages) == len(reference.PUBLIC) + 1
-    page = pages[Path("transformers_neuronx/sampling.html")]
-    assert 'id="ForSampling.sample"' in page and "Tokens are chosen as" in page
-    for text in pages.values():
-        assert not any(f'{attribute}="http' in text for attribute in ("src", "link href"))
 
 
 @pytest.mark.slow

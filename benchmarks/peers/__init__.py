@@ -1,6 +1,6 @@
-"""The engines that `benchmarks/cpu.py` puts side by side: what each wants installed, and the formats it is measured in.
+"""The engines that `benchmarks/cpu.py` compares: their requirements, and the formats that each is measured in.
 
-This file and `common` are imported by the Python of every peer, so they import nothing that has to be installed.
+This file and `common` are imported by the Python of every peer, so they import nothing that must be installed.
 """
 
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Peer:
-    """`module` is the file here that runs it; `formats` has the width that each of its formats counts as.
+    """An engine. `module` is the file here that runs it, and `formats` maps each of its formats to a width.
 
-    Without `requirements` it runs where the benchmark runs, else in an environment of its own, for which `building` are
-    environment variables, and where `without` is removed again.
+    Without `requirements` it runs in the benchmark's environment, otherwise in its own. `building` are environment
+    variables for installing that, and `without` are packages that are then removed.
     """
 
     module: str
@@ -43,11 +43,11 @@ PEERS = {
         (
             "openvino-genai==2026.4.1.0",
             "openvino-tokenizers==2026.4.1.0",
-            "optimum-intel==2.2.0",  # which takes transformers 5.5.4, not later ones
+            "optimum-intel==2.2.0",  # it supports transformers 5.5.4, not later ones
             "nncf==3.4.0",
             TORCH,
         ),
-        without=("torchvision",),  # which breaks all imports if it is of another build than torch
+        without=("torchvision",),  # it breaks all imports if it is of another build than torch
     ),
     "llama.cpp": Peer(
         "llama_cpp",

@@ -1,8 +1,8 @@
-"""Checkpoints of true shapes with random weights, as Transformers saves them, and the sums that follow from a shape.
+"""Checkpoints of real shapes with random weights, as Transformers saves them, and the operations of a shape.
 
     python -P -m peers.checkpoint SHAPE DIRECTORY
 
-The tokenizer, which some converters want, has the ids for words.
+The tokenizer, which some converters need, has the ids as words.
 """
 
 import sys
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """`attributes` of the configuration of `kind`; weights are saved in `dtype`. After a prompt, `count` tokens are
-    generated; `widths` are measured if none are asked for: what a few rounds and some 40 GB have room for.
+    """A model: `attributes` of the configuration of `kind`, with weights in `dtype`.
+
+    After a prompt, `count` tokens are generated. `widths` are measured by default, which takes a few rounds and 40 GB.
     """
 
     title: str
@@ -27,7 +28,7 @@ class Shape:
     widths: tuple
 
     def operations(self, tokens):
-        """Additions and multiplications that a prompt wants, up to the logits after its last token."""
+        """Return the additions and multiplications of a prompt, up to the logits after its last token."""
         products = self.layers * self.matrices * tokens + self.vocab * self.hidden
         return 2 * products + 2 * self.layers * self.hidden * tokens**2
 

@@ -1,11 +1,11 @@
-"""What every peer's process does alike: it prepares files, or measures, and prints one line of JSON.
+"""What every peer's process does: it prepares files, or measures, and prints one line of JSON.
 
     python -P -m peers.NAME '{"do": "prepare" or "measure", …}'
 
-A task has the `checkpoint`, the peer's own `directory`, the `format` and the `threads`; to measure, also the `rows` of
-the batch, the `vocab`, the `positions` that there is room for, and the lengths of prompts. A peer's `load(task)` gives
-an engine with two things: `weights`, the bytes that one token reads, and `generate(ids, count)`, which chooses greedily
-and returns the tokens of each row, the seconds to the first, and those of all others together.
+A task has the `checkpoint`, the peer's own `directory`, the `format` and the `threads`. To measure, it also has the
+`rows` of the batch, the `vocab`, the available `positions`, and the lengths of prompts. A peer's `load(task)` returns
+an engine with two members. `weights` is the number of bytes that one token reads. `generate(ids, count)` decodes
+greedily, and returns the tokens of each row, the seconds to the first token, and the seconds of all others together.
 """
 
 import json
@@ -23,12 +23,12 @@ ENOUGH = 5  # seconds after which a measurement is not repeated within a process
 
 
 def run(prepare, load, **others):
-    """Do what the task says: one of the two, nothing, or one of `others`, which are a peer's own."""
+    """Do what the task says: prepare, measure, nothing, or one of `others`, which are a peer's own."""
     task = SimpleNamespace(**json.loads(sys.argv[1]))
     verbs = dict(nothing=lambda task: None, prepare=prepare, measure=lambda task: measure(task, load(task))) | others
     result = verbs[task.do](task)
     print("\n" + json.dumps(result or {}), flush=True)
-    os._exit(0)  # what engines do at their end is not measured
+    os._exit(0)  # skips what engines do at their end
 
 
 def measure(task, engine):
@@ -46,15 +46,16 @@ def measure(task, engine):
 
 
 def convert(module, *arguments):
-    """Run another's converter, as from the command line; if it fails, its last words are ours."""
+    """Run another package's converter as a command. If it fails, exit with its status."""
     status = subprocess.run([sys.executable, "-P", "-m", module, *arguments], stdout=sys.stderr).returncode
     if status:
         sys.exit(status)
 
 
 class Session:
-    """Runs of an engine, on prompts drawn at random: new ones each time, so that none is known already, and the same
-    for all engines. `firsts` are the first tokens of each, by which engines are compared.
+    """Runs of an engine on random prompts: new ones each time, so that none is cached, and the same for all engines.
+
+    `firsts` are the first tokens of each run, by which engines are compared.
     """
 
     def __init__(self, task, engine):
@@ -73,7 +74,7 @@ class Session:
         return first, rest
 
     def repeat(self, length, count):
-        """Several runs without the first, which warms up, unless one takes so long that it is enough."""
+        """Return several runs without the first, which warms up, unless one takes so long that it is enough."""
         runs, began = [], time.perf_counter()
         while len(runs) <= self.task.repeats and (not runs or time.perf_counter() - began < ENOUGH):
             runs.append(self.generate(length, count))
@@ -81,13 +82,13 @@ class Session:
 
 
 class Clock:
-    """When the first token came, and all of them."""
+    """Measures the time to the first token, and to all tokens."""
 
     def __init__(self):
         self.began, self.first = time.perf_counter(), None
 
     def token(self):
-        """A token is there; only the first counts."""
+        """Note that there is a token. Only the first one counts."""
         if self.first is None:
             self.first = time.perf_counter()
 
@@ -97,14 +98,14 @@ class Clock:
 
 
 def since_start():
-    """Seconds since this process was started; the system counts hundredths."""
+    """Return the seconds since this process was started, to a hundredth."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def peak():
-    """Bytes of memory that this process had at most, files that it has mapped included."""
+    """Return the most bytes of memory that this process had, including mapped files."""
     with open("/proc/self/status") as file:
         [line] = [line for line in file if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024

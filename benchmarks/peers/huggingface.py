@@ -1,4 +1,4 @@
-"""Transformers, as it is and with a compiled step over a static cache."""
+"""Transformers, unchanged and with a compiled step over a static cache."""
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
@@ -38,7 +38,7 @@ class Eager:
 
 
 class Compiled(Eager):
-    """Prompts are not compiled, as they are not in Transformers' own `generate()`."""
+    """A compiled step. Prompts are not compiled, as in Transformers' own `generate()`."""
 
     def __init__(self, model, task):
         super().__init__(model, task)
@@ -46,7 +46,7 @@ class Compiled(Eager):
         self.size, self.caches, self.compiled = 0, {}, set()
 
     def cache(self, positions):
-        """The same one for each size, emptied: for another one the step would be compiled again."""
+        """Return the same cache for each size, emptied. For another one, the step would be compiled again."""
         if self.size not in self.caches:
             self.caches[self.size] = StaticCache(config=self.model.config, max_cache_len=self.size)
         self.caches[self.size].reset()
@@ -55,7 +55,7 @@ class Compiled(Eager):
     def generate(self, ids, count):
         positions = len(ids[0]) + count
         self.size = next((size for size in self.task.positions if size >= positions), positions)
-        if count > 1 and self.size not in self.compiled:  # which happens when it first runs
+        if count > 1 and self.size not in self.compiled:  # compiles at the first run
             self.compiled.add(self.size)
             super().generate([row[:1] for row in ids], 4)
         return super().generate(ids, count)

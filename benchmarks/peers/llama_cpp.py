@@ -1,11 +1,11 @@
-"""llama.cpp by way of llama-cpp-python: GGUF is written here in bf16 or f32, and made smaller by its own quantizer."""
+"""llama.cpp through llama-cpp-python. GGUF is written here in bf16 or f32, and quantized by llama.cpp."""
 
 import json
 from pathlib import Path
 
 import gguf
 import llama_cpp
-import ml_dtypes  # noqa: F401  with which NumPy knows bfloat16
+import ml_dtypes  # noqa: F401  it adds bfloat16 to NumPy
 import numpy as np
 from gguf import GGMLQuantizationType
 from safetensors import safe_open
@@ -49,7 +49,7 @@ def write(checkpoint, path, kind):
     writer = gguf.GGUFWriter(path, config["model_type"], use_temp_file=False)
     describe(writer, config)
     with safe_open(Path(checkpoint, "model.safetensors"), framework="np") as file:
-        for source in file.keys():  # noqa: SIM118  it is no dictionary
+        for source in file.keys():  # noqa: SIM118  it is not a dictionary
             name, array = translated(source, file.get_tensor(source), config)
             stored = kind if array.ndim == 2 and "position" not in name else GGMLQuantizationType.F32
             data = gguf.quants.quantize(array.astype(np.float32), stored)
@@ -61,7 +61,7 @@ def write(checkpoint, path, kind):
 
 
 def describe(writer, config):
-    """The sizes, and that there is no vocabulary."""
+    """Write the sizes, and that there is no vocabulary."""
     gpt2 = config["model_type"] == "gpt2"
     read = (lambda theirs, ours: config[theirs]) if gpt2 else (lambda theirs, ours: config[ours])
     heads, width = read("n_head", "num_attention_heads"), read("n_embd", "hidden_size")
@@ -82,7 +82,7 @@ def describe(writer, config):
 
 
 def translated(source, array, config):
-    """The tensor's name in GGUF, and itself as llama.cpp wants it."""
+    """Return the tensor's name in GGUF, and the tensor as llama.cpp needs it."""
     stem, _, kind = source.removeprefix("transformer.").removeprefix("model.").rpartition(".")
     if stem in OUTSIDE:
         return f"{OUTSIDE[stem]}.{kind}", array
@@ -90,7 +90,7 @@ def translated(source, array, config):
     if config["model_type"] == "gpt2":
         stored_by_inputs = array.ndim == 2
         return f"blk.{layer}.{GPT2[module]}.{kind}", array.T if stored_by_inputs else array
-    if module in ("self_attn.q_proj", "self_attn.k_proj"):  # pairs that rotate stand beside each other there
+    if module in ("self_attn.q_proj", "self_attn.k_proj"):  # pairs that rotate are adjacent there
         heads = config["num_attention_heads" if "q_proj" in module else "num_key_value_heads"]
         array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
     return f"blk.{layer}.{LLAMA[module]}.{kind}", array
@@ -104,7 +104,7 @@ def load(task):
 
 @llama_cpp.llama_log_callback
 def silent(level, text, data):
-    """Its log is long."""
+    """Drop the log, which is long."""
 
 
 class Engine:
@@ -133,7 +133,7 @@ class Engine:
         return tokens, *clock.seconds()
 
     def step(self, ids, start):
-        """The likeliest token after each row of ids, the first of which is at the position `start`."""
+        """Return the most likely token after each row of ids, the first of which is at the position `start`."""
         batch, place, last = self.batch, 0, []
         for row, row_ids in enumerate(ids):
             for offset, token in enumerate(row_ids):

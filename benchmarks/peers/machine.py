@@ -1,9 +1,9 @@
-"""What the machine can do at best: bytes read and operations done in a second, with all its processors.
+"""Measure the machine's best speed: bytes read and operations done per second, with all its processors.
 
     python -P -m peers.machine THREADS
 
-Bytes are those of 1 GiB of float32 that torch reads, by whichever of three reductions is the fastest; operations those
-of its product [1024, 2048] x [2048, 8192]. The best of several.
+For bytes, torch reads 1 GiB of float32 by the fastest of three reductions. For operations, it computes the product
+[1024, 2048] x [2048, 8192]. Each is the best of several runs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""onnxruntime-genai, with files of its own model builder, which knows LLaMA and has no GPT-2.
+"""onnxruntime-genai, with files of its own model builder, which supports LLaMA but not GPT-2.
 
 Weights in 8 and 4 bits have a scale for each 32 inputs, and activations are quantized to 8 bits (accuracy level 4).
 """
@@ -36,8 +36,8 @@ class Engine:
 
     @property
     def weights(self):
-        """Without what only lookups use: an embedding that is not the head as well."""
-        import onnx  # which a start does not pay for
+        """Bytes without tensors that only lookups use: an embedding that is not also the head."""
+        import onnx  # not during a measured start
 
         graph = onnx.load(self.directory / "model.onnx", load_external_data=False).graph
         read = {name for node in graph.node if not node.op_type.startswith("Gather") for name in node.input}

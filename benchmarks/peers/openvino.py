@@ -1,6 +1,6 @@
-"""OpenVINO GenAI, with files that optimum-intel exports: paged attention, and the key cache in u8 as it does by itself.
+"""OpenVINO GenAI, with files that optimum-intel exports: paged attention, and by its own default a key cache in u8.
 
-Weights in 8 and 4 bits are symmetric; activations are quantized where OpenVINO does that by itself.
+Weights in 8 and 4 bits are symmetric. Activations are quantized where OpenVINO does that by default.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from peers.common import Clock, convert, run
 
 WEIGHTS = {
     "f32": ["fp32"],
-    "bf16": ["fp16"],  # there is no other in 16 bits; the plugin makes bf16 of it
+    "bf16": ["fp16"],  # the only format in 16 bits; the plugin converts it to bf16
     "int8": ["int8", "--sym"],
     "int4 g32": ["int4", "--sym", "--group-size", "32", "--ratio", "1.0", "--backup-precision", "int8_sym"],
 }
@@ -32,7 +32,7 @@ class Engine:
     def __init__(self, task):
         self.weights = Path(task.directory, "openvino_model.bin").stat().st_size
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.max_num_batched_tokens = task.rows * task.positions[-1]  # prompts go in at once
+        scheduler.max_num_batched_tokens = task.rows * task.positions[-1]  # whole prompts at once
         scheduler.max_num_seqs = task.rows
         scheduler.num_kv_blocks = 0
         precision = "f32" if task.format == "f32" else "bf16"

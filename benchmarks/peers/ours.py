@@ -1,7 +1,7 @@
-"""The project itself: an artifact with programs and weights is prepared, from which a single sequence starts.
+"""The project itself: it prepares an artifact with programs and weights, from which a single sequence starts.
 
-Head and embedding are quantized as well where peers do so. With a8, activations are rounded to 8 bits, as OpenVINO and
-llama.cpp do with weights of 8 and 4 bits; without, they stay in bf16.
+Head and embedding are also quantized, where peers do so. With a8, activations are rounded to 8 bits, as OpenVINO and
+llama.cpp do with weights of 8 and 4 bits. Without it, they stay in bf16.
 """
 
 import math
@@ -29,7 +29,7 @@ FORMATS = {
 
 def prepare(task):
     made(task.checkpoint, task.format, 1, *task.buckets["1"]).save(task.directory, sharded_weights=True)
-    for rows in set(task.buckets) - {"1"}:  # these programs go to the compile cache
+    for rows in set(task.buckets) - {"1"}:  # their programs go to the compile cache
         made(task.checkpoint, task.format, int(rows), *task.buckets[rows])
 
 
@@ -57,7 +57,7 @@ class Engine:
 
     @property
     def weights(self):
-        """All that was saved, without the embedding where the head is not the same table: of it, a row is read."""
+        """Bytes that were saved, without an embedding that is not also the head: a token reads only a row of it."""
         total = sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
         with safe_open(self.directory / "weights-shared.safetensors", framework="pt") as file:
             parts = {name.partition("@")[0]: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118
@@ -65,7 +65,7 @@ class Engine:
 
     def generate(self, ids, count):
         clock, ids = Clock(), torch.tensor(ids)
-        if count == 1:  # a prompt may be as long as there are positions
+        if count == 1:  # a prompt may fill all positions
             tokens = self.model(ids).argmax(-1, keepdim=True)
         else:
             watch = dict(stopping_criteria_list=lambda *_: clock.token() or False)
@@ -75,8 +75,8 @@ class Engine:
 
 
 def perplexity(task):
-    """Of the bundled checkpoint, over text that was held out, as `tests/families/test_quantized.py` has it."""
-    from transformers import AutoTokenizer  # seconds to import, which a start from an artifact does without
+    """Return the bundled checkpoint's perplexity on held-out text, as in `tests/families/test_quantized.py`."""
+    from transformers import AutoTokenizer  # takes seconds to import, which a start from an artifact avoids
 
     ids = AutoTokenizer.from_pretrained(TINY_KJV)((TINY_KJV / "heldout.txt").read_text(), verbose=False).input_ids
     length = 512

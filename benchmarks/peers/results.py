@@ -1,4 +1,4 @@
-"""What was measured, kept in a file, and the tables that are made of it."""
+"""Measurements, kept in a file, and the tables that are made of them."""
 
 import json
 import os
@@ -16,25 +16,26 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "as
 BATCH = 8
 FAULTS = 1000  # pages that a process may read from the disk before its row is marked
 NOTES = """
-Medians of {rounds} processes, in brackets the least and the most. Engines take turns. All
-have {cores} threads; weights are random, tokens the likeliest, the end of a sequence is ignored.
+Medians of {rounds} processes, with the minimum and the maximum in brackets. Engines take turns. All
+have {cores} threads. Weights are random, decoding is greedy, and the end of a sequence is ignored.
 
-- A start is all from the process's own to the first token after a prompt of 16, with all files in memory. Of
-  `compile`, the step has not been compiled by then.
-- The peak is VmHWM of the process with a single sequence, files that it has mapped included.
-- Of read: the bytes of the weights, as the engine stores them, times tokens a second, over the {read:.1f} GB/s at which
-  torch reads 1 GiB by the fastest of sum, maximum and scalar product. That is the most of {count} times, before each
-  measurement; the median was {usual:.1f}, the least {slow:.1f}: so much does the machine itself vary.
-- Of product: the operations of a prompt, per second, over those of torch's product of [1024, 2048] and [2048, 8192]:
-  {f32:.0f} GFLOP/s in f32, {bf16:.0f} in bf16, which is what all other formats are compared with.
-- Eight rows are eight sequences at once, so a step gives eight tokens.
-- The same: of the first tokens after all the prompts, those that Transformers chooses as well, in f32 where it was
-  measured, else in bf16.
+- Start: from the start of the process to the first token after a prompt of 16, with all files in memory. The step of
+  `compile` is not compiled by then.
+- Peak: VmHWM of the process with a single sequence, including mapped files.
+- Of read: the bytes of the weights, as the engine stores them, times tokens per second, relative to the {read:.1f} GB/s
+  at which torch reads 1 GiB by the fastest of sum, maximum and scalar product. That is the maximum of {count}
+  measurements, one before each run. Their median was {usual:.1f} and their minimum {slow:.1f}, which shows how much the
+  machine itself varies.
+- Of product: the operations of a prompt per second, relative to torch's product of [1024, 2048] and [2048, 8192]:
+  {f32:.0f} GFLOP/s in f32, {bf16:.0f} in bf16. Formats other than f32 are compared with bf16.
+- Eight rows: eight sequences at once, so a step gives eight tokens.
+- Same: how many of the first tokens after all prompts are those of Transformers, in f32 if that was measured, else in
+  bf16.
 """
 
 
 class Results:
-    """What was measured so far, in a file if there is to be one: a run that is cut short has left something."""
+    """The measurements so far, written to a file if there is a path, so that an interrupted run leaves results."""
 
     def __init__(self, path, add):
         self.path = Path(path).resolve() if path else None
@@ -51,7 +52,7 @@ class Results:
             self.path.write_text(json.dumps(self.all, indent=1) + "\n")
 
     def failed(self, row):
-        """Whether the row has failed before: then it would again."""
+        """Whether the row has failed before, and would fail again."""
         return any("error" in run and row.items() <= run.items() for run in self.all["runs"])
 
 
@@ -137,10 +138,10 @@ class Tables:
         for where in known:
             if faults := max(self.values(where, 1, "faults") + self.values(where, BATCH, "faults"), default=0):
                 failed += [f"- {' '.join(where)}: pages were read from the disk {faults} times"] * (faults > FAULTS)
-        return [*first, "", *second, "", *(["Not measured, or not well:", "", *failed, ""] if failed else [])]
+        return [*first, "", *second, "", *(["Not measured, or not reliably:", "", *failed, ""] if failed else [])]
 
     def values(self, where, rows, *path):
-        """A figure of every round."""
+        """Return a value of every round."""
         found = []
         for run in self.rows[where]:
             if run["rows"] == rows:
@@ -171,7 +172,7 @@ class Tables:
         return [cell(weights[:1], 2**-20, digits=0), *cells, *several, self.same(where)]
 
     def firsts(self, where):
-        """The first token of every row of every run."""
+        """Return the first token of every row of every run."""
         found = {}
         for run in self.rows[where]:
             for name, tokens in run["firsts"].items():
@@ -198,7 +199,7 @@ def share_of(share):
 
 
 def table(head, rows):
-    """Lines of Markdown, that can be read as they are, too."""
+    """Return lines of Markdown that are aligned, so that they are also readable as text."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     lines = [" | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in [head, *rows]]
     return [f"| {line} |" for line in [lines[0], " | ".join("-" * width for width in widths), *lines[1:]]]
@@ -212,7 +213,7 @@ def perplexities(found):
     ]
     count = next(iter(found.values()))["tokens"]
     return [
-        f"This project, the bundled checkpoint, {count} tokens that were held out.", "",
+        f"This project with the bundled checkpoint, on {count} held-out tokens.", "",
         *table(["format", "perplexity", "above f32"], rows),
     ]  # fmt: skip
 

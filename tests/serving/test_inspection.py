@@ -1,14 +1,13 @@
-"""What is said of programs: counted by hand where they are small, held against the engine where they are models."""
+"""Facts about programs: counted by hand for small ones, compared with the engine for models."""
 
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import elements_of
 from transformers import AutoConfig, GPT2Config, LlamaConfig
 
 from transformers_neuronx import hlo
@@ -32,7 +31,7 @@ HOSTILE = '<script>alert("1")</script>'
 
 
 def decoder(cls, config, **options):
-    """An engine without weights and programs."""
+    """An engine without weights or programs."""
     model = cls(config, **options)
     runtime = get_runtime(None, model.options.tp_degree)
     return cls.engine(model.family, model.config, runtime, model.options)
@@ -64,9 +63,9 @@ def test_a_product():
     assert [(o.shape, o.bytes, o.takes) for o in facts.outputs] == [("f32[2,4]", 32, None)]
     ops = by_name(facts.ops)
     assert numbers(ops["dot"]) == (1, 2 * 2 * 3 * 4, 24 + 48, 32) and ops["dot"].products == 48
-    assert numbers(ops["convert"]) == (1, 12, 24, 48)  # what a product reads is an array
+    assert numbers(ops["convert"]) == (1, 12, 24, 48)  # the operand of a product is an array in memory
     assert [row.name for row in facts.layers] == ["layer.0"] and facts.total.flops == 60
-    assert facts.temporaries == 64  # the array that was converted, where an aligned one begins
+    assert facts.temporaries == 64  # the converted array, at an aligned address
 
 
 def test_zeros_that_were_added_are_not_multiplied():
@@ -126,7 +125,7 @@ def test_a_composite_is_one_operation(with_kernels):
     assert [(cost.layer, cost.op, cost.flops) for cost in facts.costs] == [
         ("layer.0", "doubled", 64), ("layer.0", "dot", 48), ("layer.1", "doubled", 64),
     ]  # fmt: skip
-    # No kernel has it, so its product is in memory besides: what it returns is written over that.
+    # No kernel runs it, so its product also needs memory; its result overwrites that.
     assert facts.temporaries == 2 * 64
 
 
@@ -171,7 +170,7 @@ def test_a_result_in_the_memory_of_a_parameter():
     assert [o.takes for o in facts.outputs] == [None, "cache"]
     assert facts.held == dict(weight=0, cache=64000, input=64)
     assert by_name(facts.ops)["dynamic-update-slice"].written == 64
-    assert facts.temporaries == 64  # what is to be written
+    assert facts.temporaries == 64  # the update that is written
 
 
 def test_arrays_are_there_from_first_to_last_use():
@@ -183,7 +182,7 @@ def test_arrays_are_there_from_first_to_last_use():
         fourth = hlo.dot(third, third, contract=([1], [0]))
         return hlo.sum(fourth, [0, 1])
 
-    # The first three at once; the result is a number.
+    # The first three are in memory together; the result is a number.
     assert facts_of(compile_py_func(program)).temporaries == 3 * 64 * 64 * 4
 
 
@@ -197,7 +196,7 @@ def test_products_of_linear_layers(cls_config, tokens, amp):
     engine = decoder(*cls_config, amp=amp)
     facts = facts_of(engine.programs.module(StepKey(1, tokens, 64), engine.programs.whole))
     matrices = [row for row in facts_of_model(engine).weights if len(row.whole) == 2 and row.name.endswith(".weight")]
-    head = sum(np.prod(row.whole) for row in matrices if row.layers == 1)  # which has the last token alone
+    head = sum(np.prod(row.whole) for row in matrices if row.layers == 1)  # computed for the last token alone
     layers = sum(np.prod(row.whole) * row.layers for row in matrices) - head
     assert by_name(facts.ops)["linear"].products == 2 * (layers * tokens + head)
     of_all = facts_of(engine.programs.module(HeadKey(1, tokens), Segment(False, (), True)))
@@ -274,7 +273,7 @@ TRUE = [
 @pytest.mark.parametrize("amp", ["f32", "bf16"])
 @pytest.mark.parametrize("cls_config", TRUE, ids=["gpt2", "llama"])
 def test_memory_is_what_the_compiler_takes(cls_config, amp):
-    """At the widths of published models: arguments and aliases exactly, temporaries as their docstring has it."""
+    """At the widths of published models, arguments and aliases are exact, temporaries as their docstring says."""
     if kernels.level() == "off":
         pytest.skip("XLA's own products take memory that is not foreseen")
     engine = decoder(*cls_config, amp=amp, n_positions=[128, 256], batch_size=2, prompt_batch_size=1)
@@ -289,7 +288,7 @@ def test_memory_is_what_the_compiler_takes(cls_config, amp):
 
 @pytest.mark.parametrize("family", families())
 def test_every_family(family):
-    """Every parameter is one of the table's, a cache or one of the few inputs, for two devices and in fewer bits."""
+    """Every parameter is a weight, a cache or an input, also for two devices and quantized weights."""
     config = AutoConfig.for_model({"gptneox": "gpt_neox"}.get(family, family), num_hidden_layers=2)
     switches = NeuronConfig(quant=QuantizationConfig("s8"), kv_cache_quant=KVCacheQuantizationConfig())
     options = dict(n_positions=48, context_length_estimate=16, tp_degree=2, neuron_config=switches)
@@ -319,7 +318,7 @@ def test_for_people(facts):
     assert_fits(text)
     assert "gpt2, 102,432 parameters, f32, on each of 2 devices" in text
     assert re.search(r"layer\.0 … layer\.2 +× 3 ", text) and re.search(
-        r"attn\.out\.weight +f32\[48,48\] +× 3 +2 of axis 1 ", text
+        r"attn\.out\.weight +f32\[48,48\] +× 3 +axis 1 by 2 ", text
     )
     assert re.search(r"head\.weight .* = embed\n", text)
     assert str(facts.programs[0]) in text
@@ -350,7 +349,7 @@ def test_an_artifact_says_the_same(tmp_path, weights):
 
 
 class WellFormed(HTMLParser):
-    """Every element is closed, in order. Keeps the text of the one with the id "facts"."""
+    """Checks that every element is closed in order. Keeps the text of the one with the id "facts"."""
 
     VOID = frozenset({"meta", "input", "br"})
 
@@ -391,7 +390,7 @@ def test_the_page_is_whole(facts):
 
 
 def hostile():
-    """Facts in which whatever has a name has a bad one."""
+    """Facts in which every name is a hostile one."""
 
     def program(scribe):
         x = scribe.f32[4, 4].Parameter(parameter_number=0, name=HOSTILE)
@@ -412,19 +411,9 @@ def test_names_are_no_markup():
 
 
 def in_browser(path, text):
-    """The page's elements after its script has run, without a network."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        pytest.skip("no chromium to open the page with")
+    """The page's elements after its script has run."""
     (path / "page.html").write_text(text)
-    switches = (
-        "--headless --no-sandbox --disable-gpu --enable-logging=stderr --disable-background-networking "
-        "--host-resolver-rules=MAP*~NOTFOUND --dump-dom"
-    ).split()
-    command = [browser, *switches, f"--user-data-dir={path / 'profile'}", (path / "page.html").as_uri()]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "CONSOLE" not in ran.stderr, ran.stderr
-    return ran.stdout
+    return elements_of(path / "page.html", path / "profile")
 
 
 def test_in_a_browser(facts, tmp_path):

@@ -1,4 +1,4 @@
-"""The README's Python and the examples run as a stranger would run them."""
+"""The examples run as a stranger would run them."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*command):
-    """In the root of the repository, where it leaves nothing."""
+    """Run Python in the root of the repository, and check that it leaves no files."""
     before = untracked()
     ran = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert untracked() == before
@@ -21,22 +21,6 @@ def run(*command):
 def untracked():
     status = ["git", "status", "--porcelain", "--untracked-files=all"]
     return subprocess.run(status, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
-def test_the_readme_runs_as_one_program(tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
-    assert len(blocks) == 7
-    program = tmp_path / "readme.py"
-    program.write_text("\n".join(blocks))
-    result = run(program)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("And God said unto Moses,") == 2
-
-
-def test_links_in_the_documents_lead_somewhere():
-    for document in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text()):
-            assert target.startswith("https://") or (ROOT / target).exists(), f"{document} links to {target}"
 
 
 @pytest.mark.parametrize("options", [[], ["--tp-degree", "2", "--amp", "bf16", "--tokens", "20", "--top-k", "1"]])
@@ -67,6 +51,6 @@ def test_the_script_that_trained_the_checkpoint(tmp_path):
     options[1] = str(tmp_path / "draft")
     result = run("examples/train_tiny_kjv.py", *options, "--teacher", str(tmp_path / "model"), "--layers", "1")
     assert result.returncode == 0, result.stderr
-    assert re.search(r"the likeliest token is the teacher's at [\d.]+% of the tokens", result.stdout)
+    assert re.search(r"the most likely token is the teacher's at [\d.]+% of tokens", result.stdout)
     shipped = {path.name for path in (ROOT / "examples" / "tiny-kjv-draft").iterdir()} - {"README.md"}
     assert {path.name for path in (tmp_path / "draft").iterdir()} == shipped
