@@ -1,8 +1,8 @@
-"""Text from the bundled checkpoint: loads it, compiles it, and goes on with a prompt.
+"""Load the bundled checkpoint, compile it, and complete a prompt.
 
     python examples/demo.py --prompt "And God said unto Moses,"
 
-Any GPT-2 checkpoint will do (`--model`), on any number of devices (`--tp-degree`); on the CPU they are virtual.
+`--model` takes any GPT-2 checkpoint, and `--tp-degree` any number of devices. On the CPU devices are virtual.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from transformers_neuronx.gpt2.model import GPT2ForSampling
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=Path(__file__).parent / "tiny-kjv", help="a directory or a hub name")
+    parser.add_argument("--model", default=Path(__file__).parent / "tiny-kjv", help="checkpoint directory or hub name")
     parser.add_argument("--prompt", default="And it came to pass in those days, that")
-    parser.add_argument("--tokens", type=int, default=160, help="how many to generate")
+    parser.add_argument("--tokens", type=int, default=160, help="number of tokens to generate")
     parser.add_argument("--top-k", type=int, default=40, help="1 is greedy")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=1611)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 class Clock:
-    """A streamer that notes when tokens come and passes them on."""
+    """A streamer that records the time of each token and passes the token on."""
 
     def watching(self, streamer: TextStreamer) -> "Clock":
         self.streamer = streamer
@@ -82,7 +82,7 @@ class Clock:
 
     @property
     def rate(self) -> float:
-        """Tokens a second after the first."""
+        """Tokens per second after the first token."""
         return (self.tokens - 1) / (self.times[-1] - self.times[1]) if self.tokens > 1 else float("nan")
 
 

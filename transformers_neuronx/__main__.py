@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while it is being imported ends it as later on."""
+    """Run the command line. Ctrl-C also ends it during the imports."""
     try:
         from transformers_neuronx import cli
 
@@ -13,7 +13,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
-    finally:  # threads that compile are waited for: a second Ctrl-C is not
+    finally:  # a second Ctrl-C does not wait for threads that compile
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,6 +1,6 @@
-"""What attributes of a Hugging Face configuration can mean, beyond those that a family reads.
+"""Decides whether attributes of a Hugging Face configuration that a family does not read can change results.
 
-It looks at the text of Transformers' own code, which is not imported: that takes seconds, and artifacts do without.
+Transformers' own code is searched as text. It is not imported: that takes seconds, and artifacts do not need it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 _LOG = logging.getLogger(__name__)
 _MENTIONED: set[str] = set()
 
-# Imports of files beside the models' own, and how code reads a configuration: config.name, getattr(config, "name"),
-# and in its base classes self.name, kwargs.pop("name") and fields.
+# Imports of files other than the models' own, and reads of a configuration: config.name, getattr(config, "name"), and
+# in its base classes self.name, kwargs.pop("name") and fields.
 _IMPORT = re.compile(r"^\s*from (\.+)([\w.]+) import", re.M)
 _READ = re.compile(
     r"""(?:config|self)\.(\w+)|(?:config|self),\s*["'](\w+)["']|(?:pop|get)\(\s*["'](\w+)["']|^    (\w+):""", re.M
@@ -25,10 +25,10 @@ _READ = re.compile(
 
 
 def may_be_read(model_type: str, name: str) -> bool:
-    """Whether Transformers' code for a type of model might read this attribute: without the code, any.
+    """Return whether Transformers' code for a model type might read this attribute; without the code, always true.
 
-    Any word of the configuration's and the model's file counts, and of the files that those import what is read of a
-    configuration. A name too many is refused without need; one too few would be wrong results.
+    In the configuration's and the model's file, any word counts. In the files that they import, only reads of a
+    configuration count. One name too many refuses a model needlessly; one too few would give wrong results.
     """
     words = _read_by_transformers(re.sub(r"\W", "_", model_type))
     return words is None or name in words
@@ -53,12 +53,12 @@ def _read_by_transformers(folder: str) -> frozenset[str] | None:
 def _imported(path: Path) -> Iterator[Path]:
     for dots, name in _IMPORT.findall(path.read_text(encoding="utf-8")):
         file = path.parents[len(dots) - 1].joinpath(*name.split(".")).with_suffix(".py")
-        if file.exists():  # packages only list what is in them
+        if file.exists():  # packages only list their contents
             yield file
 
 
 def mention(model_type: str, names: Iterable[str]) -> None:
-    """Say of each attribute once that it changes nothing."""
+    """Log once for each attribute that it has no effect."""
     if new := [name for name in names if f"{model_type}.{name}" not in _MENTIONED]:
         _MENTIONED.update(f"{model_type}.{name}" for name in new)
         listed = ", ".join(new)
@@ -68,14 +68,12 @@ def mention(model_type: str, names: Iterable[str]) -> None:
         )
 
 
-# Where formats are told, and which one it is where that is not said. MLX writes the second beside the first.
-_QUANTIZED = dict(
-    quantization="mlx", quantization_config="a format without a name", compression_config="compressed-tensors"
-)
+# Attributes that describe a format, with the name of a format that gives none. MLX writes the first two.
+_QUANTIZED = dict(quantization="mlx", quantization_config="an unnamed format", compression_config="compressed-tensors")
 
 
 def quantized_with(attributes: Mapping[str, Any]) -> str | None:
-    """The format in which a checkpoint's weights are quantized, as "gptq, 4 bits"; None if they are not."""
+    """Return the format of a checkpoint's quantized weights, such as "gptq, 4 bits"; None if they are not quantized."""
     given = {name: attributes[name] for name in _QUANTIZED if attributes.get(name) is not None}
     if not given:
         return None

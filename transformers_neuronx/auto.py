@@ -1,4 +1,4 @@
-"""Finds the family that a checkpoint is of, by import: there is no list to edit."""
+"""Finds the family of a checkpoint by import, so there is no list to edit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from transformers_neuronx.sampling import ForSampling
 
 
 def families() -> list[str]:
-    """The folders beside this file that hold a family."""
+    """List the folders next to this file that hold a family."""
     return sorted(path.parent.name for path in Path(__file__).parent.glob("*/model.py"))
 
 
 def family_of(model_type: str) -> type[ForSampling]:
-    """The sampling class for a configuration's `model_type`: "gpt_neox" is in the folder gptneox."""
+    """Return the sampling class of a configuration's `model_type`; "gpt_neox" is in the folder gptneox."""
     name = re.sub(r"[^a-z0-9]", "", model_type.lower())
     if name not in families():
-        raise ConfigError(f"model_type {model_type!r} is of no family here; there are {', '.join(families())}")
+        raise ConfigError(f"model_type {model_type!r} is not supported; expected one of {', '.join(families())}")
     module = importlib.import_module(f"transformers_neuronx.{name}.model")
     return next(
         value
@@ -34,32 +34,32 @@ def family_of(model_type: str) -> type[ForSampling]:
 
 
 class NeuronAutoModelForCausalLM:
-    """Makes the model of whatever family a checkpoint is of."""
+    """Makes models from checkpoints of decoder-only families."""
 
     @staticmethod
     def from_pretrained(path_or_name: PathOrName, **options: Any) -> ForSampling:
-        """As `from_pretrained` of the family's own class, with its options."""
+        """Call `from_pretrained` of the family's class, with its options."""
         cls = class_of(load_config(path_or_name, options.get("cache_dir")), path_or_name)
         if issubclass(cls, EncoderDecoderForSampling):
-            raise ConfigError(f"{cls.__name__} has an encoder: NeuronAutoModelForSeq2SeqLM makes it")
+            raise ConfigError(f"{cls.__name__} has an encoder; use NeuronAutoModelForSeq2SeqLM")
         return cls.from_pretrained(path_or_name, **options)
 
 
 class NeuronAutoModelForSeq2SeqLM:
-    """The same for families that have an encoder."""
+    """Makes models from checkpoints of encoder-decoder families."""
 
     @staticmethod
     def from_pretrained(path_or_name: PathOrName, **options: Any) -> EncoderDecoderForSampling:
-        """As `from_pretrained` of the family's own class, with its options."""
+        """Call `from_pretrained` of the family's class, with its options."""
         cls = class_of(load_config(path_or_name, options.get("cache_dir")), path_or_name)
         if not issubclass(cls, EncoderDecoderForSampling):
-            raise ConfigError(f"{cls.__name__} has no encoder: NeuronAutoModelForCausalLM makes it")
+            raise ConfigError(f"{cls.__name__} has no encoder; use NeuronAutoModelForCausalLM")
         return cls.from_pretrained(path_or_name, **options)
 
 
 def class_of(attributes: Mapping[str, Any], path_or_name: PathOrName) -> type[ForSampling]:
-    """The sampling class for the configuration of a checkpoint or an artifact."""
+    """Return the sampling class for the configuration of a checkpoint or an artifact."""
     model_type = attributes.get("model_type")
     if not isinstance(model_type, str):
-        raise ConfigError(f"the configuration of {os.fspath(path_or_name)} has no model_type to go by")
+        raise ConfigError(f"the configuration of {os.fspath(path_or_name)} has no model_type")
     return family_of(model_type)

@@ -1,8 +1,8 @@
-"""From a module to an executable: out of an artifact, out of the cache on the disk, or out of the compiler.
+"""Get an executable for a module: from an artifact, from the cache on disk, or from the compiler.
 
-The cache is a directory of executables, each named by a digest of its module and of all else that it depends on. What
-is loaded from it is run, so the directory has to be the user's own. No trouble with it keeps a program from running:
-it is said once, in the log, and the program is compiled. With NEURONX_DUMP_TO, what was built is shown there.
+The cache is a directory of executables. Each is named by a digest of its module and of everything else it depends on.
+Cached code is executed, so the directory must belong to the user. A problem with the cache never stops a program: it is
+logged once, and the program is compiled. With NEURONX_DUMP_TO, every program is also written to that directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers_neuronx.runtimes.base import Executable, Runtime
 
 _LOG = logging.getLogger(__name__)
 
-MAGIC = b"transformers_neuronx executable 1\n"  # an entry: this, the SHA-256 of what follows, an executable
+MAGIC = b"transformers_neuronx executable 1\n"  # a cache entry: this, the SHA-256 of the rest, an executable
 
 
 class ArtifactSource(NamedTuple):
@@ -39,7 +39,7 @@ class ArtifactSource(NamedTuple):
 
 
 def build(runtime: Runtime, module: HloModuleProto, identity: str, source: ArtifactSource | None = None) -> Executable:
-    """An executable of `module`, which has this identity. EngineError has the compiler's words when it refuses."""
+    """Return an executable of `module`, whose `identity` is given. Raises EngineError with the compiler's message."""
     began = time.monotonic()
     key = _key(runtime, identity)
     data = source.executable(identity) if source else None
@@ -64,7 +64,7 @@ def _loaded(runtime: Runtime, module: HloModuleProto, data: bytes | None, origin
     try:
         return runtime.load(data, module)
     except EngineError as error:
-        warn_once(f"{origin} has an executable of {module.name} that cannot be loaded and is compiled anew: {error}")
+        warn_once(f"cannot load the executable of {module.name} from {origin}, compiling it again: {error}")
         return None
 
 
@@ -75,7 +75,7 @@ def _through_cache(runtime: Runtime, module: HloModuleProto, key: str) -> tuple[
     if executable := _loaded(runtime, module, cache.read(key), str(cache.entry(key))):
         return executable, "loaded from the cache"
     with cache.alone(key, runtime.patience):
-        # Meanwhile another process may have made it.
+        # Another process may have compiled it while this one waited for the lock.
         if executable := _loaded(runtime, module, cache.read(key), str(cache.entry(key))):
             return executable, "loaded from the cache"
         executable = runtime.compile(module)
@@ -89,28 +89,26 @@ def warn_once(text: str) -> None:
 
 
 def cache_of_user() -> Cache | None:
-    """The cache that the environment names, or None where it is off or cannot be trusted."""
+    """Return the cache that the environment selects, or None if it is off or cannot be trusted."""
     if (switch := env.CACHE.get()) not in ("on", "off"):
-        raise ConfigError(f"{env.CACHE.name} wants to be on or off, got {switch!r}")
-    if switch == "off" or os.name != "posix":  # elsewhere there are neither these locks nor these owners
+        raise ConfigError(f"{env.CACHE.name} must be on or off, got {switch!r}")
+    if switch == "off" or os.name != "posix":  # other systems lack these locks and owners
         return None
     directory = os.path.expanduser(env.CACHE_DIR.get() or os.path.join(env.CACHE_HOME.get(), "transformers_neuronx"))
     if directory.startswith("~"):
-        warn_once(
-            f"there is no home directory for compiled programs: set {env.CACHE_DIR.name}, or {env.CACHE.name}=off"
-        )
+        warn_once(f"no home directory to cache compiled programs in: set {env.CACHE_DIR.name}, or {env.CACHE.name}=off")
         return None
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         status = os.stat(directory)
     except OSError as error:
-        warn_once(f"compiled programs are not kept: {error}")
+        warn_once(f"compiled programs are not cached: {error}")
         return None
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         warn_once(
-            f"compiled programs are not kept in {directory}: what is there is run, and the directory is another user's "
-            f"or others may write to it (mode {stat.S_IMODE(status.st_mode):o}); chmod 700 it, or set "
-            f"{env.CACHE_DIR.name} to another"
+            f"compiled programs are not cached in {directory}: cached code is executed, but the directory belongs to "
+            f"another user, or others can write to it (mode {stat.S_IMODE(status.st_mode):o}); run chmod 700 on it, or "
+            f"set {env.CACHE_DIR.name} to another directory"
         )
         return None
     return Cache(Path(directory))
@@ -118,7 +116,7 @@ def cache_of_user() -> Cache | None:
 
 @dataclass(frozen=True)
 class Cache:
-    """Executables in a directory that can be trusted."""
+    """Executables in a trusted directory."""
 
     directory: Path
 
@@ -126,20 +124,20 @@ class Cache:
         return self.directory / f"{key}.bin"
 
     def read(self, key: str) -> bytes | None:
-        """The executable, or None where there is none that is whole."""
+        """Return the executable, or None if it is missing or damaged."""
         path = self.entry(key)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            warn_once(f"{path} cannot be read, and is compiled anew: {error}")
+            warn_once(f"cannot read {path}, compiling it again: {error}")
             return None
         start = len(MAGIC) + 32
         data = content[start:]
         if content[:start] == MAGIC + hashlib.sha256(data).digest():
             return data
-        warn_once(f"{path} is cut short or damaged, and is compiled anew")
+        warn_once(f"{path} is truncated or damaged, compiling it again")
         return None
 
     def write(self, key: str, executable: Executable) -> None:
@@ -147,18 +145,18 @@ class Cache:
             data = executable.serialize()
             files.replace(self.entry(key), MAGIC + hashlib.sha256(data).digest() + data, mode=0o600)
         except (OSError, EngineError) as error:
-            reason = getattr(error, "strerror", None) or error  # without names of files: once is enough
-            warn_once(f"compiled programs are not kept in {self.directory}: {reason}")
+            reason = getattr(error, "strerror", None) or error  # without file names, so that this warns once
+            warn_once(f"compiled programs are not cached in {self.directory}: {reason}")
 
     @contextmanager
     def alone(self, key: str, patience: float) -> Iterator[None]:
-        """Hold the lock of an entry, so that of several processes one compiles. Without one after so many seconds."""
+        """Hold the lock of an entry, so that only one process compiles it. Stops waiting after `patience` seconds."""
         lock = self._lock(key, patience)
         try:
             yield
         finally:
             if lock is not None:
-                os.close(lock)  # the file stays: whoever deletes it may delete one that is held
+                os.close(lock)  # the lock file stays: another process may hold it
 
     def _lock(self, key: str, patience: float) -> int | None:
         import fcntl
@@ -167,7 +165,7 @@ class Cache:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            warn_once(f"{path} cannot be locked, and another process may compile the same: {error}")
+            warn_once(f"cannot lock {path}; another process may compile the same program: {error}")
             return None
         until = time.monotonic() + patience
         while time.monotonic() < until:
@@ -177,14 +175,14 @@ class Cache:
             except BlockingIOError:
                 time.sleep(0.05)
             except OSError as error:
-                warn_once(f"{self.directory} has no locks, and another process may compile the same: {error}")
+                warn_once(f"no locks in {self.directory}; another process may compile the same program: {error}")
                 return lock
-        warn_once(f"{path} has been locked for {patience:.0f} s by another process, which is no longer waited for")
+        warn_once(f"another process has locked {path} for {patience:.0f} s, no longer waiting for it")
         return lock
 
 
 def _dump(directory: Path, runtime: Runtime, module: HloModuleProto, executable: Executable, line: str) -> None:
-    """Show a program: HLO as protobuf and text, what the compiler made of it, and what that depends on."""
+    """Write a program to `directory`: HLO as protobuf and text, the compiled program, and what it depends on."""
     name = re.sub(r"[^-.\w]", "_", line.partition(":")[0])
     shown = {
         "hlo.pb": module.SerializeToString(deterministic=True),
@@ -200,4 +198,4 @@ def _dump(directory: Path, runtime: Runtime, module: HloModuleProto, executable:
         with open(directory / "log.txt", "a") as log:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
     except OSError as error:
-        warn_once(f"{env.DUMP_TO.name}: programs are not shown: {error}")
+        warn_once(f"{env.DUMP_TO.name}: cannot write programs: {error}")

@@ -1,4 +1,4 @@
-"""From a PyHLO function to an HloModuleProto, what tells modules apart, and `check`, the rules of Neuron for them."""
+"""Compile PyHLO functions to HloModuleProto, identify modules, and `check` them by Neuron's rules."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from transformers_neuronx.pyhlo.scribe import Function
 
 
 def compile_py_func(py_func: Function) -> HloModuleProto:
-    """The module that `py_func(scribe)` describes: valid input for XLA, and what `neuron.form` starts from.
+    """Return the module that `py_func(scribe)` writes: valid input for XLA, and the input of `neuron.form`.
 
-    `py_func` writes its inputs as `dtype[sizes].Parameter(parameter_number=…)` and returns its output, or several.
+    `py_func` writes its inputs as `dtype[sizes].Parameter(parameter_number=…)` and returns one output or several.
     """
     return HloScribe()(py_func).module_proto
 
 
 def identity(module: HloModuleProto) -> str:
-    """A digest of what `module` computes: of all of it but its name, and where its instructions were written."""
+    """Return a digest of what `module` computes, ignoring its name and the source lines of its instructions."""
     bare = HloModuleProto()
     bare.CopyFrom(module)
     bare.ClearField("name")

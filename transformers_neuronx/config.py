@@ -1,4 +1,4 @@
-"""What a user may ask for, frozen and checked when made, and how a Hugging Face configuration is read."""
+"""Options for compilation, checked when they are made, and the reading of Hugging Face configurations."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from transformers_neuronx.switches import (
 
 WHOLE = "whole"  # a context length estimate: as long as the longest sequence
 AMP = ("f32", "bf16", "f16")
-# As many as a trn2 instance has cores, and no place has more. Virtual devices are threads of one processor that wait
-# for each other at every sum: 64 begin in seconds, and with a thousand XLA ends the process after a minute and a half.
+# The cores of a trn2 instance; no machine has more. Virtual devices are threads of one processor that wait for each
+# other at every sum: 64 start in seconds, but with a thousand XLA aborts the process after a minute and a half.
 MOST_DEVICES = 64
 
 
@@ -28,8 +28,8 @@ MOST_DEVICES = 64
 class Buckets:
     """The sizes that programs are compiled for.
 
-    `positions`: how far back a program can look, ascending; the last is the longest sequence. `context`: how many
-    prompt tokens one program takes, ascending; empty means one by one. `sources`: those of an encoder.
+    `positions`: numbers of positions that a program attends to, ascending; the last is the longest sequence.
+    `context`: numbers of prompt tokens per program, ascending; empty means one by one. `sources`: those of an encoder.
     """
 
     positions: tuple[int, ...]
@@ -38,9 +38,9 @@ class Buckets:
 
     @staticmethod
     def of(n_positions: int | Sequence[int], context_length_estimate: int | Sequence[int] | str | None) -> Buckets:
-        """A number of positions stands for 128, 256, … up to it, a list for itself.
+        """Make buckets: a number of positions means 128, 256, … up to it; a list is used unchanged.
 
-        A context length estimate is a number or a list; None means half of each position bucket, 0 none at all,
+        A context length estimate is a number or a list. None means half of each position bucket, 0 no context bucket,
         and WHOLE one as long as the longest sequence.
         """
         if isinstance(n_positions, int):
@@ -60,10 +60,10 @@ class Buckets:
 
     def __post_init__(self) -> None:
         if not self.positions or self.positions[0] < 1:
-            raise ConfigError(f"n_positions wants one or more positive sizes, got {list(self.positions)}")
+            raise ConfigError(f"n_positions must be one or more positive sizes, got {list(self.positions)}")
         if self.context and not 1 <= self.context[0] <= self.context[-1] <= self.positions[-1]:
             raise ConfigError(
-                f"context_length_estimate wants sizes from 1 to n_positions={self.positions[-1]}, "
+                f"context_length_estimate must be sizes from 1 to n_positions={self.positions[-1]}, "
                 f"got {list(self.context)}"
             )
 
@@ -72,18 +72,18 @@ class Buckets:
         return self.positions[-1]
 
     def width(self, needed: int) -> int:
-        """The smallest position bucket with `needed` positions."""
+        """Return the smallest position bucket with `needed` positions."""
         return next(size for size in self.positions if size >= needed)
 
     def active(self, tokens: int) -> int:
-        """The context bucket for `tokens` prompt tokens: the smallest that takes them, or the largest there is."""
+        """Return the context bucket for `tokens` prompt tokens: the smallest that fits them, else the largest."""
         return next((size for size in self.context if size >= tokens), self.context[-1] if self.context else 1)
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What programs are compiled for: sequences and prompts at once, element type, devices, layers per program, and
-    tokens of one loop on the devices, 0 for none; and how many are compiled at once, None for one per processor.
+    """Options of compilation: sequences and prompts at once, element type, devices, layers per program, and tokens of
+    one loop on the devices (0: no loop). `workers` programs are compiled at once; None means one per processor.
     """
 
     buckets: Buckets
@@ -100,31 +100,31 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:
-            raise ConfigError(f"amp wants one of {', '.join(AMP)}, got {self.amp!r}")
+            raise ConfigError(f"amp must be one of {', '.join(AMP)}, got {self.amp!r}")
         for name in ("batch_size", "prompt_batch_size", "unroll", "context_unroll"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{name} wants a positive number, got {value}")
+                raise ConfigError(f"{name} must be a positive number, got {value}")
         check_degree(self.tp_degree)
         if self.batch_size % self.prompt_batch_size:
             raise ConfigError(
-                f"batch_size={self.batch_size} wants to be a multiple of prompt_batch_size={self.prompt_batch_size}"
+                f"batch_size must be a multiple of prompt_batch_size={self.prompt_batch_size}, got {self.batch_size}"
             )
 
     @property
     def repeats(self) -> int:
-        """How many sequences each prompt serves."""
+        """Number of sequences for each prompt."""
         return self.batch_size // self.prompt_batch_size
 
 
 def check_degree(degree: int) -> None:
-    """Raise ConfigError unless it is a number of devices that a model may be split over."""
+    """Raise ConfigError unless a model may be split over this number of devices."""
     if not 1 <= degree <= MOST_DEVICES:
-        most = f"{MOST_DEVICES}, which is as many devices as the largest instance has"
+        most = f"{MOST_DEVICES}, the number of devices of the largest instance"
         raise ConfigError(f"tp_degree must be from 1 to {most}, got {degree}")
 
 
-# Attributes of a Hugging Face configuration that change nothing in the maths of a decoder at inference: those that
-# Transformers' code has some other use for, and those that older versions wrote to the files of every model.
+# Attributes of a Hugging Face configuration that do not affect a decoder's inference: those that Transformers' code
+# uses for something else, and those that older versions wrote to the files of every model.
 INERT = frozenset(
     """
     _commit_hash _name_or_path architectures attention_dropout attn_implementation attn_pdrop bos_token_id
@@ -142,19 +142,19 @@ _REQUIRED = object()
 
 
 def hf(attribute: str, default: Any = _REQUIRED, among: Collection[Any] | None = None) -> Any:
-    """A field of a `ModelConfig` that is read from a Hugging Face attribute, of which `among` may list the values.
+    """Declare a field of a `ModelConfig` that is read from a Hugging Face attribute; `among` lists supported values.
 
-    `default` is for configurations that have None there; a function gets the attributes.
+    `default` replaces None; a function is called with the attributes.
     """
     return field(metadata=dict(attribute=attribute, default=default, among=among))
 
 
 class Completed(dict[str, Any]):
-    """Attributes as Transformers reads them: defaults filled in, and today's names in place of older ones."""
+    """Attributes as Transformers reads them: with defaults, and with current names instead of older ones."""
 
 
 def completed(attributes: Mapping[str, Any]) -> Completed:
-    """The attributes, completed if they are not."""
+    """Return the attributes, completed if they are not yet."""
     if isinstance(attributes, Completed):
         return attributes
     from transformers import CONFIG_MAPPING  # seconds to import, and not needed to write graphs or to load artifacts
@@ -163,37 +163,37 @@ def completed(attributes: Mapping[str, Any]) -> Completed:
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(f"the configuration has model_type={model_type!r}, which Transformers does not know")
     try:
-        # a copy, since Transformers writes into what it is given
+        # a copy, since Transformers modifies its argument
         return Completed(CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(attributes))).to_dict())
-    except Exception as error:  # whatever Transformers' checks raise
-        raise ConfigError(f"Transformers does not take the {model_type} configuration: {error}") from error
+    except Exception as error:  # Transformers' checks raise all kinds of exceptions
+        raise ConfigError(f"Transformers rejects the {model_type} configuration: {error}") from error
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a family needs to know of a Hugging Face configuration: fields made with `hf`.
+    """The fields of a Hugging Face configuration that a family needs, declared with `hf`.
 
-    FIXED are attributes supported at one value only; WITHOUT_EFFECT are further ones that change nothing. Both add to
-    those of the base classes.
+    FIXED are attributes supported at one value only; WITHOUT_EFFECT are others that have no effect. Both add to those
+    of the base classes.
     """
 
     eos_token_id: int | list[int] | None = hf("eos_token_id", None)
 
-    # Here they are for what other code than Transformers' gives a meaning.
+    # Attributes that code other than Transformers' uses.
     FIXED: ClassVar[Mapping[str, Any]] = {"is_causal": True, "dual_chunk_attention_config": None}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def from_hf(cls, attributes: Mapping[str, Any]) -> Self:
-        """Read the attributes. One that is unknown here is refused, unless Transformers' own code does not read it
-        either: that is mentioned in the log.
+        """Read the attributes. An unknown attribute is refused, unless Transformers' own code does not read it either;
+        then it is logged.
         """
         attributes = completed(attributes)
         family = str(attributes["model_type"])
         if stored := quantized_with(attributes):
             raise ConfigError(
-                f"the {family} checkpoint is quantized ({stored}), and weights in that form cannot be read; load the "
-                "checkpoint that it was made from, with a QuantizationConfig for weights in fewer bits"
+                f"the {family} checkpoint is quantized ({stored}), and such weights cannot be read; load the original "
+                "checkpoint, with a QuantizationConfig to quantize its weights"
             )
         values = {f.name: _read(family, attributes, **f.metadata) for f in fields(cls)}
         fixed = {name: only for base in reversed(cls.__mro__) for name, only in vars(base).get("FIXED", {}).items()}
@@ -226,5 +226,5 @@ def _read(
 
 
 def token_ids(value: int | Sequence[int] | None) -> list[int]:
-    """Token ids as configurations have them: none, one or several; -1 is none."""
+    """Return a configuration's token ids as a list; None and -1 mean none."""
     return [i for i in ([] if value is None else [value] if isinstance(value, int) else value) if i >= 0]

@@ -1,4 +1,4 @@
-"""Words that the original's configurations are written in."""
+"""Constants of the original's configurations."""
 
 from enum import StrEnum
 
@@ -16,7 +16,7 @@ class Layout(StrEnum):
 
 
 class GQA(StrEnum):
-    """How keys and values that several heads share are laid over devices."""
+    """How shared heads of keys and values are placed on devices."""
 
     SHARD_OVER_HEADS = "shard-over-heads"
     SHARD_OVER_BATCH = "shard-over-batch"

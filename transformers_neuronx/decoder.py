@@ -1,7 +1,7 @@
-"""The engine of one model: its programs, one for each bucket, and the weights and caches on the devices.
+"""The engine of one model: its compiled programs, and the weights and caches on the devices.
 
-A program is built when it is first needed or asked for. All share one set of weights and one cache per layer, which
-never leaves the devices. This file does not know how tokens are sampled, nor what a graph is made of.
+A program is compiled ahead of time by `compile`, or when a call first needs it. All programs share one set of weights
+and one cache per layer, which stay on the devices. This file does not know how tokens are sampled or graphs are built.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ Built = list[tuple[Segment, Executable]]
 class StepInputs(NamedTuple):
     """What a step feeds: `length[i]` tokens of `ids[i]` to slot `slots[i]`, from position `start[i]` on.
 
-    ids s32[b, n], n being a context bucket or 1; the others s32[b]. A row of length 0 changes nothing. `end[i]` is
-    where the row's tokens end, which is later than this step where they are fed in several.
+    ids s32[b, n], where n is a context bucket or 1; the others s32[b]. A row of length 0 changes nothing. `end[i]` is
+    the position after the row's last token; it is past this step if the row is fed in several steps.
     """
 
     ids: Array
@@ -62,7 +62,7 @@ class StepInputs(NamedTuple):
 
 
 class MemoryUse(NamedTuple):
-    """Bytes on all devices: weights, caches, and what the largest program needs besides."""
+    """Bytes on all devices: weights, caches, and temporaries of the largest program."""
 
     weights: int
     caches: int
@@ -84,15 +84,15 @@ class Decoder:
         cached = self.programs.cache_arrays[0]
         self.programs.in_place = runtime.attends_in_place(cached.dtype, cached.sizes[2])
         self.weights: dict[Key, DeviceTensor] = {}
-        self.origin: Marks = {}  # of the checkpoint that they are of
+        self.origin: Marks = {}  # of the checkpoint that the weights came from
         self.caches: list[DeviceTensor] = []
-        self.seen: list[DeviceTensor] = []  # one, of the tokens that each slot's sequence has, once it is needed
-        self.source: ArtifactSource | None = None  # the programs of an artifact
-        self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by the identity of the module
-        self.identities: dict[str, str] = {}  # of modules, by `artifact_key`
+        self.seen: list[DeviceTensor] = []  # once needed, one: the tokens that each slot's sequence has
+        self.source: ArtifactSource | None = None  # programs from an artifact
+        self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by module identity
+        self.identities: dict[str, str] = {}  # module identities, by `artifact_key`
         self._built: dict[ProgramKey, Built] = {}
         self.tainted = np.zeros(self.slots, bool)  # slots whose caches may hold NaN
-        self.filled = np.zeros(self.slots, np.int64)  # positions of each slot that have been written
+        self.filled = np.zeros(self.slots, np.int64)  # number of positions written in each slot
         self.load_seconds = self.compile_seconds = 0.0
 
     def __del__(self) -> None:
@@ -104,22 +104,22 @@ class Decoder:
     # Loading and compiling.
 
     def read(self, checkpoint: Checkpoint) -> Iterator[Sharded]:
-        """The checkpoint's weights for the devices, after it has been checked whole."""
+        """Check the whole checkpoint, and return an iterator over its weights, sharded for the devices."""
         weights, table = self.family.weights, self.programs.table
         ignored = [*weights.ignored(self.config), *frequencies_in_checkpoints(self.config)]
         resolved = resolve(table, self.config.n_layer, checkpoint, weights.PREFIX, ignored)
         return shards(resolved, checkpoint, self.options.amp, self.runtime.device_count)
 
     def take(self, weights: Iterable[Sharded], progress: Progress = lambda done: None) -> None:
-        """Bring weights to the devices. Reports each weight."""
+        """Load weights onto the devices and reset all sequences. `progress` is called with each weight's name."""
         began = perf_counter()
         self.weights = put_all(self.runtime, weights, progress)
         self.load_seconds += perf_counter() - began
         self.reset()
 
     def planned(self) -> list[ProgramKey]:
-        """The programs that calls need: a prompt in every context bucket and the logits of all its tokens, one token,
-        the loop over tokens, the choice of tokens, and the exchange of slots, for beams and prompts of several rows.
+        """Return the keys of the programs that calls need: prefill in each context bucket, logits of all prompt tokens,
+        single-token steps, the token loop, sampling, and reordering of slots (beams, prompts that serve several rows).
         """
         prompts, context, widths = self.options.prompt_batch_size, self.options.buckets.context, self.programs.widths
         steps = [StepKey(prompts, n, width) for n in context for width in widths(n)]
@@ -130,7 +130,7 @@ class Decoder:
 
     @property
     def loops(self) -> bool:
-        """Whether tokens are made in a loop on the devices."""
+        """Whether tokens are generated in a loop on the devices."""
         return self.options.chunk > 0 and self.options.unroll is None and self.runtime.loops
 
     def compile(
@@ -139,9 +139,9 @@ class Decoder:
         progress: Progress = lambda done: None,
         overlap: Callable[[], object] = lambda: None,
     ) -> None:
-        """Compile the programs that are missing, several at a time, and call `overlap` at the same time.
+        """Compile the missing programs in parallel, and call `overlap` at the same time.
 
-        Reports each program by its name.
+        `progress` is called with the name of each finished program.
         """
 
         def build_all(key: ProgramKey) -> None:
@@ -173,13 +173,13 @@ class Decoder:
         self.compile_seconds += max(finished) - began
 
     def missing(self, wanted: Iterable[ProgramKey]) -> list[ProgramKey]:
-        """Those of the programs that are not there yet, each once."""
+        """Return the keys that are not compiled yet, each once."""
         return [key for key in dict.fromkeys(wanted) if key not in self._built]
 
     def build(self, module: HloModuleProto, entry: str = "") -> Executable:
-        """An executable of `module` for the devices: from the artifact, the cache or the compiler.
+        """Return an executable of `module` for the devices: from the artifact, the cache or the compiler.
 
-        `entry` is the program's `artifact_key`, if the model and that key alone decide what the module is.
+        Pass `entry`, the program's `artifact_key`, only if the model and that key alone determine the module.
         """
         name = identity(module)
         executable = build(self.runtime, module, name, self.source)
@@ -189,7 +189,7 @@ class Decoder:
         return executable
 
     def parts(self, key: ProgramKey) -> Built:
-        """The programs of a key, which are compiled now if they are missing."""
+        """Return the executables of a key. Compile them first if they are missing."""
         if key not in self._built:
             self.compile([key])
         return self._built[key]
@@ -197,23 +197,23 @@ class Decoder:
     # Running.
 
     def reset(self) -> None:
-        """Forget all sequences: caches of zeros."""
+        """Forget all sequences: fill the caches with zeros."""
         self.tainted[:], self.filled[:], self.seen = False, 0, []
         layer = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.programs.cache_arrays]
         self.caches = [self.runtime.put([zeros]) for _ in range(self.config.n_layer) for zeros in layer]
 
     def run(self, fed: StepInputs, all_positions: bool = False) -> Array:
-        """The logits of a `step`, on the host."""
+        """Run a `step`, and return its logits on the host."""
         made = self.step(fed, all_positions)
-        with self.guarded():  # what goes wrong in a program is known when it is waited for
+        with self.guarded():  # an error in a program is raised when its result is read
             logits = made.numpy()
         self.tainted[fed.slots[(fed.length > 0) & ~np.isfinite(logits).all((1, 2))]] = True
         return logits
 
     def step(self, fed: StepInputs, all_positions: bool = False) -> DeviceTensor:
-        """Feed tokens; logits after the last of each row, or after each with `all_positions`. -> f32[b, 1 or n, vocab]
+        """Feed tokens. Return logits after each row's last token, or after all: f32[b, 1 or n, vocab].
 
-        Raises InputError for tokens that do not follow those in their slot.
+        Raises InputError for tokens that do not directly follow those in their slot.
         """
         rows, active = fed.ids.shape
         self._wipe(fed.slots[(fed.start == 0) & (fed.length > 0)])
@@ -231,32 +231,32 @@ class Decoder:
         return head(hidden, *self.operands([]))[0]
 
     def fill(self, slots: Array, start: Array, length: Array) -> None:
-        """Note what is written to the slots. What is between it and what was written before would be read as well."""
+        """Record what is written to the slots. Raises InputError for a gap before it, which attention would read."""
         fed = length > 0
         slots, start, end = slots[fed], start[fed], (start + length)[fed]
         apart = np.flatnonzero(start > self.filled[slots])
         if apart.size:
             slot = int(slots[apart[0]])
             raise InputError(
-                f"tokens from position {start[apart[0]]} on must follow those before: slot {slot} holds "
+                f"tokens from position {start[apart[0]]} on would leave a gap: slot {slot} holds "
                 f"{self.filled[slot]} tokens (none after a failed call or reset); feed the sequence from its beginning"
             )
         self.filled[slots] = end
 
     def note(self, seen: Array) -> None:
-        """Which tokens each slot's sequence has, pred[slots, vocab]: these are penalized, and those chosen since."""
+        """Set which tokens each slot's sequence has, pred[slots, vocab]. Penalties apply to them and to later ones."""
         self.seen = [self.runtime.put([seen])]
 
     def seen_now(self) -> list[DeviceTensor]:
-        """The operand of programs that choose."""
+        """The `seen` operand of programs that sample."""
         if not self.seen:
             self.note(np.zeros((self.slots, self.config.vocab_size), bool))
         return self.seen
 
     def loop(self, rows: Array, steps: int) -> Array:
-        """Make tokens until no row wants more, at most `steps`, or as many as one program makes. -> s32[slots, ·]
+        """Generate at most `steps` tokens per row in one dispatch; stop when all rows are done. -> s32[slots, ·]
 
-        rows s32[slots, LOOP_COLUMNS] as `Programs.loop` has them.
+        rows s32[slots, LOOP_COLUMNS] are those of `Programs.loop`.
         """
         if not self.loops:
             return self._loop_on_host(rows.copy(), steps)
@@ -268,7 +268,7 @@ class Decoder:
             return self.noted(tokens.numpy())[:, :steps]
 
     def _loop_on_host(self, rows: Array, steps: int) -> Array:
-        """As `loop`, by two programs for each token, between which logits stay on the devices. Writes to `rows`."""
+        """Do the same as `loop` with two programs per token; logits stay on the devices. Modifies `rows`."""
         columns: list[Array] = []
         while len(columns) < steps and (rows[:, 2] > 0).any():
             active = rows[:, 2] > 0
@@ -284,21 +284,21 @@ class Decoder:
         return np.stack(columns, 1)
 
     def capped(self, rows: Array, steps: int) -> tuple[Array, int]:
-        """`rows` of a loop that want at most `steps` tokens, and the positions that it may look back to."""
+        """Limit the `rows` of a loop to `steps` tokens each. Return them and the width that the loop needs."""
         capped = rows.copy()
         capped[:, 2] = np.minimum(rows[:, 2], steps)
         active = capped[capped[:, 2] > 0]
         return capped, self.programs.width(1, int((active[:, 1] + active[:, 2]).max()))
 
     def noted(self, tokens: Array) -> Array:
-        """Tokens that a program has sampled, s32[slots, n]; where one is BROKEN, the caches are as well."""
+        """Mark slots with a BROKEN token as tainted. Return the sampled tokens, s32[slots, n], unchanged."""
         self.tainted |= (tokens == BROKEN).any(1)
         return tokens
 
     def verify(self, ids: Array, start: Array, length: Array, policy: Array) -> Array:
-        """Feed as `step` does, a row per slot, and choose after each token. -> s32[slots, n]
+        """Feed as `step` does, one row per slot, and sample after each token. -> s32[slots, n]
 
-        policy s32[slots, POLICY_COLUMNS] as `Programs.verify` has it. What is chosen is not noted as seen.
+        policy s32[slots, POLICY_COLUMNS], as in `Programs.verify`. The sampled tokens are not recorded as seen.
         """
         active, end = ids.shape[1], start + length
         parts = self.parts(VerifyKey(active, self.programs.width(1, max(active, int(end.max())))))
@@ -309,10 +309,10 @@ class Decoder:
             return self.noted(self.execute(parts, *operands, *self.seen_now())[0].numpy())
 
     def sample(self, logits: DeviceTensor, slots: Array, position: Array, policy: Array) -> Array:
-        """The next token of each row, or BROKEN; NOTHING where its slot is negative. -> s32[rows]
+        """Sample the next token of each row, or BROKEN; NOTHING where its slot is negative. -> s32[rows]
 
-        Logits f32[rows, 1, vocab], as `step` leaves them on the devices; slots, position [rows]; policy s32[rows,
-        POLICY_COLUMNS].
+        Logits f32[rows, 1, vocab] are on the devices, as `step` returns them; slots and position [rows]; policy
+        s32[rows, POLICY_COLUMNS].
         """
         [(_, program)] = self.parts(SampleKey(len(slots)))
         packed = np.concatenate([np.stack([slots, position], 1), policy], 1).astype(np.int32)
@@ -323,14 +323,14 @@ class Decoder:
         return sampled
 
     def reorder(self, source: Array) -> None:
-        """Slot `i` goes on with the sequence of slot `source[i]`, or with none where that is negative. s32[slots]"""
+        """Give slot `i` the sequence of slot `source[i]`, or clear it where that is negative. source [slots]"""
         [(_, program)] = self.parts(ReorderKey())
         with self.guarded():
             self.caches = program(self.runtime.put([source.astype(np.int32)]), *self.caches)
         self.tainted, self.filled = self.tainted[source] & (source >= 0), self.filled[source] * (source >= 0)
 
     def _wipe(self, slots: Array) -> None:
-        """A NaN left in a cache would reach whoever uses the slot next: attention weighs it with zero."""
+        """Clear these slots if one may hold NaN: attention weighs stale positions with zero, and 0 × NaN is NaN."""
         if self.tainted[slots].any():
             source = np.arange(self.slots)
             source[slots] = -1
@@ -342,7 +342,7 @@ class Decoder:
         *operands: DeviceTensor,
         between: Callable[[DeviceTensor], DeviceTensor] = lambda out: out,
     ) -> list[DeviceTensor]:
-        """Run the parts of a program one after the other. What the last results in, but the caches."""
+        """Run the parts of a program in order. Return the results of the last one, without the caches."""
         first, arrays = 0, len(self.programs.cache_arrays)
         own: list[DeviceTensor] = []
         for segment, executable in parts:
@@ -357,14 +357,14 @@ class Decoder:
         return [operands[1], *own[1:]]
 
     def operands(self, layers: Iterable[int], shared: bool = True) -> list[DeviceTensor]:
-        """The weights of these layers, after those of none, in the order of a program's parameters."""
+        """Return the weights outside the layers, then those of `layers`, in the order of a program's parameters."""
         table = self.programs.shared_table if shared else []
         outside = [self.weights[None, row.name] for row in table]
         return [*outside, *(self.weights[layer, row.name] for layer in layers for row in self.programs.layer_table)]
 
     @property
     def memory_use(self) -> MemoryUse:
-        """What is on the devices, and what programs that were built take besides."""
+        """Bytes of weights and caches on the devices, and the largest temporaries of the programs built so far."""
         weights = {id(tensor): tensor.nbytes for tensor in self.weights.values()}
         temporaries = [executable.memory().temporaries for _, executable in self.executables.values()]
         caches = sum(cache.nbytes for cache in self.caches)
@@ -372,7 +372,7 @@ class Decoder:
 
     @contextmanager
     def watched(self, watch: Callable[[str, Executable], Executable]) -> Iterator[None]:
-        """Programs, by their names for people, are replaced meanwhile."""
+        """Replace each executable by `watch(program name, executable)` inside the context."""
         built = self._built
         self._built = {
             key: [(segment, watch(program_name(key, segment), executable)) for segment, executable in parts]
@@ -385,7 +385,7 @@ class Decoder:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Caches that were given away to a program that did not return them are made anew."""
+        """Reset all sequences after an error: the failed program may have taken the caches without returning them."""
         try:
             yield
         except BaseException:

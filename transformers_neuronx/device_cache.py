@@ -1,4 +1,4 @@
-"""What Hugging Face's `generate()` takes for a cache: keys and values stay on the devices, this says whose they are."""
+"""The cache object of Hugging Face's `generate()`. It identifies sequences that are cached on the devices."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ GENERATE = "generate()"
 
 
 class DeviceCache(Cache):
-    """Stands for sequences cached on the devices: their columns, ids [rows, columns], and which of these are padding.
+    """Sequences that are cached on the devices: their columns, ids [rows, columns], and which of these are padding.
 
-    There is one cache on the devices, so whoever calls the model otherwise takes the place of these sequences.
+    The model has one set of caches, so any other call of it replaces these sequences.
     """
 
     is_compileable = False
@@ -35,10 +35,10 @@ class DeviceCache(Cache):
         return self.columns
 
     def feed(self, ids: torch.Tensor, mask: torch.Tensor | None, all_positions: bool) -> torch.Tensor:
-        """Logits after the last token of each row, or after `all_positions` one: f32[batch, 1 or n, vocab].
+        """Feed columns. Return logits after the last one, or after all with `all_positions`: f32[batch, 1 or n, vocab].
 
-        ids [batch, n] are the next columns; mask [batch, all columns], or [batch, n], has zeros for padding, None is no
-        more padding than there was.
+        ids [batch, n] are the next columns. mask [batch, all columns], or [batch, n], has zeros for padding; None means
+        that the new columns have none.
         """
         self._check(len(ids))
         first, (rows, n) = self.columns, ids.shape
@@ -54,25 +54,25 @@ class DeviceCache(Cache):
         if not all_positions:
             return logits[:, None]
         column = torch.arange(n).clamp(max=cut - 1).expand(rows, n)
-        if mask is not None:  # after padding what comes after the token before it
+        if mask is not None:  # padding repeats the logits of the token before it
             column = torch.where(mask[:, first:] != 0, column, 0).cummax(1).values
         return torch.take_along_dim(logits, column[..., None], 1)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last `-tokens_to_remove` columns; what follows is written over them.
+        """Remove the last `-tokens_to_remove` columns; the next ones overwrite them.
 
-        Earlier versions of Transformers 5 say in a positive number how many are to stay.
+        Earlier versions of Transformers 5 pass a positive number, the columns to keep.
         """
         left = tokens_to_remove if tokens_to_remove > 0 else self.columns + tokens_to_remove
         self.columns = max(0, min(self.columns, left))
         self.mask = None if self.mask is None else self.mask[:, : self.columns]
 
     def activate_past_recording(self) -> None:
-        """What is fed from now on are drafts. Those past the longest sequence will be cropped, and need not be run."""
+        """From now on columns are draft tokens. Those past the longest sequence will be cropped and need not run."""
         self.drafts = True
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row `i` goes on with the sequence of row `beam_idx[i]`."""
+        """Give row `i` the sequence of row `beam_idx[i]`."""
         self._check(self.rows)
         with self.model.turns.take("reorder_cache()", within=GENERATE):
             self.model.reorder(beam_idx)
@@ -89,8 +89,8 @@ class DeviceCache(Cache):
         self.columns, self.mask = 0, None
 
     def goes_on(self, ids: torch.Tensor, mask: torch.Tensor | None) -> bool:
-        """Whether ids [batch, n] go on with these sequences: one column, or as many as a mask over all leaves for them,
-        or all columns so far and more.
+        """Whether ids [batch, n] continue these sequences: one column, the columns that a mask over all adds, or all
+        columns so far and more.
         """
         rows, n = ids.shape
         if not self.columns or rows != self.rows:
@@ -99,7 +99,7 @@ class DeviceCache(Cache):
         return follows or torch.equal(ids[:, : self.columns], self.ids[:, : self.columns])
 
     def _whole_mask(self, mask: torch.Tensor | None, rows: int, n: int) -> torch.Tensor | None:
-        """The mask [rows, all columns], of one over these or over the `n` new ones alone."""
+        """Return a mask [rows, all columns] from one over all columns or over the `n` new ones alone."""
         if mask is None and self.mask is None:
             return None
         new = torch.ones(rows, n, dtype=torch.long) if mask is None else mask
@@ -109,23 +109,23 @@ class DeviceCache(Cache):
         return torch.cat([before.to(new.dtype), new], 1)
 
     def check_positions(self, positions: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Tokens stand where the mask says, and nowhere else."""
+        """Raise InputError unless the positions of tokens follow from the mask."""
         window = slice(self.columns, self.columns + ids.shape[1])
         mask = torch.ones(len(ids), window.stop) if mask is None else mask
         real = mask[:, window] != 0
         if not torch.equal(positions.expand(ids.shape)[real], (mask.cumsum(1) - 1)[:, window][real].long()):
-            raise InputError(f"position_ids want to count the tokens of attention_mask, got {positions.tolist()}")
+            raise InputError(f"position_ids must count the tokens of attention_mask, got {positions.tolist()}")
 
     def _held(self) -> object:
-        return self.model.decoder.caches[-1]  # every program that writes makes it another
+        return self.model.decoder.caches[-1]  # each program that writes to it replaces it
 
     def _check(self, rows: int) -> None:
         if not self.columns:
             return
         if self._left is not self._held():
             raise InputError(
-                "past_key_values are no longer on the devices: the model has been called for others since; begin anew, "
-                "after reset_generation(), with all tokens so far"
+                "past_key_values are no longer on the devices: another call has replaced them; "
+                "call reset_generation() and pass all tokens so far"
             )
         if rows != self.rows:
-            raise InputError(f"past_key_values are of {self.rows} rows, got {rows}")
+            raise InputError(f"past_key_values have {self.rows} rows, got {rows}")

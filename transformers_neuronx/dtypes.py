@@ -1,4 +1,4 @@
-"""The short names of element types where the original has them."""
+"""Short names of element types, at the original's import path."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from transformers_neuronx.pyhlo.dtypes import from_torch, to_torch as to_torch_d
 
 
 def to_amp(dtype: torch.dtype) -> str:
-    """What `amp` is called for a checkpoint of this type: "bf16" for `torch.bfloat16`."""
+    """Return the `amp` for a checkpoint of this type: "bf16" for `torch.bfloat16`."""
     name = from_torch(dtype).name
     if name not in AMP:
-        raise ConfigError(f"dtype wants one of {', '.join(str(to_torch_dtype(name)) for name in AMP)}, got {dtype}")
+        raise ConfigError(f"dtype must be one of {', '.join(str(to_torch_dtype(name)) for name in AMP)}, got {dtype}")
     return name
 
 
 def to_pyhlo_type(scribe: Any, dtype: str) -> Any:
-    """`scribe.bf16` for "bfloat16"."""
+    """Return the scribe's element type: `scribe.bf16` for "bfloat16"."""
     return getattr(scribe, to_amp(getattr(torch, dtype)))

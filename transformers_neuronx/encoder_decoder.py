@@ -1,12 +1,12 @@
-"""Models whose decoder looks at a source that an encoder has read.
+"""Models whose decoder attends to a source that an encoder has read.
 
-The encoder's program writes what every layer of the decoder will look at, keys and values of the whole source, once:
-the memory, which stays on the devices, slot by slot as the caches do. Steps only read it; to them it is like weights.
-All else is the decoder's, as for models without an encoder.
+The encoder's program computes the memory once per source: the keys and values that each layer of the decoder attends
+to. The memory stays on the devices, with one slot per sequence like the caches. Steps only read it, like weights.
+All else is the same as for models without an encoder.
 
-A family's graph has besides `embed`, `layer`, which finds the `w.memory` of all slots, and `head`: `embed_source`,
-which returns as well what all layers of the encoder share, `encoder_layer`, `encoded`, and `memory` for one layer of
-the decoder. In its weight table names that begin with one of ENCODER_ONLY are of the encoder's programs.
+A family's graph has `embed`, `layer`, which gets the `w.memory` of all slots, and `head`. It also has `embed_source`,
+which additionally returns what all layers of the encoder share, `encoder_layer`, `encoded`, and `memory` for one layer
+of the decoder. Names in its weight table that begin with one of ENCODER_ONLY belong to the encoder's programs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.weights import Weight, declare
 
-# Of the encoder as a whole, of each of its layers, and, of each layer of the decoder, what makes its memory.
+# Name prefixes: the encoder outside its layers, its layers, and each decoder layer's projections to its memory.
 WHOLE_ENCODER, ENCODER_LAYER, TO_MEMORY = "source.", "encoder.", ("cross.k.", "cross.v.")
 ENCODER_ONLY = (WHOLE_ENCODER, ENCODER_LAYER, *TO_MEMORY)
-LONGEST = 512  # tokens of a source, and of what is made of it, unless more are asked for
-BEGUN = 64  # tokens of what the decoder is given that go in one program: it is mostly given one
+LONGEST = 512  # tokens of a source and of the generated sequence, by default
+BEGUN = 64  # decoder tokens that one prefill program takes; mostly there is only one
 
 
 class EncoderDecoderConfig(DecoderConfig, Protocol):
-    """What the engine itself reads of such a family's configuration."""
+    """Attributes of such a family's configuration that the engine itself reads."""
 
     @property
     def encoder_layers(self) -> int: ...
@@ -51,7 +51,7 @@ class EncoderDecoderConfig(DecoderConfig, Protocol):
 
 @dataclass(frozen=True)
 class EncodeKey(ProgramKey):
-    """Reading sources: rows, and the most tokens of each."""
+    """Encoding sources: rows, and the most tokens of each."""
 
     kind = "encode"
     rows: int
@@ -66,7 +66,7 @@ class RedirectKey(ProgramKey):
 
 
 class EncoderDecoderPrograms(Programs):
-    """Writes the modules of such a model."""
+    """Writes the HLO modules of a model with an encoder."""
 
     config: EncoderDecoderConfig
 
@@ -85,7 +85,7 @@ class EncoderDecoderPrograms(Programs):
 
     @property
     def memory_sizes(self) -> tuple[int, ...]:
-        """Of one layer's keys, or values, on one device."""
+        """Sizes of one layer's keys, or values, on one device."""
         heads = self.config.attention_heads
         return self.slots, self.options.buckets.sources[-1], heads.kv_share(self.degree), heads.head_dim
 
@@ -98,10 +98,10 @@ class EncoderDecoderPrograms(Programs):
         return super().module(key, segment)
 
     def encode(self, key: EncodeKey) -> HloModuleProto:
-        """The program that reads sources.
+        """Write the program that encodes sources.
 
-        Parameters: s32[rows, 2 + tokens] with slot, length and ids of each source, where a length of 0 is of none; the
-        memory; the weights. Results: the memory, in place.
+        Parameters: s32[rows, 2 + tokens] with slot, length and ids of each source, where a row of length 0 has none;
+        the memory; the weights. Results: the memory, in place.
         """
 
         def program(scribe: HloScribe) -> list[Tensor]:
@@ -129,13 +129,13 @@ class EncoderDecoderPrograms(Programs):
         return compile_py_func(program)
 
     def _declare_layers(self, parameters: hlo.Parameters, table: Sequence[Weight], count: int) -> list[Any]:
-        """Of the encoder, which call their weights as those of the decoder do."""
+        """Declare the layers of `table`. The encoder's get the names that a decoder layer's weights have."""
         named = [replace(row, name=row.name.removeprefix(ENCODER_LAYER)) for row in table]
         scope = f"{table[0].name.partition('.')[0]}."
         return [declare(named, parameters, self.dtype, self.degree, f"{scope}{layer}.") for layer in range(count)]
 
     def redirect(self) -> HloModuleProto:
-        """The program that has every slot look at what the slot named for it looks at.
+        """Write the program that gives each slot the memory of its source slot.
 
         Parameters: s32[slots], the memory. Results: the memory, in place.
         """
@@ -149,14 +149,14 @@ class EncoderDecoderPrograms(Programs):
         return compile_py_func(program)
 
     def declare_memory(self, parameters: hlo.Parameters, layers: int) -> list[Tensor]:
-        """The lengths s32[slots], then keys and values of each layer, [slots, positions, kv_heads, d]."""
+        """Declare the lengths s32[slots], then keys and values of each layer, [slots, positions, kv_heads, d]."""
         lengths = parameters.add(dtype_named("s32")[self.slots], "memory.lengths")
         sizes = dtype_named(self.dtype)[self.memory_sizes]
         names = [f"memory.{layer}.{name}" for layer in range(layers) for name in ("keys", "values")]
         return [lengths, *(parameters.add(sizes, name) for name in names)]
 
     def declare_weights(self, parameters: hlo.Parameters, segment: Segment) -> tuple[Any, list[Any]]:
-        """And the memory, after all of them, where there are layers to look at it."""
+        """Declare the weights, and after them the memory if the segment has layers, which attend to it."""
         shared, layers = super().declare_weights(parameters, segment)
         if layers:
             lengths, *arrays = self.declare_memory(parameters, len(layers))
@@ -166,14 +166,14 @@ class EncoderDecoderPrograms(Programs):
 
 
 def only_real(x: Tensor, lengths: Tensor) -> Tensor:
-    """X [b, n, ...] with zeros from lengths s32[b] on: what is not looked at is still weighed, with zero."""
+    """Set x [b, n, ...] to zero from lengths s32[b] on: attention also multiplies masked positions, by zero."""
     b, n, *rest = x.sizes
     position = hlo.iota("s32", [b, n, *(1 for _ in rest)], 1)
     return hlo.select(position < hlo.reshape(lengths, b, 1, *(1 for _ in rest)), x, 0.0)
 
 
 def written(memory: Tensor, new: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
-    """Memory [slots, ...] with new [b, ...], and zeros after it, in the slots s32[b] of rows whose length is not 0."""
+    """Write new [b, ...], padded with zeros, to slots s32[b] of memory [slots, ...] for rows of length above 0."""
     for axis in range(1, len(memory.sizes)):
         new = hlo.pad(new, axis, 0, memory.sizes[axis] - new.sizes[axis])
     zero = hlo.constant(0, "s32")
@@ -186,9 +186,9 @@ def written(memory: Tensor, new: Tensor, slots: Tensor, lengths: Tensor) -> Tens
 
 
 class EncoderDecoder(Decoder):
-    """The engine of such a model: the decoder's, and the memory on the devices.
+    """The engine of a model with an encoder: that of a decoder, and the memory on the devices.
 
-    `sources` has, for each slot, a number that tells its source from others, or -1 where it has none.
+    `sources` has a number for each slot that identifies its source, or -1 if it has none.
     """
 
     programs_of = EncoderDecoderPrograms
@@ -198,10 +198,10 @@ class EncoderDecoder(Decoder):
         super().__init__(family, config, runtime, options)
         self.memory: list[DeviceTensor] = []
         self.sources = np.full(self.slots, -1)
-        self._read = 0  # sources so far
+        self._read = 0  # sources read so far
 
     def planned(self) -> list[ProgramKey]:
-        """And the encoder for each size of a source, and the exchange of what slots look at."""
+        """Return the decoder's keys, the encoder for each source size, and the redirection of slots."""
         encoders = [EncodeKey(self.options.prompt_batch_size, size) for size in self.options.buckets.sources]
         return [*encoders, *super().planned(), RedirectKey()]
 
@@ -214,7 +214,7 @@ class EncoderDecoder(Decoder):
         self.sources[:] = -1
 
     def encode(self, tokens: Sequence[Array], slots: Array) -> None:
-        """Read sources, s32[·] each; from now on these slots look at them."""
+        """Encode sources, s32[·] each. From now on these slots attend to them."""
         rows = self.options.prompt_batch_size
         for first in range(0, len(tokens), rows):
             group = tokens[first : first + rows]
@@ -249,16 +249,16 @@ class EncoderDecoder(Decoder):
     def fill(self, slots: Array, start: Array, length: Array) -> None:
         active = slots[length > 0]
         if (self.sources[active] < 0).any():
-            raise InputError(f"slots {active[self.sources[active] < 0].tolist()} have no source: encode() comes first")
+            raise InputError(f"slots {active[self.sources[active] < 0].tolist()} have no source: call encode() first")
         super().fill(slots, start, length)
 
     def reorder(self, source: Array) -> None:
-        """And looks at what that slot looks at; where it is negative, at what it did before."""
+        """Reorder the caches and the sources. Where `source` is negative, a slot keeps its source."""
         super().reorder(source)
         self.redirect(np.where(source < 0, np.arange(self.slots), source))
 
     def redirect(self, source: Array) -> None:
-        """Slot `i` looks from now on at what slot `source[i]` looks at. s32[slots]"""
+        """Let slot `i` attend to the source of slot `source[i]` from now on. s32[slots]"""
         if (self.sources[source] != self.sources).any():
             [(_, program)] = self.parts(RedirectKey())
             with self.guarded():
@@ -267,11 +267,14 @@ class EncoderDecoder(Decoder):
 
 
 class EncoderDecoderForSampling(ForSampling):
-    """A model with an encoder, compiled for fixed shapes.
+    """A model with an encoder and a decoder, compiled for fixed shapes. Two options differ from those of `Model`:
 
-    As `ForSampling`, but `context_length_estimate` is the longest source, or the sizes that the encoder is compiled
-    for, and both that and `n_positions`, the longest sequence made of it, are 512 by default. `forward` and `score`
-    take the decoder's tokens, and `encode` before that the source.
+    - `context_length_estimate`: the longest source in tokens, or a list of the sizes that the encoder is compiled for.
+      Default 512.
+    - `n_positions`: the longest sequence of the decoder, as in `Model`. Default 512.
+
+    `sample` takes the sources. `forward` and `score` take the decoder's tokens, after a call of `encode` with the
+    sources. Other arguments, and what calls raise, are described at `ForSampling`.
     """
 
     engine = EncoderDecoder
@@ -281,14 +284,14 @@ class EncoderDecoderForSampling(ForSampling):
     def _buckets(self, n_positions: int | Sequence[int] | None, context: int | Sequence[int] | str | None) -> Buckets:
         longest = LONGEST if n_positions is None and not self.neuron_config.continuous_batching else n_positions
         if isinstance(context, str) or context == 0:
-            raise ConfigError(f"context_length_estimate wants the longest source, or several sizes, got {context!r}")
+            raise ConfigError(f"context_length_estimate must be the longest source, or several sizes, got {context!r}")
         sources = Buckets.of(LONGEST if context is None else context, 0).positions
         buckets = super()._buckets(longest, None)
         return replace(buckets, context=(min(BEGUN, buckets.context[-1]),), sources=sources)
 
     @property
     def decoder(self) -> EncoderDecoder:
-        """The engine below. Raises ConfigError before `to_neuron`."""
+        """The engine of the model. Raises ConfigError before `to_neuron`."""
         decoder = super().decoder
         assert isinstance(decoder, EncoderDecoder)
         return decoder
@@ -300,10 +303,15 @@ class EncoderDecoderForSampling(ForSampling):
         attention_mask: Integers | None = None,
         slots: Sequence[int] | None = None,
     ) -> None:
-        """Read sources, input_ids [batch, n]: the slots 0, 1, …, or those named, look at them from now on.
+        """Encode sources. From now on their slots attend to them.
 
-        start_ids [batch] are how many columns are padding on the left; or attention_mask [batch, n] has zeros for
-        padding on either side.
+        - `input_ids`: integers [batch, n], the tokens of the sources.
+        - `start_ids`: integers [batch], the number of padding columns on the left. Default: none.
+        - `attention_mask`: [batch, n], zero for padding on either side. It replaces `start_ids`.
+        - `slots`: the slot of each source. Default: 0, 1, ….
+
+        Raises InputError for a source longer than `context_length_estimate`, padding between its tokens, and slots
+        that occur twice or are not below `batch_size`.
         """
         with self.turns.take("encode()"):
             self.read_sources(input_ids, start_ids, attention_mask, slots)
@@ -315,7 +323,7 @@ class EncoderDecoderForSampling(ForSampling):
         attention_mask: Integers | None = None,
         slots: Sequence[int] | None = None,
     ) -> None:
-        """As `encode`, for who has the turn."""
+        """Do the same as `encode`, for a caller that has the turn."""
         longest, count = self.options.buckets.sources[-1], self.options.batch_size
         padding = dict(start_ids=start_ids, attention_mask=attention_mask)
         rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=None, **padding)
@@ -324,12 +332,12 @@ class EncoderDecoderForSampling(ForSampling):
                 f"context_length_estimate={longest} is the longest source this model takes, got {tokens} tokens"
             )
         if rows.real.shape[1] > 1 and (np.abs(np.diff(rows.real.astype(np.int8))).sum(1) > 1 + ~rows.real[:, 0]).any():
-            raise InputError("attention_mask wants a source's tokens side by side, got padding between them")
+            raise InputError("attention_mask must have a source's tokens side by side, got padding between them")
         named = np.arange(len(rows.tokens)) if slots is None else np.asarray(slots)
         if named.shape != (len(rows.tokens),) or len(set(named.tolist())) != len(named):
-            raise InputError(f"slots wants one of its own for each of {len(rows.tokens)} sources, got {named.tolist()}")
+            raise InputError(f"slots must be unique, one for each of {len(rows.tokens)} sources, got {named.tolist()}")
         if named.min() < 0 or named.max() >= count:
-            raise InputError(f"batch_size={count} is what this model takes, got sources for slots {named.tolist()}")
+            raise InputError(f"slots must be at least 0 and below batch_size={count}, got {named.tolist()}")
         with self.meter.call(sum(map(len, rows.tokens))):
             self.decoder.encode(rows.tokens, named)
 
@@ -343,10 +351,12 @@ class EncoderDecoderForSampling(ForSampling):
         decoder_input_ids: Integers | None = None,
         **options: Any,
     ) -> Any:
-        """What the model makes of sources, s64[batch, up to sequence_length]: decoder_input_ids [batch, n], by default
-        its start token, and what follows.
+        """Generate from sources. Return the decoder's tokens, s64[batch, at most sequence_length].
 
-        Sources as in `encode`, all else as in `ForSampling.sample`.
+        - `input_ids`, `start_ids`, `attention_mask`: the sources, as in `encode`.
+        - `sequence_length`: most columns of the result.
+        - `decoder_input_ids`: integers [batch, n], the first tokens of the result. Default: the model's start token.
+        - `rules`, `options`: the other arguments of `ForSampling.sample`, in its order.
         """
         with self.turns.take(self._whole), self.meter.call():
             self.read_sources(input_ids, start_ids, attention_mask)
@@ -355,6 +365,9 @@ class EncoderDecoderForSampling(ForSampling):
             return super().sample(begun, sequence_length, None, *rules, **options)
 
     def profile(self, prompt_tokens: int = 128, new_tokens: int = 64) -> Profile:
-        """Where the time of `sample` goes, for as many sources of so many tokens as there may be."""
+        """Measure where the time of `sample` goes, with `prompt_batch_size` sources of `prompt_tokens` tokens each.
+
+        `new_tokens` are generated for each. Runs once before it measures. Returns a `Profile`, a table when printed.
+        """
         sources = (np.arange(prompt_tokens) % self.config.vocab_size)[None].repeat(self.options.prompt_batch_size, 0)
         return profile(self.decoder, lambda: self.sample(sources, 1 + new_tokens, eos_token_override=-1))

@@ -1,4 +1,4 @@
-"""Every environment variable the package reads or sets: name, default, meaning. No other file touches `os.environ`."""
+"""Every environment variable that the package uses: name, default, meaning. No other file accesses `os.environ`."""
 
 from __future__ import annotations
 
@@ -16,42 +16,45 @@ class Variable(NamedTuple):
 
     @property
     def given(self) -> bool:
-        """Whether the user has set it."""
+        """Whether the user has set the variable."""
         return self.name in os.environ
 
     def set_default(self) -> None:
-        """Set the variable for the libraries below, unless the user has."""
+        """Set the variable for the libraries that we load, unless the user has set it."""
         os.environ.setdefault(self.name, self.default)
 
 
 RUNTIME = Variable(
     "NEURONX_RUNTIME",
     "",
-    "Where programs run when NeuronConfig does not say: cpu, cuda or neuron. By default neuron where there is a device "
+    "Where programs run if NeuronConfig does not say: cpu, cuda or neuron. The default is neuron if there is a device "
     "and torch_neuronx, otherwise cpu.",
 )
 KERNELS = Variable(
     "NEURONX_KERNELS",
     "auto",
-    "Kernels for the CPU: auto, off, or portable, avx2, avx512, avx512_bf16, amx where they run.",
+    "Kernels for the CPU: auto, off, or one of portable, avx2, avx512, avx512_bf16, amx that the processor supports.",
 )
-CACHE = Variable("NEURONX_CACHE", "on", "Whether compiled programs are kept for the next process: on or off.")
-CACHE_DIR = Variable("NEURONX_CACHE_DIR", "", "Where they are kept; by default transformers_neuronx in XDG_CACHE_HOME.")
-CACHE_HOME = Variable("XDG_CACHE_HOME", "~/.cache", "Where programs keep what they can make again.")
+CACHE = Variable("NEURONX_CACHE", "on", "Whether compiled programs are cached for later processes: on or off.")
+CACHE_DIR = Variable("NEURONX_CACHE_DIR", "", "Their directory; by default transformers_neuronx in XDG_CACHE_HOME.")
+CACHE_HOME = Variable("XDG_CACHE_HOME", "~/.cache", "The user's cache directory.")
 DUMP_TO = Variable("NEURONX_DUMP_TO", "", "A directory for the HLO of every program, before and after XLA, and a log.")
 XLA_FLAGS = Variable("XLA_FLAGS", "", "XLA's own options. Read only to tell executables apart.")
-CC_FLAGS = Variable("NEURON_CC_FLAGS", "", "Options for neuronx-cc, besides or in place of this package's own.")
+CC_FLAGS = Variable("NEURON_CC_FLAGS", "", "Options for neuronx-cc. They add to this package's own, or replace them.")
 PLATFORM_TARGET = Variable(
-    "NEURON_PLATFORM_TARGET_OVERRIDE", "", "The kind of instance to compile for, where NEURON_CC_FLAGS has no --target."
+    "NEURON_PLATFORM_TARGET_OVERRIDE", "", "The type of instance to compile for if NEURON_CC_FLAGS has no --target."
 )
-COMPILE_TIMEOUT = Variable("NEURONX_COMPILE_TIMEOUT", "14400", "Seconds for neuronx-cc to compile a program, or 0.")
-PYTHONPATH = Variable("PYTHONPATH", "", "Where Python finds modules. A child that compiles gets this package's place.")
+COMPILE_TIMEOUT = Variable("NEURONX_COMPILE_TIMEOUT", "14400", "Seconds for one run of neuronx-cc; 0 is no limit.")
+PYTHONPATH = Variable("PYTHONPATH", "", "Where Python finds modules. Compiler processes also get this package's path.")
 LOG_LEVEL = Variable("TF_CPP_MIN_LOG_LEVEL", "1", "XLA's own log: 0 everything, 1 warnings, 2 errors. Set, not read.")
 VISIBLE_CORES = Variable("NEURON_RT_VISIBLE_CORES", "", "NeuronCores that this process may use: 0-3,6. Read only.")
-NUM_CORES = Variable("NEURON_RT_NUM_CORES", "", "How many NeuronCores this process may use. Read only.")
+NUM_CORES = Variable("NEURON_RT_NUM_CORES", "", "Number of NeuronCores that this process may use. Read only.")
 
 
 def for_child(*places: str) -> dict[str, str]:
-    """The environment of a process in another directory. Its Python finds modules where ours does, and in `places`."""
+    """Return the environment of a child process, whose Python finds modules where ours does, and in `places`.
+
+    The child may run in another directory.
+    """
     found = [os.path.abspath(place) for place in PYTHONPATH.get().split(os.pathsep) if place]
     return os.environ | {PYTHONPATH.name: os.pathsep.join([*found, *places])}

@@ -1,38 +1,38 @@
-"""Every exception a user can cause, by what it is about. `assert` elsewhere marks a bug of our own."""
+"""Exceptions that a user can cause, one class for each subject. An `assert` elsewhere marks a bug of this package."""
 
 
 class TransformersNeuronxError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
     def __init__(self, message: str) -> None:
-        # A name in a damaged file may hold what cannot be printed.
+        # A name in a damaged file may have characters that cannot be printed.
         super().__init__(message.encode("utf-8", "backslashreplace").decode())
 
 
 class GraphError(TransformersNeuronxError, ValueError):
-    """An operation in a PyHLO function got operands it cannot take."""
+    """An operation in a PyHLO function got operands that it cannot take."""
 
 
 class ConfigError(TransformersNeuronxError, ValueError):
-    """A model configuration or an option asks for something that is contradictory or not supported."""
+    """A model configuration or an option is contradictory or not supported."""
 
 
 class CheckpointError(TransformersNeuronxError, ValueError):
-    """A checkpoint is missing something, has something too many, is damaged, or points outside its directory."""
+    """A checkpoint is incomplete, has unexpected parts, is damaged, or points outside its directory."""
 
 
 class InputError(TransformersNeuronxError, ValueError):
-    """A call got ids, positions or options that the compiled model cannot serve; the model stays usable."""
+    """A call got ids, positions or options that the compiled model cannot serve. The model stays usable."""
 
 
 class EngineError(TransformersNeuronxError, RuntimeError):
-    """The engine below (jaxlib, the Neuron runtime) is missing, unsupported, too small, or wrong."""
+    """The engine (jaxlib or the Neuron runtime) is missing, unsupported, too small, or computes wrong results."""
 
 
 class StorageError(TransformersNeuronxError, OSError):
-    """A file cannot be written: the disk is full or fails, or another process has it. What was there is unchanged.
+    """A file cannot be written: the disk is full or fails, or another process has it. An existing file is unchanged.
 
-    `errno` is the system's number of the reason, if it gave one.
+    `errno` is the system's error number, if there is one.
     """
 
     def __init__(self, message: str, errno: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""From rows of tokens to logits, or to tokens chosen from them: any number of tokens, by programs of fixed sizes."""
+"""Feeds rows of any number of tokens to programs of fixed sizes, and returns logits or sampled tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Window(NamedTuple):
-    """What one dispatch feeds: `now` tokens of each of some rows, after those that were `fed` before.
+    """What one dispatch feeds: `now` tokens of each of some rows, after the `fed` earlier ones.
 
-    `rows` [m] are numbers of rows of the call, `lanes` [m] where they stand in the program, which has `size` lanes of
+    `rows` [m] are indices of the call's rows, and `lanes` [m] their indices in the program, which has `size` lanes of
     `active` tokens; fed, now [m].
     """
 
@@ -31,10 +31,10 @@ class Window(NamedTuple):
 
 
 def windows(rows: Rows, options: CompileOptions) -> Iterator[Window]:
-    """The dispatches for `rows`, in order.
+    """Yield the dispatches for `rows`, in order.
 
-    Prompts go in groups of `prompt_batch_size`, each in as many windows as its longest needs. What is then left of a
-    row is a single token, and single tokens go all together, with those of rows that never had more.
+    Prompts are fed in groups of `prompt_batch_size`; the longest row of a group decides its number of windows. Single
+    tokens that remain, and rows of one token, are then fed together.
     """
     left = np.array([len(row) for row in rows.tokens])
     fed, slots, prompts = np.zeros_like(left), options.batch_size, options.prompt_batch_size
@@ -68,7 +68,7 @@ def operands(window: Window, rows: Rows, slots: int) -> StepInputs:
 
 
 def feed(decoder: Decoder, rows: Rows, all_positions: bool = False) -> Array:
-    """Logits after the last token of each row, or after all tokens with `all_positions`.
+    """Feed rows. Return logits after the last token of each row, or after all tokens with `all_positions`.
 
     -> f32[batch, 1 or the longest row, vocab]
     """
@@ -85,9 +85,9 @@ def feed(decoder: Decoder, rows: Rows, all_positions: bool = False) -> Array:
 
 
 def sample_after(decoder: Decoder, rows: Rows, policy: Array, repeats: int = 1) -> Array:
-    """The token after the last one of each row, or BROKEN, without logits leaving the devices. -> s64[batch * repeats]
+    """Feed rows, and sample the token after each, or BROKEN; logits stay on the devices. -> s64[batch * repeats]
 
-    policy s32[batch * repeats, POLICY_COLUMNS]. With `repeats`, several are chosen for each row, for the slots 0, 1, …
+    policy s32[batch * repeats, POLICY_COLUMNS]. With `repeats`, several are sampled per row, for the slots 0, 1, …
     """
     lengths = np.array([len(row) for row in rows.tokens])
     tokens = np.full((repeats, len(lengths)), NOTHING)
@@ -105,6 +105,6 @@ def sample_after(decoder: Decoder, rows: Rows, policy: Array, repeats: int = 1) 
 
 
 def repeat(decoder: Decoder, prompts: int, repeats: int) -> None:
-    """Have the sequences in the first `prompts` slots in the others as well, so that each is there `repeats` times."""
+    """Copy the sequences of the first `prompts` slots to the others, so that each is there `repeats` times."""
     if repeats > 1:
         decoder.reorder(np.tile(np.arange(prompts), repeats))

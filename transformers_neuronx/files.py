@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all: what is written to the disk, exchanged, and read with suspicion.
+"""Write and exchange files so that each is complete or absent, and check files before they are read.
 
-It does not know what is in them.
+This file does not know what the files contain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers_neuronx.errors import CheckpointError, ConfigError, StorageErr
 
 AGAIN = "download or save it again"
 ELSEWHERE = "choose another place"
-ADVICE = {  # where nothing can be written, by the system's reason
+ADVICE = {  # what to do when a write fails, by error number
     errno.ENOSPC: f"make room there, or {ELSEWHERE}",
     errno.EFBIG: f"allow larger files (ulimit -f), or {ELSEWHERE}",
     errno.EDQUOT: f"make room in this user's quota, or {ELSEWHERE}",
@@ -30,7 +30,7 @@ ADVICE = {  # where nothing can be written, by the system's reason
 
 @contextmanager
 def explain(wrong: str, advice: str = AGAIN) -> Iterator[None]:
-    """Whatever a library raises becomes a CheckpointError; libraries change their exceptions between versions."""
+    """Turn any exception of a library into a CheckpointError. Libraries change their exceptions between versions."""
     try:
         yield
     except CheckpointError:
@@ -51,52 +51,52 @@ def kind(path: str | os.PathLike[str]) -> str:
 def want_file(path: Path, why: str = "") -> Path:
     # links are followed: a hub snapshot is a directory of links into the cache's blobs
     if not os.path.isfile(path):
-        raise CheckpointError(f"{path}: wanted a regular file{why and ', ' + why}, found {kind(path)}; {AGAIN}")
+        raise CheckpointError(f"{path}: expected a regular file{why and ', ' + why}, found {kind(path)}; {AGAIN}")
     if not os.access(path, os.R_OK):
-        raise CheckpointError(f"{path}: this user may not read it; change its permissions")
+        raise CheckpointError(f"{path}: this user is not allowed to read it; change its permissions")
     return path
 
 
 def want_writable(path: Path, directory: bool = False) -> Path:
-    """Raise ConfigError, before the work is done, where a file, or a `directory`, cannot be written at the end."""
+    """Raise ConfigError before the work starts if a file, or a `directory`, cannot be written at its end."""
     what = "a directory" if directory else "a file"
     if os.path.lexists(path) and os.path.isdir(path) != directory:
-        raise ConfigError(f"{path}: wanted to write {what}, found {kind(path)}; choose another name")
+        raise ConfigError(f"{path}: cannot write {what}, found {kind(path)}; choose another name")
     place = next(each for each in (path, *path.parents) if each.exists())
     if place != path and not place.is_dir():
-        raise ConfigError(f"{path}: wanted to write {what}, but {place} is {kind(place)}; choose another place")
+        raise ConfigError(f"{path}: cannot write {what}, because {place} is {kind(place)}; choose another place")
     if not os.access(place, os.W_OK):
-        raise ConfigError(f"{path}: wanted to write {what}, but {place} may not be written to; choose another place")
+        raise ConfigError(f"{path}: cannot write {what}, because {place} is not writable; choose another place")
     return path
 
 
 def is_plain(name: str) -> bool:
-    """Whether it names a file beside the one that mentions it, and is never a path out of the directory."""
+    """Whether `name` is a file name without a directory, so that it cannot lead out of one."""
     return os.path.basename(name) == name and name.isprintable() and name not in ("", ".", "..")
 
 
 def read_json(path: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> dict[str, Any]:
-    """The object in a file. `pairs` makes each object of its names and values, `unique` for instance."""
+    """Return the JSON object in a file. `pairs` builds each object from its names and values, as `unique` does."""
     want_file(path)
     with explain(f"{path}: not valid JSON"):
         content = json.loads(path.read_bytes(), object_pairs_hook=pairs)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: wanted a JSON object, got {type(content).__name__}; {AGAIN}")
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(content).__name__}; {AGAIN}")
     return content
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice")
     return dict(pairs)
 
 
 @contextmanager
 def saving(path: Path, what: str, kinds: type[Exception] = OSError) -> Iterator[None]:
-    """An error of the disk becomes a StorageError that names the path, `what` was to be written, and what to do.
+    """Turn a disk error into a StorageError with the path, `what` was to be written, and what to do.
 
-    `kinds` are the errors of whoever writes.
+    `kinds` are the exceptions that the writer raises.
     """
     try:
         yield
@@ -110,7 +110,7 @@ def saving(path: Path, what: str, kinds: type[Exception] = OSError) -> Iterator[
 
 
 def fsync(path: Path) -> None:
-    """Bring a file, or the list of a directory's entries, to the disk."""
+    """Flush a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -119,7 +119,7 @@ def fsync(path: Path) -> None:
 
 
 def write(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """A new file, on the disk when this returns."""
+    """Write a new file and flush it to the disk."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
         file.flush()
@@ -127,7 +127,7 @@ def write(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """As `write`, in place of a file that is there: a reader sees the one or the other, after a crash as well."""
+    """Like `write`, but replace an existing file. A reader sees the old or the new file, even after a crash."""
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.tmp-", dir=path.parent) as stage:
         write(Path(stage) / path.name, data, mode)
         os.replace(Path(stage) / path.name, path)
@@ -135,9 +135,9 @@ def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def save(path: Path, data: bytes, what: str) -> None:
-    """Write a file where a user wants it, in place of one that is there. StorageError where that cannot be."""
+    """Write a file to the user's path, replacing an existing one. Raises StorageError on failure."""
     with saving(path, what):
-        if path.exists() and not path.is_file():  # a pipe or a device keeps its place
+        if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced
             path.write_bytes(data)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ def save(path: Path, data: bytes, what: str) -> None:
 
 
 def append(file: FileIO, data: bytes) -> None:
-    """Write all of it at the end of a file and bring it to the disk, or leave the file as it was."""
+    """Append all of `data` to a file and flush it to the disk, or leave the file unchanged."""
     end = os.fstat(file.fileno()).st_size
     try:
         rest = memoryview(data)
@@ -159,9 +159,9 @@ def append(file: FileIO, data: bytes) -> None:
 
 
 def lock(file: FileIO) -> None:
-    """Have an open file alone until it is closed, or its process ends, however it does.
+    """Lock an open file until it is closed or the process ends in any way.
 
-    BlockingIOError where another process has it; another OSError where the system or the file's place has no locks.
+    Raises BlockingIOError if another process has the lock, another OSError if the system or the location has no locks.
     """
     try:
         import fcntl
@@ -172,9 +172,9 @@ def lock(file: FileIO) -> None:
 
 @contextmanager
 def staging(directory: Path, label: str) -> Iterator[Path]:
-    """A temporary directory inside `directory`, which is made if need be, and unmade if the body fails.
+    """Yield a temporary directory inside `directory`, which is created if needed, and removed if the body fails.
 
-    StorageError, which says that the `label` cannot be written, where the disk is why it fails.
+    If the disk is the reason, raises StorageError, which says that the `label` cannot be written.
     """
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
@@ -190,10 +190,10 @@ def staging(directory: Path, label: str) -> Iterator[Path]:
 
 
 def exchange(stage: Path, directory: Path, last: str = "", obsolete: Collection[str] = ()) -> None:
-    """Move everything staged into `directory`, what it replaces and what is `obsolete` aside, and then delete that.
+    """Move all staged files into `directory`. The files that they replace, and `obsolete` ones, are then deleted.
 
-    The file `last` says what belongs together: it goes first and comes last, so that a process killed meanwhile leaves
-    none. When interrupted, put all of it back.
+    The file `last` lists what belongs together. The old one is moved away first, and the new one is moved in last: a
+    process that is killed in between leaves none. After an interrupt or an error, the old files are put back.
     """
     names = sorted((entry.name for entry in stage.iterdir()), key=lambda name: name == last)
     replaced = directory / stage.name.replace(".tmp-", ".old-")

@@ -1,6 +1,6 @@
-"""Speculative decoding in one program: the draft's guesses and the target's check never leave the devices.
+"""Speculative decoding in one program: draft tokens and their verification stay on the devices.
 
-What `speculation` does step by step from the host, as a loop on the devices; the tokens are the same.
+A loop on the devices does what `speculation` does from the host. The tokens are the same.
 """
 
 from __future__ import annotations
@@ -29,32 +29,38 @@ Array = np.ndarray[Any, Any]
 
 
 class _Model:
-    """One of the two in the program that is being written."""
+    """One of the two models in the program that is being written."""
 
     def __init__(self, scribe: HloScribe, programs: Programs, parameters: hlo.Parameters, width: int) -> None:
         self.scribe, self.programs, self.width = scribe, programs, width
         self.weights = programs.declare_weights(parameters, programs.whole)
 
     def run(self, flat: Sequence[Tensor], step: Step, all_positions: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """Logits and caches after a step."""
+        """Apply the model to a step. Return logits and caches."""
         programs = self.programs
         x, after = programs.body(self.scribe, programs.whole, *self.weights, None, programs.by_layer(flat), step)
         return programs.logits(self.scribe, self.weights[0], x, None if all_positions else step), flattened(after)
 
 
 class FusedSpeculativeDecoder:
-    """`sample()` of `target` with `k` guesses of `draft` at a time, both in one program.
+    """Speculative decoding with both models in one program: the same tokens as `target.sample`, in fewer steps.
 
-    It is compiled here where both are on their devices, otherwise by the first call.
+    - `draft`: a smaller model with the target's `batch_size`, `tp_degree` and vocabulary, and at least its
+      `n_positions`.
+    - `target`: the model whose tokens are generated.
+    - `k`: number of draft tokens that the target verifies in one step, at least 1. Default 4.
+
+    Compiles its programs if both models are on their devices; otherwise the first call does. Raises ConfigError if `k`
+    is below 1 or the models do not fit each other.
     """
 
     def __init__(self, draft: ForSampling, target: ForSampling, k: int = 4) -> None:
         if k < 1:
-            raise ConfigError(f"k wants at least one guess, got {k}")
+            raise ConfigError(f"k must be at least 1, got {k}")
         check_pair(draft, target)
         if draft.options.tp_degree != target.options.tp_degree:
             degrees = f"{draft.options.tp_degree} and {target.options.tp_degree}"
-            raise ConfigError(f"tp_degree wants to be the same for draft and target, got {degrees}")
+            raise ConfigError(f"tp_degree must be the same for draft and target, got {degrees}")
         self.draft, self.target, self.k = draft, target, k
         self._built: dict[int, Executable] = {}
         if draft.is_on_device and target.is_on_device:
@@ -63,15 +69,18 @@ class FusedSpeculativeDecoder:
 
     @property
     def models(self) -> list[ForSampling]:
-        """Those that are called besides the target."""
+        """Models that it calls in addition to the target."""
         return [self.draft]
 
     def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
-        """As the target's own `sample`, with its options and its result."""
+        """Generate tokens as `target.sample` does, with its arguments and its result.
+
+        Raises InputError also for `no_repeat_ngram_size`, `output_scores`, and prompts that serve several rows.
+        """
         return self.target.sample(input_ids, sequence_length, speculator=self, **options)
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
-        """As `generation.generate`."""
+        """Yield blocks of tokens as `generation.generate` does."""
         generation.wanted[:] = count
         feed(self.draft.decoder, generation.prompts)
         yield generation.first()
@@ -80,7 +89,7 @@ class FusedSpeculativeDecoder:
 
     @property
     def _steps(self) -> int:
-        """Tokens that one dispatch makes, and up to `k` more."""
+        """Tokens that one dispatch generates; it may generate up to `k` more."""
         target = self.target.decoder
         return max(target.options.chunk, 1) if target.runtime.loops else 1
 
@@ -106,8 +115,10 @@ class FusedSpeculativeDecoder:
             return target.noted(tokens.numpy())[:, : int(made.numpy())]
 
     def _module(self, width: int, steps: int) -> HloModuleProto:
-        """Parameters: s32[slots, LOOP_COLUMNS + 1], the rows of `Programs.loop` and the token before each row's; seen;
-        caches of target and draft; weights of target and draft. Results: tokens; how many columns of them; seen, with
+        """Write the program.
+
+        Parameters: s32[slots, LOOP_COLUMNS + 1], the rows of `Programs.loop` and the token before each row's; seen;
+        caches of target and draft; weights of target and draft. Results: tokens; their number of columns; seen with
         these tokens, and the caches, in place.
         """
         target, draft = self.target.decoder.programs, self.draft.decoder.programs
@@ -128,14 +139,14 @@ class FusedSpeculativeDecoder:
                 state,
                 before,
                 None if target.in_place and draft.in_place else width,
-                None if self.target.decoder.runtime.loops else 1,  # this is called while a row wants tokens
+                None if self.target.decoder.runtime.loops else 1,  # it is called only while a row needs tokens
             )
             return [tokens, made, *in_place([seen_after], [seen]), *after]
 
         return compile_py_func(program)
 
     def _round(self, target: _Model, draft: _Model, packed: Tensor) -> Callable[..., list[Tensor]]:
-        """What the loop does once: guess, check, and take what was right."""
+        """Return the body of the loop: make draft tokens, verify them, and keep those that are right."""
         policy, eos = rules_of(packed)
         split = len(target.programs.layers) * len(target.programs.cache_arrays)
 
@@ -169,8 +180,8 @@ class FusedSpeculativeDecoder:
         self, draft: _Model, token: Tensor, previous: Tensor, position: Tensor, active: Tensor, seen: Tensor,
         policy: Policy, flat: tuple[Tensor, ...],
     ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-        """The draft's guesses, s32[b] each, and its caches. It is fed the token before a row's, too: that may be its
-        last guess of the round before, which it has not been fed.
+        """Return the draft's tokens, s32[b] each, and its caches. It is also fed the token before a row's token: that
+        may be its last token of the previous round, which it has not been fed.
         """
         step = Step(side_by_side([previous, token]), position - 1, active * 2, position + active, None, draft.width)
         guesses: list[Tensor] = []
@@ -186,7 +197,7 @@ class FusedSpeculativeDecoder:
 
 
 def _right(guesses: Sequence[Tensor], sampled: Sequence[Tensor], eos: Tensor, wanted: Tensor) -> Tensor:
-    """How many columns of `sampled` to take: those the row with the fewest right guesses has, and one more. s32"""
+    """Return the number of columns of `sampled` to keep: the fewest right draft tokens of a row, plus one. s32[]"""
     right, running = hlo.full(0, "s32", wanted.sizes), wanted > 0
     ended = wanted <= 0
     for guess, pick in zip(guesses, sampled, strict=False):

@@ -1,6 +1,4 @@
-"""From prompts to more tokens: the loop over tokens, on the devices in chunks or, where the host has to look at logits,
-one by one.
-"""
+"""Generates tokens: in chunks by a loop on the devices, or one by one if the host must see the logits."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ from transformers_neuronx.loops import EOS, EOS_COLUMNS, LOOP_COLUMNS, POLICY
 from transformers_neuronx.rules import Rules
 
 Array = np.ndarray[Any, Any]
-Criteria = Callable[[torch.Tensor, Any], Any]  # ids so far, scores -> whether to stop: all, or row by row
+Criteria = Callable[[torch.Tensor, Any], Any]  # ids so far, scores -> whether to stop, for all rows or per row
 Process = Callable[[Array], Array]  # logits f32[b, vocab] -> logits
 
 
 class Generation:
-    """Sequences in the slots 0, 1, …, from their prompts on, each of which serves `repeats` of them.
+    """Sequences in the slots 0, 1, …, generated from prompts that serve `repeats` sequences each.
 
     `eos` are the tokens that end a row.
     """
@@ -39,29 +37,29 @@ class Generation:
         self.history = [ids.tolist() for ids in prompts.tokens * repeats]
         self.count = len(self.history)
         self.eos = list(eos)
-        self.rows = np.zeros((decoder.slots, LOOP_COLUMNS), np.int32)  # as `Programs.loop` has them
+        self.rows = np.zeros((decoder.slots, LOOP_COLUMNS), np.int32)  # the columns of `Programs.loop`
         self.rows[: self.count, 1] = np.tile(prompts.end, repeats)
         self.rows[:, POLICY] = Rules(1, seed=0).packed(decoder.slots)
         self.rows[: self.count, POLICY] = rules.packed(self.count)
         self.rows[:, EOS] = [*eos, *[-1] * (EOS_COLUMNS - len(eos))]
         self.penalizes = rules.penalizes
-        self._noted = not self.penalizes  # whether the devices know which tokens each sequence has
+        self._noted = not self.penalizes  # whether `seen` on the devices is up to date
 
     @property
     def wanted(self) -> Array:
-        """How many tokens each row still wants; zero ends it."""
+        """Number of tokens left to generate in each row; setting zero ends it."""
         return self.rows[: self.count, 2]
 
     @property
     def seen(self) -> Array:
-        """Which tokens each slot's sequence has. pred[slots, vocab]"""
+        """The tokens that each slot's sequence has, pred[slots, vocab]."""
         seen = np.zeros((self.decoder.slots, self.decoder.config.vocab_size), bool)
         for row, ids in enumerate(self.history):
             seen[row, ids] = True
         return seen
 
     def note(self, decoder: Decoder) -> None:
-        """Have an engine know which tokens each sequence has, if a rule asks for them."""
+        """Pass an engine the tokens that each sequence has, if a rule depends on them."""
         if self.penalizes:
             decoder.note(self.seen)
 
@@ -71,7 +69,7 @@ class Generation:
             self._noted = True
 
     def first(self, process: Process | None = None) -> Array:
-        """Feed the prompts, and choose the token after each. -> s64[batch, 1]"""
+        """Feed the prompts, and sample the token after each. -> s64[batch, 1]"""
         if process is not None:
             logits = np.tile(feed(self.decoder, self.prompts)[:, 0], (self.repeats, 1))
             repeat(self.decoder, len(self.prompts.tokens), self.repeats)
@@ -82,7 +80,7 @@ class Generation:
         return self.take(tokens[:, None], fed=0)
 
     def sample(self, logits: Array) -> Array:
-        """Each row's next token, s64[batch, 1], from logits f32[batch, vocab] on the host; NOTHING if none is due."""
+        """Sample from logits f32[batch, vocab] on the host. -> s64[batch, 1], NOTHING where a row has ended"""
         self._note()
         whole = np.zeros((self.decoder.slots, 1, logits.shape[1]), np.float32)
         whole[: self.count, 0] = logits
@@ -91,7 +89,7 @@ class Generation:
         return self.take(tokens[:, None], fed=0)
 
     def run(self, steps: int) -> Array:
-        """Up to `steps` more tokens of each row, on the devices. -> s64[batch, ·]"""
+        """Generate up to `steps` more tokens of each row on the devices. -> s64[batch, ·]"""
         self._note()
         before = self.rows[:, 2].copy()
         tokens = self.decoder.loop(self.rows, steps)
@@ -99,9 +97,9 @@ class Generation:
         return self.take(tokens[:, :made])
 
     def check(self, guesses: Array) -> Array:
-        """The tokens that guesses for them turn out to be right about, and one more. -> s64[batch, ·]
+        """Verify draft tokens. Return those that are right, and one more. -> s64[batch, ·]
 
-        guesses s64[batch, k]; as many tokens as the row with the fewest right guesses has.
+        guesses s64[batch, k]. All rows get the same number of tokens, that of the row with the fewest right ones.
         """
         decoder, count = self.decoder, guesses.shape[1] + 1
         ids = np.zeros((decoder.slots, count), np.int32)
@@ -110,14 +108,14 @@ class Generation:
         length = np.minimum(self.rows[:, 2], count)
         self.note(decoder)
         tokens = decoder.verify(ids, self.rows[:, 1], length, self.rows[:, POLICY])
-        self._noted = not self.penalizes  # which guesses were right, the devices do not know
+        self._noted = not self.penalizes  # the devices do not know which draft tokens were right
         right = (ids[:, 1:] == tokens[:, :-1]).cumprod(1).sum(1)
         ended = np.isin(tokens, self.eos) & (np.arange(count) <= right[:, None])
         right = np.where(ended.any(1), count, right)[length > 0]
         return self.take(tokens[:, : min(right.min() + 1, length.max())])
 
     def step(self) -> Array:
-        """Feed each row's token; the logits for the next. f32[batch, vocab]"""
+        """Feed each row's token. Return the logits for the next one, f32[batch, vocab]."""
         active = np.flatnonzero(self.wanted)
         logits = np.zeros((self.count, self.decoder.config.vocab_size), np.float32)
         tokens = [self.rows[row, :1] for row in active]
@@ -127,7 +125,7 @@ class Generation:
         return logits
 
     def take(self, tokens: Array, fed: int = 1) -> Array:
-        """Note what was sampled, column by column; `fed` of the tokens before it went to the caches."""
+        """Record sampled tokens, column by column. `fed` is 1 if the tokens before them went to the caches, else 0."""
         out = np.full((self.count, tokens.shape[1]), NOTHING, np.int64)
         for column in range(tokens.shape[1]):
             active = np.flatnonzero(self.wanted)
@@ -144,17 +142,17 @@ class Generation:
 
 
 def check_sound(tokens: Array, rows: Array) -> None:
-    """Raise EngineError where no token could be chosen for a row."""
+    """Raise EngineError if no token could be sampled for a row."""
     if (tokens == BROKEN).any():
         broken = rows[tokens == BROKEN].tolist()
-        raise EngineError(f"the logits of rows {broken} are NaN or all -inf: no token can be chosen")
+        raise EngineError(f"the logits of rows {broken} are NaN or all -inf: no token can be sampled")
 
 
 def generate(generation: Generation, count: int, steps: int, process: Process | None = None) -> Iterator[Array]:
-    """Blocks of up to `count` tokens in all, s64[batch, ·], NOTHING where a row has ended. Stops when all have.
+    """Yield blocks of up to `count` tokens in total, s64[batch, ·]; NOTHING where a row has ended. Stop when all have.
 
-    After the first, `steps` at a time are made on the devices, or, with `process`, which may change logits f32[batch,
-    vocab], one at a time.
+    After the first token, the devices generate `steps` at a time. With `process`, which may change logits
+    f32[batch, vocab], tokens are generated one at a time.
     """
     generation.wanted[:] = count
     yield generation.first(process)
@@ -163,24 +161,24 @@ def generate(generation: Generation, count: int, steps: int, process: Process | 
 
 
 class Speculator(Protocol):
-    """Makes the tokens of a generation in its own way, the same ones."""
+    """Generates the tokens of a generation faster; they are the same as without it."""
 
     @property
     def models(self) -> Sequence[Any]:
-        """Those that it calls besides the one whose tokens these are."""
+        """Models that it calls in addition to the target."""
         ...
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
-        """As `generate`."""
+        """Yield blocks of tokens as `generate` does."""
         ...
 
 
 @dataclass
 class Transcript:
-    """What the host sees of a generation, column by column, and has a say in.
+    """The host's view of a generation, column by column.
 
-    `columns` are the ids so far, the prompt first. After its end a row has `filler`. Rows also end where `criteria` say
-    so of the ids up to there. No n-gram of `no_repeat_ngram_size` tokens comes twice, if that is given.
+    `columns` are the ids so far, the prompt first. After its end a row has `filler`. Rows also end when `criteria`
+    return true for the ids so far. If `no_repeat_ngram_size` is given, no n-gram of that many tokens occurs twice.
     """
 
     columns: list[torch.Tensor]
@@ -189,7 +187,7 @@ class Transcript:
     no_repeat_ngram_size: int | None = None
     keeps_scores: bool = False
     scores: list[torch.Tensor] = field(default_factory=list)
-    made: int = 0  # tokens, of all rows
+    made: int = 0  # tokens generated, in all rows
 
     @property
     def ids(self) -> torch.Tensor:
@@ -197,7 +195,7 @@ class Transcript:
 
     @property
     def process(self) -> Process | None:
-        """What looks at logits, if anything does: then tokens have to be made one at a time."""
+        """The function that reads or changes logits, or None. With one, tokens are generated one at a time."""
         return self._process if self.keeps_scores or self.no_repeat_ngram_size else None
 
     def _process(self, logits: Array) -> Array:
@@ -210,7 +208,7 @@ class Transcript:
         return changed.numpy()
 
     def read(self, blocks: Iterator[Array], generation: Generation) -> Iterator[torch.Tensor]:
-        """The columns of `blocks`, s64[batch] each, up to where all rows have ended."""
+        """Yield the columns of `blocks`, s64[batch] each, until all rows have ended."""
         done = torch.zeros(generation.count, dtype=torch.bool)
         for block in blocks:
             for column in torch.from_numpy(block).T:
@@ -227,7 +225,7 @@ class Transcript:
 
 
 def spread(logits: Array, rows: Rows, repeats: int) -> Array:
-    """Logits of each row's tokens at the columns where the caller has them. -> f32[batch, n, vocab]"""
+    """Move the logits of each row's tokens to the caller's columns; padding gets zeros. -> f32[batch, n, vocab]"""
     columns = np.zeros((len(logits), rows.real.shape[1], logits.shape[2]), np.float32)
     for row, real in enumerate(np.tile(rows.real, (repeats, 1))):
         columns[row, real] = logits[row, : real.sum()]
@@ -235,7 +233,7 @@ def spread(logits: Array, rows: Rows, repeats: int) -> Array:
 
 
 class Streamer(Protocol):
-    """What takes tokens as they come: Hugging Face's `TextStreamer` is one."""
+    """Receives tokens as they are generated, such as Hugging Face's `TextStreamer`."""
 
     def put(self, value: torch.Tensor) -> None: ...
     def end(self) -> None: ...
@@ -243,7 +241,7 @@ class Streamer(Protocol):
 
 @contextmanager
 def streaming(streamer: Streamer | None, prompt: torch.Tensor) -> Iterator[Callable[[torch.Tensor], None]]:
-    """What takes tokens to the streamer, if there is one, which gets the prompt first and is told of the end always."""
+    """Pass the prompt to the streamer, if any; yield a function that passes on tokens; always end the streamer."""
     if streamer is None:
         yield lambda tokens: None
         return

@@ -1,7 +1,7 @@
-"""Hugging Face's `generate()` for a model on the devices.
+"""Hugging Face's `generate()` for a compiled model.
 
-Generation is Transformers' own; this file gives it a model to call and a cache to ask, whose keys and values stay
-where they are.
+Generation is the code of Transformers. This file gives it a model to call, and a cache object whose keys and values
+stay on the devices.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.turns import Turns
 
-# What Transformers' models may take, and ignoring it would give something other than was asked for.
+# Arguments that Transformers' models may take. They are refused: ignoring them would change the result silently.
 EMBEDDED = {"inputs_embeds", "decoder_inputs_embeds", "labels"}
 REFUSED = (TransformersKwargs.__optional_keys__ | EMBEDDED) - {"position_ids"}
 
 
 class _OneTorchThread:
-    """While anything runs inside, torch has one thread; then it has again what it had before.
+    """Limits torch to one thread inside the context, and restores the number afterwards.
 
-    Between two operations torch's threads go on spinning for milliseconds, on the cores that the programs need.
+    After an operation, torch's threads keep spinning for milliseconds on the cores that the programs need.
     """
 
     def __init__(self) -> None:
@@ -56,16 +56,21 @@ _ONE_TORCH_THREAD = _OneTorchThread()
 
 
 class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
-    """A Transformers model whose work a compiled one does: `generate()` with all of its options.
+    """A Transformers model that runs on a compiled one, for Transformers' `generate()`.
 
-    `config` is the Hugging Face configuration of the checkpoint that `model` was made from. The batch that
-    `generate()` works on, prompts times beams or returned sequences, is at most the one compiled. Of a model with an
-    encoder it is an `EncoderDecoderAdapter`.
+    - `config`: the Hugging Face configuration of the checkpoint that `model` was made from. If its `name_or_path` has
+      a `generation_config.json`, that gives the defaults of `generate()`.
+    - `model`: the compiled model. Call its `to_neuron` before `generate()`.
+
+    The number of prompts, times `num_beams` or `num_return_sequences`, must be at most the model's `batch_size`. For a
+    model with an encoder, the instance is an `EncoderDecoderAdapter`.
+
+    Raises ConfigError if the model has `log_softmax_scores` in its NeuronConfig: `generate()` needs logits alone.
     """
 
     main_input_name = "input_ids"
-    _mask_name = "attention_mask"  # of the sequences that go on
-    # Whatever attention or experts the configuration names: none of Transformers' runs here.
+    _mask_name = "attention_mask"  # of the sequences that are continued
+    # The configuration may name any attention or experts: Transformers' own code for them never runs.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
 
     @classmethod
@@ -77,27 +82,27 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
 
     def __init__(self, config: PreTrainedConfig, model: ForSampling) -> None:
         if model.neuron_config.log_softmax_scores:
-            raise ConfigError("log_softmax_scores has forward() return a pair, and generate() wants logits alone")
+            raise ConfigError("log_softmax_scores must be off for generate(): with it, forward() returns a pair")
         super().__init__(config)
         self.model = model
-        self._columns: int | None = None  # that what is generated began with
-        self._steps: DeviceCache | None = None  # of a caller that goes step by step and keeps no past_key_values
+        self._columns: int | None = None  # columns of the prompt of the current generate()
+        self._steps: DeviceCache | None = None  # for callers that keep no past_key_values
         if config.name_or_path:
-            with suppress(OSError):  # there is none
+            with suppress(OSError):  # there may be none
                 self.generation_config = GenerationConfig.from_pretrained(config.name_or_path, local_files_only=True)
 
     @property
     def device(self) -> torch.device:
-        """Where ids and logits are: the host."""
+        """The device of ids and logits: the CPU."""
         return torch.device("cpu")
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the logits."""
+        """The type of the logits: float32."""
         return torch.float32
 
     def reset_generation(self) -> None:
-        """What `prepare_inputs_for_generation` is given next begins new sequences. `generate` does not need it."""
+        """Start new sequences at the next `prepare_inputs_for_generation`. `generate` does not need this."""
         self._steps = None
 
     def prepare_inputs_for_generation(  # type: ignore[override]
@@ -108,10 +113,12 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         attention_mask: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As Transformers'. Callers that go step by step need keep no past_key_values: sequences go on until
-        `reset_generation`, with the next column, with several and a mask over all, or with all columns so far.
+        """Return the arguments of `forward` for the next step, as Transformers' method does.
+
+        Callers that step by themselves need not keep `past_key_values`: sequences continue until `reset_generation`.
+        `input_ids` are then the next column, several columns with an `attention_mask` over all, or all columns so far.
         """
-        mask = attention_mask if isinstance(attention_mask, torch.Tensor) else None  # a 1 stands for no padding
+        mask = attention_mask if isinstance(attention_mask, torch.Tensor) else None  # a 1 means no padding
         stepping = past_key_values is None and kwargs.get("use_cache") is not False and not self._generates
         if stepping and not self.config.is_encoder_decoder:
             if self._steps is None or not self._steps.goes_on(input_ids, mask):
@@ -127,16 +134,21 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         return bool(self.model.turns.within(GENERATE))
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As Transformers' `generate`, whose own part runs on one thread."""
+        """Generate tokens as Transformers' `generate` does, with its arguments and its result.
+
+        Torch uses one thread during the call. Raises InputError if the rows exceed `batch_size` or `max_length` exceeds
+        `n_positions`, for `guidance_scale` and arguments other than ids and masks, and for an `assistant_model` that
+        wraps the same model.
+        """
         assistant = kwargs.get("assistant_model")
         if isinstance(assistant, HuggingFaceGenerationModelAdapter) and assistant.model is self.model:
-            raise InputError("assistant_model must have a model of its own: both would write to the same caches")
+            raise InputError("assistant_model must wrap another model: both would write to the same caches")
         with _ONE_TORCH_THREAD, self.model.turns.take(GENERATE), self.model.meter.call() as call:
             self._columns = None
             result = super().generate(*args, **kwargs)  # type: ignore[misc]
             ids = (result if isinstance(result, torch.Tensor) else result.sequences)[:, self._columns :]
             ends = torch.isin(ids, torch.tensor(self.model.eos_token_ids))
-            call.new_tokens = int((ends.cumsum(1) - ends.long() == 0).sum())  # up to a row's end, and that
+            call.new_tokens = int((ends.cumsum(1) - ends.long() == 0).sum())  # up to and including each row's end
         return result
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
@@ -146,22 +158,22 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, *_: Any
     ) -> None:
-        """Where Transformers makes the cache, knowing how large: the last step before it generates."""
+        """Check the limits and create the cache: Transformers calls this last before it generates."""
         self._check_limits(generation_config, model_kwargs.get(self._mask_name), batch_size)
-        generation_config.prefill_chunk_size = None  # long prompts go in windows anyway
+        generation_config.prefill_chunk_size = None  # long prompts are fed in windows anyway
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = DeviceCache(self.model)
 
     def _check_limits(self, options: Any, mask: torch.Tensor | None, prompts: int) -> None:
         if options.guidance_scale not in (None, 1):
             raise InputError(
-                f"guidance_scale={options.guidance_scale} is not supported: it runs this model for a second sequence "
-                "beside each, in the same caches; use a logits_processor with a second model, or guidance_scale=1"
+                f"guidance_scale={options.guidance_scale} is not supported: each row would need a second sequence "
+                "in the same caches; use a logits_processor with a second model, or guidance_scale=1"
             )
         rows = prompts * max(options.num_beams, options.num_return_sequences)
         if rows > self.model.options.batch_size:
             raise InputError(
-                f"batch_size={self.model.options.batch_size} is what this model takes, got {rows} rows: {prompts} "
+                f"batch_size={self.model.options.batch_size} is the most rows this model takes, got {rows}: {prompts} "
                 f"prompts with num_beams={options.num_beams}, num_return_sequences={options.num_return_sequences}"
             )
         end = options.max_length - (0 if mask is None else int((mask == 0).sum(1).min()))
@@ -181,9 +193,18 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         return_dict: bool | None = None,
         **others: Any,
     ) -> ModelOutput | tuple[Any, ...]:
-        """Logits after the last `logits_to_keep` tokens of each row, or after those columns, or all where it is 0.
+        """Feed tokens. Return their logits and the cache for the next call.
 
-        input_ids [batch, n] follow the columns that `past_key_values` knows of; attention_mask [batch, all columns].
+        - `input_ids`: s64[batch, n], the columns after those of `past_key_values`.
+        - `attention_mask`: [batch, all columns so far], zero for padding. None: the new columns have no padding.
+        - `past_key_values`: what the previous call returned. None, the default, starts new sequences.
+        - `use_cache`: False returns None as `past_key_values`. Default True.
+        - `logits_to_keep`: return the logits of this many last columns, or of the columns in a tensor. 0, the default,
+          returns all.
+        - `return_dict`: False returns a tuple. Default True.
+
+        Returns a `CausalLMOutputWithPast` with `logits` f32[batch, columns kept, vocab] and `past_key_values`. Raises
+        InputError for a cache that another call has replaced, and for arguments that the model cannot serve.
         """
         with self._turn:
             facts = self._step(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, **others)
@@ -204,14 +225,14 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         logits_to_keep: int | torch.Tensor = 0,
         **others: Any,
     ) -> dict[str, Any]:
-        """Logits and past_key_values of `forward`."""
+        """Compute logits and past_key_values for `forward`."""
         _refuse(others)
         if input_ids is None:
-            raise InputError("input_ids is missing: it is what a compiled model takes")
+            raise InputError("input_ids is missing: a compiled model takes token ids")
         self._columns = input_ids.shape[1] if self._columns is None else self._columns
         cache = DeviceCache(self.model) if past_key_values is None else past_key_values
         if not isinstance(cache, DeviceCache) or cache.model is not self.model:
-            raise InputError(f"past_key_values wants those that this model returned, got {type(cache).__name__}")
+            raise InputError(f"past_key_values must be those that this model returned, got {type(cache).__name__}")
         if (positions := others.get("position_ids")) is not None:
             cache.check_positions(positions, input_ids, attention_mask)
         last = isinstance(logits_to_keep, int) and logits_to_keep == 1
@@ -222,10 +243,9 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
 
 
 class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[no-untyped-call]
-    """The same for a model with an encoder: a source goes to the encoder, which keeps what it makes of it.
+    """The adapter of a model with an encoder. The encoder's output stays on the devices.
 
-    What Transformers has as the encoder's hidden states are therefore numbers here, by which the engine knows its
-    sources: f64[batch, 1, 1].
+    In place of the encoder's hidden states, Transformers gets numbers that identify sources: f64[batch, 1, 1].
     """
 
     model: EncoderDecoderForSampling
@@ -246,9 +266,14 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
         return_dict: bool | None = None,
         **options: Any,
     ) -> ModelOutput | tuple[Any, ...]:
-        """Logits as for a model without an encoder, of decoder_input_ids [batch, n].
+        """Feed the decoder's tokens. Return their logits and the cache for the next call.
 
-        They are about the sources input_ids [batch, m], or those for which the encoder gave `encoder_outputs`.
+        - `input_ids`: s64[batch, m], the sources, with `attention_mask` [batch, m], zero for padding.
+        - `encoder_outputs`: what the encoder returned for sources; it replaces `input_ids`.
+        - `decoder_input_ids`: s64[batch, n], with `decoder_attention_mask` [batch, all columns so far].
+
+        Other arguments are those of `HuggingFaceGenerationModelAdapter.forward`. Returns a `Seq2SeqLMOutput`. Raises
+        InputError also if other sources have replaced those of `encoder_outputs`.
         """
         with self._turn:
             if encoder_outputs is None:
@@ -259,11 +284,11 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
         return tuple(output.to_tuple()) if return_dict is False else output
 
     def _look_at(self, numbers: np.ndarray[Any, Any]) -> None:
-        """Have each row look at the source of that number."""
+        """Let each row attend to the source with its number."""
         decoder = self.model.decoder
         found = decoder.sources == numbers[:, None]
         if not found.any(1).all():
-            raise InputError("encoder_outputs are no longer on the devices: the model has been called for others since")
+            raise InputError("encoder_outputs are no longer on the devices: another call has replaced them")
         slots = np.arange(decoder.slots)
         slots[: len(numbers)] = np.where(
             decoder.sources[: len(numbers)] == numbers, slots[: len(numbers)], found.argmax(1)
@@ -272,7 +297,7 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
 
 
 class _Encoder(torch.nn.Module):
-    """What `generate()` calls for the sources."""
+    """The encoder object that `generate()` calls with the sources."""
 
     main_input_name = "input_ids"
 
@@ -289,7 +314,7 @@ class _Encoder(torch.nn.Module):
 
     def read(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
         if input_ids is None:
-            raise InputError("input_ids is missing: the source that the encoder reads")
+            raise InputError("input_ids is missing: the encoder needs a source")
         self.model.read_sources(input_ids, attention_mask=attention_mask)
         numbers = torch.from_numpy(self.model.decoder.sources[: len(input_ids)].copy())
         return BaseModelOutput(last_hidden_state=numbers[:, None, None].double())
@@ -298,4 +323,4 @@ class _Encoder(torch.nn.Module):
 def _refuse(options: dict[str, Any]) -> None:
     for name in sorted(REFUSED & options.keys()):
         if options[name] is not None and options[name] is not False:
-            raise InputError(f"{name} is not supported: a compiled model takes token ids and a mask, and gives logits")
+            raise InputError(f"{name} is not supported: a compiled model takes token ids and a mask, returns logits")

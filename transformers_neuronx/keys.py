@@ -7,13 +7,13 @@ from typing import ClassVar, NamedTuple
 
 
 class ProgramKey:
-    """Key of a compiled program: `kind`, and as fields the sizes it is compiled for."""
+    """Key of a compiled program: its `kind`, and the sizes it is compiled for as fields."""
 
     kind: ClassVar[str]
 
     @property
     def name(self) -> str:
-        """The key as text, for people and for artifacts: `step_rows1_active32_width128`."""
+        """The key as text, for output and for artifacts: `step_rows1_active32_width128`."""
         return "_".join([self.kind, *(f"{name}{value}" for name, value in vars(self).items())])
 
 
@@ -45,7 +45,7 @@ class HeadKey(ProgramKey):
 
 @dataclass(frozen=True)
 class LoopKey(ProgramKey):
-    """A loop over tokens on the device: positions to attend to, and the most tokens it makes."""
+    """A loop over tokens on the device: positions to attend to, and the most tokens it generates."""
 
     kind = "loop"
     width: int
@@ -77,7 +77,7 @@ class ReorderKey(ProgramKey):
 
 
 class Segment(NamedTuple):
-    """The part of the model in one program: layers of these kinds, and whether embedding and head are in it."""
+    """The part of the model in one program: the kinds of its layers, and whether it has the embedding and the head."""
 
     embed: bool
     layers: tuple[str, ...]
@@ -85,7 +85,7 @@ class Segment(NamedTuple):
 
 
 def program_name(key: ProgramKey, segment: Segment) -> str:
-    """A program's name for people: that of its key, and of the segment where a step is several programs."""
+    """Return a program's readable name: that of its key, and of the segment if a step is several programs."""
     parts = ["embed"] * segment.embed + [f"layers{len(segment.layers)}"] * bool(segment.layers)
     parts += ["head"] * segment.head
     split = isinstance(key, StepKey) and len(parts) == 1
@@ -93,5 +93,5 @@ def program_name(key: ProgramKey, segment: Segment) -> str:
 
 
 def artifact_key(key: ProgramKey, segment: Segment) -> str:
-    """What an artifact knows a program by. Other than the name, it tells kinds of layers apart."""
+    """Return the key of a program in an artifact. Unlike the name, it distinguishes kinds of layers."""
     return f"{key.name} {tuple(segment)}"

@@ -1,4 +1,4 @@
-"""Weights on their way to the devices: few of them are in memory besides."""
+"""Copies weights to the devices, with only a few in host memory at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from transformers_neuronx.weights import Key, Sharded
 
 Progress = Callable[[str], object]
 
-LOADERS = 2  # weights on their way at once
+LOADERS = 2  # weights that are loaded at a time
 
 
 def put_all(runtime: Runtime, weights: Iterable[Sharded], progress: Progress) -> dict[Key, DeviceTensor]:
-    """The weights on the devices, by the names of the graph. LOADERS at a time: no more are in memory besides.
+    """Put weights on the devices. Return the tensors by layer and name.
 
-    Reports each weight.
+    At most LOADERS weights are in host memory at a time. `progress` is called with the name of each weight.
     """
 
     def put(weight: Sharded) -> DeviceTensor:
@@ -38,7 +38,7 @@ def put_all(runtime: Runtime, weights: Iterable[Sharded], progress: Progress) ->
 
 
 def _on_host(runtime: Runtime, piece: torch.Tensor, element: str) -> np.ndarray[Any, Any]:
-    """An array that the runtime can use as it lies. Most lie in a file, of which pages are read when they are used."""
+    """Return an array that the runtime can use in place. Most are mapped from a file, and read when used."""
     if piece.dtype == to_torch(element) and piece.is_contiguous():
         array = torch_to_numpy(piece)
         if runtime.usable(array):

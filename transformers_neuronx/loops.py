@@ -1,4 +1,4 @@
-"""What programs of several tokens share: rows that say what a sequence wants, and what a chosen token changes."""
+"""Parts of programs that generate several tokens: the columns of their rows, and the effects of a sampled token."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from transformers_neuronx.layers.sampling import POLICY_COLUMNS, Policy, sample,
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.pyhlo import Tensor
 
-EOS_COLUMNS = 8  # end-of-sequence tokens that a row may have
-# The columns of a row of a loop: its token, its position, how many tokens it wants, and then these.
+EOS_COLUMNS = 8  # most end-of-sequence tokens per row
+# The columns of a loop's row: its token, its position, the number of tokens to generate, and then these.
 POLICY = slice(3, 3 + POLICY_COLUMNS)
 EOS = slice(POLICY.stop, POLICY.stop + EOS_COLUMNS)
 LOOP_COLUMNS = EOS.stop
 
 
 def rules_of(packed: Tensor) -> tuple[Policy, Tensor]:
-    """Policy and end-of-sequence tokens s32[b, EOS_COLUMNS] of the rows of a loop."""
+    """Return the policy and the end-of-sequence tokens s32[b, EOS_COLUMNS] of a loop's rows."""
     return unpacked(hlo.slice(packed, 1, POLICY.start, POLICY.stop)), hlo.slice(packed, 1, EOS.start, EOS.stop)
 
 
 def ends(sampled: Tensor, eos: Tensor) -> Tensor:
-    """Whether a row ends with what was sampled, s32[b]: one of its end-of-sequence tokens, or none. -> pred[b]"""
+    """Whether a row ends: its sampled token s32[b] is an end-of-sequence token, or negative. -> pred[b]"""
     return hlo.logical_or(sampled < 0, hlo.any(hlo.equal(hlo.reshape(sampled, -1, 1), eos), 1))
 
 
 def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Tensor:
-    """`seen` pred[slots, v] with the token of each row, s32[b], where it is one. Row i has slot i, or slots[i]."""
+    """Add each row's token s32[b] to `seen` pred[slots, v], unless it is negative. Row i has slot i, or slots[i]."""
     for row in range(tokens.sizes[0]):
         token = hlo.slice(tokens, 0, row, row + 1)
         slot = hlo.constant(row, "s32") if slots is None else hlo.reshape(hlo.slice(slots, 0, row, row + 1))
@@ -39,9 +39,9 @@ def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Te
 
 
 def sampled_after(logits: Tensor, step: Step, seen: Tensor, policy: Policy) -> list[Tensor]:
-    """The choice after each token of a step, s32[b] each, from logits f32[b, n, v].
+    """Sample after each token of a step from logits f32[b, n, v]. Return n tensors s32[b].
 
-    `seen` has the first token of the step, but none of the others.
+    `seen` must include the first token of the step, but none of the others.
     """
     rows, count = step.ids.sizes
     sampled = []
@@ -54,5 +54,5 @@ def sampled_after(logits: Tensor, step: Step, seen: Tensor, policy: Policy) -> l
 
 
 def side_by_side(columns: Sequence[Tensor]) -> Tensor:
-    """s32[b] each -> s32[b, columns]"""
+    """Join columns s32[b] to s32[b, columns]."""
     return hlo.concatenate([hlo.reshape(column, -1, 1) for column in columns], 1)

@@ -1,6 +1,6 @@
-"""The manifest of an artifact: the form of `manifest.json`, and the checksums that it has of files and of itself.
+"""The manifest of an artifact: the format of `manifest.json`, with checksums of the files and of itself.
 
-It knows names and sizes. What programs and weights are it does not know.
+This file knows names and sizes. It does not know what programs and weights are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers_neuronx.errors import CheckpointError
 
 FORMAT = 3
 MANIFEST, CONFIG = "manifest.json", "config.json"
-Tensors = dict[str, list[str]]  # of a file of weights: each tensor, and the weights that it is
+Tensors = dict[str, list[str]]  # of a file of weights: each tensor, and the weights that share it
 
 
 def as_json(content: Mapping[str, Any]) -> bytes:
@@ -25,19 +25,20 @@ def as_json(content: Mapping[str, Any]) -> bytes:
 
 
 def sealed(manifest: Mapping[str, Any]) -> bytes:
-    """The file, with a checksum of the manifest itself."""
+    """Return the content of the file, with a checksum of the manifest itself."""
     return as_json({**manifest, "sha256": _digest(manifest)})
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
-    """Of all but itself, however the file is laid out."""
+    """Return a digest of everything but the digest itself, whatever the file's formatting."""
     told = {name: value for name, value in manifest.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Size and checksum: of weights, which are gigabytes, one that is several times as fast. Both are against damage,
-    not against whoever can write the manifest as well.
+    """Return the size and checksum of a file. Weights are gigabytes, so theirs is one that is several times as fast.
+
+    Checksums detect damage. They do not protect against someone who can also write the manifest.
     """
     kind = "crc32" if path.name.startswith("weights-") else "sha256"
     return dict(size=path.stat().st_size) | {kind: _CHECKSUMS[kind](path)}
@@ -60,49 +61,49 @@ _CHECKSUMS = dict(sha256=sha256_of, crc32=_crc32_of)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest in `directory`, whose files are all there, in the sizes that it says.
+    """Return the manifest in `directory`, after checking that all its files exist with the listed sizes.
 
-    CheckpointError names the file that is missing, of another size, or is not what a manifest is.
+    Raises CheckpointError, naming the file, if one is missing, has another size, or is not a valid manifest.
     """
     path = directory / MANIFEST
     manifest = files.read_json(path, files.unique)
     with files.explain(f"{path}: not the manifest of an artifact"):
         _check(manifest)
     for name, facts in manifest["files"].items():
-        with files.explain(f"{path}: no file can be called {name!r}"):
-            size = files.want_file(directory / name, f"which {MANIFEST} lists").stat().st_size
+        with files.explain(f"{path}: invalid file name {name!r}"):
+            size = files.want_file(directory / name, f"listed in {MANIFEST}").stat().st_size
         if size != facts["size"]:
-            raise CheckpointError(f"{directory / name}: {size} bytes in place of {facts['size']}; {files.AGAIN}")
+            raise CheckpointError(f"{directory / name}: expected {facts['size']} bytes, got {size}; {files.AGAIN}")
     return manifest
 
 
 def _check(manifest: dict[str, Any]) -> None:
-    """Raise ValueError unless it has the form of a manifest, and names no file that is not listed, or elsewhere."""
+    """Raise ValueError unless the manifest is valid and refers only to listed files in its directory."""
 
     def want(holds: object, text: str) -> None:
         if not holds:
             raise ValueError(text)
 
-    want(manifest.get("format") == FORMAT, f"format {manifest.get('format')!r}, and this version reads {FORMAT}")
+    want(manifest.get("format") == FORMAT, f"format {manifest.get('format')!r}, but this version reads {FORMAT}")
     want(manifest.get("sha256") == _digest(manifest), "damaged: its checksum differs")
-    want(isinstance(manifest.get("family"), str), "no name of a family")
+    want(isinstance(manifest.get("family"), str), "no name of a model family")
     want(isinstance(manifest.get("code"), str), "no digest of the code")
     for name in ("config", "options", "runtime", "keys", "programs", "weights", "files"):
-        want(isinstance(manifest.get(name), dict), f"wanted an object as {name!r}")
+        want(isinstance(manifest.get(name), dict), f"{name!r} must be an object")
     listed, mentioned = manifest["files"], [CONFIG]
     for name, facts in listed.items():
         want(files.is_plain(name), f"{name!r} is not a plain file name")
-        want(isinstance(facts, dict) and "size" in facts, f"wanted size and checksum of {name!r}")
+        want(isinstance(facts, dict) and "size" in facts, f"{name!r} must have a size and a checksum")
     for program in manifest["programs"].values():
-        want(isinstance(program, dict) and program.keys() == {"hlo", "executable"}, "wanted two files of each program")
+        want(isinstance(program, dict) and program.keys() == {"hlo", "executable"}, "each program must have two files")
         mentioned += program.values()
-    want(all(isinstance(identity, str) for identity in manifest["keys"].values()), "no program of a key")
+    want(all(isinstance(identity, str) for identity in manifest["keys"].values()), "each key must name a program")
     for file, tensors in manifest["weights"].items():
-        want(isinstance(tensors, dict), f"wanted the tensors of {file!r}")
+        want(isinstance(tensors, dict), f"{file!r} must list its tensors")
         for names in tensors.values():
-            want(isinstance(names, list) and all(isinstance(name, str) for name in names), "wanted names of weights")
+            want(isinstance(names, list) and all(isinstance(name, str) for name in names), "expected names of weights")
         mentioned.append(file)
-    marks = manifest.get("origin", {})  # which earlier versions did not write
-    want(isinstance(marks, dict) and all(isinstance(mark, str) for mark in marks.values()), "wanted marks as 'origin'")
+    marks = manifest.get("origin", {})  # earlier versions did not write it
+    want(isinstance(marks, dict) and all(isinstance(mark, str) for mark in marks.values()), "'origin' must hold marks")
     for file in mentioned:
         want(file in listed, f"{file!r} is not among its files")

@@ -1,4 +1,4 @@
-"""What calls take and what a model holds: for people, as JSON, and for Prometheus."""
+"""Timings of calls and memory of a model: as a table, as JSON, and for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from transformers_neuronx.decoder import MemoryUse
 
-BUCKETS = [0.001 * 2**power for power in range(17)]  # seconds, of histograms: 1 ms to 65 s
+BUCKETS = [0.001 * 2**power for power in range(17)]  # histogram bounds in seconds: 1 ms to 65 s
 
 
 @dataclass
 class Call:
-    """One call. A step makes a token for every row, and of steps that come back together each has an equal share."""
+    """One call. A step makes a token for every row. Steps that return together share their time equally."""
 
     prompt_tokens: int = 0
     new_tokens: int = 0
@@ -31,7 +31,7 @@ class Call:
         self._marked = self.began
 
     def mark(self, steps: int = 1) -> None:
-        """So many steps have come back."""
+        """Record that `steps` steps have returned."""
         now = time.perf_counter()
         if self.time_to_first_token is None:
             self.time_to_first_token = now - self.began
@@ -40,7 +40,7 @@ class Call:
         self._marked = now
 
     def timed(self, blocks: Iterator[np.ndarray[Any, Any]]) -> Iterator[np.ndarray[Any, Any]]:
-        """Blocks of tokens [batch, steps], marked as they come. What is done with them between is not of the next."""
+        """Yield blocks of tokens [batch, steps], timed as they come. Time that the caller spends is not counted."""
         for block in blocks:
             self.mark(block.shape[1])
             yield block
@@ -57,14 +57,14 @@ class Histogram:
         self.total += seconds
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """How many were at most as long, as Prometheus has it."""
+        """Return each bound with the number of values up to it, as Prometheus expects."""
         totals = np.cumsum(self.counts).tolist()
         return [(str(bound), count) for bound, count in zip([*BUCKETS, "+Inf"], totals, strict=True)]
 
 
 @dataclass
 class Totals:
-    """Of all calls so far."""
+    """Totals of all calls so far."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -74,7 +74,7 @@ class Totals:
 
 
 class Meter:
-    """Measures the calls of a model. One inside another is a part of it: of `generate()` every step is a call."""
+    """Measures the calls of a model. A call inside another is part of it, as the steps of `generate()` are."""
 
     def __init__(self) -> None:
         self.last = Call()
@@ -83,7 +83,7 @@ class Meter:
 
     @contextmanager
     def call(self, prompt_tokens: int = 0) -> Iterator[Call]:
-        """A call that succeeds is measured. Its prompt is what comes in first."""
+        """Measure a call, if it succeeds. The first tokens that come in are its prompt."""
         if self._open is not None:
             self._open.prompt_tokens = self._open.prompt_tokens or prompt_tokens
             yield self._open
@@ -106,9 +106,9 @@ class Meter:
 
 @dataclass(frozen=True, eq=False)
 class Metrics:
-    """The last call of a model, all so far, and what it holds on its devices. As text a table; seconds and bytes.
+    """The last call of a model, the totals of all calls, and its memory on the devices, in seconds and bytes.
 
-    Compiling and loading go on side by side, so their times overlap.
+    `str()` gives a table. Compiling and loading run at the same time, so their times overlap.
     """
 
     model: str
@@ -124,12 +124,12 @@ class Metrics:
         return self.call.new_tokens / self.call.seconds if self.call.seconds else 0.0
 
     def latency(self, percent: float) -> float | None:
-        """The time of a step after the first, which `percent` of them do not exceed: 50 is the median."""
+        """Return a percentile of the time of steps after the first: 50 is the median."""
         latencies = self.call.token_latencies
         return float(np.percentile(latencies, percent)) if latencies else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the metrics of the last call as a dictionary for JSON."""
         call = self.call
         return dict(
             model=self.model,
@@ -158,7 +158,7 @@ class Metrics:
         return "\n".join(f"{name.replace('_', ' '):{width}}  {shown(name, value):>16}" for name, value in facts.items())
 
     def prometheus(self) -> str:
-        """In Prometheus' text form, of all calls so far, with the model's tag as a label."""
+        """Return the totals of all calls in Prometheus' text format, with the model's tag as a label."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()
@@ -167,7 +167,7 @@ class Metrics:
         return text.decode()
 
     def collect(self) -> Iterator[Any]:
-        """What a registry of Prometheus' client asks for."""
+        """Yield the metrics for a registry of Prometheus' client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         def named(name: str, text: str) -> dict[str, Any]:
@@ -176,25 +176,29 @@ class Metrics:
         totals, label = self.totals, [self.model]
         for name, text, value in (
             ("calls", "Calls of the model.", totals.calls),
-            ("prompt_tokens", "Tokens of prompts.", totals.prompt_tokens),
-            ("new_tokens", "Tokens that were made.", totals.new_tokens),
+            ("prompt_tokens", "Prompt tokens.", totals.prompt_tokens),
+            ("new_tokens", "Generated tokens.", totals.new_tokens),
         ):
             counter = CounterMetricFamily(**named(name, text))
             counter.add_metric(label, value)
             yield counter
         for name, text, histogram in (
-            ("time_to_first_token_seconds", "From a call to its first token.", totals.first),
-            ("token_latency_seconds", "A step after the first, which makes a token for every row.", totals.each),
+            ("time_to_first_token_seconds", "Time from a call to its first token.", totals.first),
+            (
+                "token_latency_seconds",
+                "Time of a step after the first. A step makes a token for every row.",
+                totals.each,
+            ),
         ):
             family = HistogramMetricFamily(**named(name, text))
             family.add_metric(label, histogram.cumulative(), histogram.total)
             yield family
         for name, text, held in (
-            ("compile_seconds", "Compiling programs, or loading compiled ones.", self.compile_seconds),
-            ("load_seconds", "Bringing weights to the devices.", self.load_seconds),
+            ("compile_seconds", "Time to compile programs, or load compiled ones.", self.compile_seconds),
+            ("load_seconds", "Time to load weights onto the devices.", self.load_seconds),
             ("weights_bytes", "Weights on all devices.", self.held.weights),
-            ("caches_bytes", "Keys and values on all devices.", self.held.caches),
-            ("temporaries_bytes", "What the largest program needs besides, on all devices.", self.held.temporaries),
+            ("caches_bytes", "KV caches on all devices.", self.held.caches),
+            ("temporaries_bytes", "Temporaries of the largest program on all devices.", self.held.temporaries),
         ):
             gauge = GaugeMetricFamily(**named(name, text))
             gauge.add_metric(label, held)

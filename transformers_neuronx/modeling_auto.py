@@ -1,4 +1,4 @@
-"""Where the original had `NeuronAutoModelForCausalLM`."""
+"""`NeuronAutoModelForCausalLM` at the original's import path."""
 
 from transformers_neuronx.auto import (
     NeuronAutoModelForCausalLM as NeuronAutoModelForCausalLM,

@@ -1,7 +1,7 @@
 """Checkpoint files: finding them, reading their tensors one at a time, saving split directories.
 
-This file owns the formats on disk and refuses what is damaged, contradictory or executable before a tensor is used.
-It does not know what a tensor means: which names a model wants and how they are laid out is for `weights.py`.
+This file handles the formats on disk. It refuses damaged, contradictory or executable files before a tensor is used.
+It does not know what a tensor means: `weights.py` has the names and layouts of a model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PathOrName: TypeAlias = str | os.PathLike[str]
-Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> what reads it, given that name
+Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> function that reads it, given that name
 
 SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
@@ -50,11 +50,11 @@ TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_temp
 
 
 def resolve(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Path:
-    """The directory that holds a checkpoint: a local one as it is, else a hub model downloaded or found in the cache.
+    """Return the directory of a checkpoint: a local one, or a hub model that is downloaded or found in the cache.
 
-    Safetensors are fetched when the hub model has them, pickles only otherwise. `HF_HUB_OFFLINE` and the hub's cache,
-    or another `cache_dir`, are honoured. CheckpointError when there is neither such a directory nor such a hub model
-    within reach.
+    Safetensors are fetched if the hub model has them, pickles only otherwise. `HF_HUB_OFFLINE` and the hub's cache,
+    or another `cache_dir`, are respected. CheckpointError if there is no such directory, and no such hub model can be
+    reached.
     """
     directory = _local_directory(path_or_name)
     if directory is not None:
@@ -68,15 +68,15 @@ def resolve(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Pa
 
 
 def resolve_tokenizer(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Path:
-    """The directory that holds the tokenizer of a checkpoint, as `resolve` finds it."""
+    """Return the directory of a checkpoint's tokenizer, found as `resolve` does."""
     found = _local_directory(path_or_name)
     return found or _download(os.fspath(path_or_name), [*CONFIG_FILES, *TOKENIZER_FILES], cache_dir, ignore=["*/*"])
 
 
 def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
-    """The parsed `config.json`, with the first and last tokens of `generation_config.json` where it names some.
+    """Parse `config.json`, with the start and end tokens of `generation_config.json` if it has any.
 
-    Of a hub model nothing else is downloaded. CheckpointError when missing or broken.
+    Nothing else of a hub model is downloaded. CheckpointError if it is missing or broken.
     """
     directory = _config_directory(path_or_name, cache_dir)
     if not os.path.lexists(directory / "config.json"):
@@ -87,7 +87,7 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
 
 
 def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
-    """The parsed `generation_config.json`, empty where there is none. CheckpointError when broken."""
+    """Parse `generation_config.json`; empty if there is none. CheckpointError if it is broken."""
     path = _config_directory(path_or_name, cache_dir) / GENERATION_CONFIG
     return read_json(path) if path.exists() else {}
 
@@ -98,16 +98,16 @@ def _config_directory(path_or_name: PathOrName, cache_dir: PathOrName | None) ->
 
 
 def _local_directory(path_or_name: PathOrName) -> Path | None:
-    """None when the argument can only be a hub name."""
+    """Return a local directory, or None if the argument can only be a hub name."""
     text = os.fspath(path_or_name)
     path = os.path.expanduser(text)
     if os.path.isdir(path):
         return Path(path)
     if os.path.lexists(path):
         refuse_other_formats(Path(path))
-        raise CheckpointError(f"{path}: wanted a checkpoint directory, found {kind(path)}; pass its directory")
+        raise CheckpointError(f"{path}: expected a checkpoint directory, found {kind(path)}; pass the directory")
     if not isinstance(path_or_name, str) or text.startswith((".", "/", "~")) or not _is_hub_name(text):
-        wrong = "no such directory, and no valid hub name, which looks like 'owner/model'"
+        wrong = "no such directory, and not a valid hub name such as 'owner/model'"
         raise CheckpointError(f"{path or repr(path)}: {wrong}; check the path")
     return None
 
@@ -121,17 +121,17 @@ def _is_hub_name(text: str) -> bool:
 
 
 def _download(name: str, allow: list[str], cache_dir: PathOrName | None, ignore: list[str] | None = None) -> Path:
-    wrong = f"{name!r} is neither a directory here nor a hub model that is cached or can be reached"
+    wrong = f"{name!r} is neither a local directory nor a hub model that is cached or reachable"
     with explain(wrong, "check the spelling, log in if the model is gated, or go online once to cache it"):
         cache = None if cache_dir is None else os.path.expanduser(os.fspath(cache_dir))
         return Path(snapshot_download(name, allow_patterns=allow, ignore_patterns=ignore, cache_dir=cache))
 
 
 class Checkpoint:
-    """The tensors of one checkpoint by name. Opening reads headers only; `read` takes one tensor from its file.
+    """The tensors of one checkpoint by name. Opening it reads headers only; `read` maps one tensor from its file.
 
-    Also a context manager. Tensors that were read stay valid after `close`; like any mapped file, the files may be
-    removed meanwhile, but not overwritten in place.
+    Also a context manager. Tensors that were read stay valid after `close`. As the files are mapped, they may be
+    removed while tensors are in use, but not overwritten in place.
     """
 
     def __init__(self, directory: Path, readers: Readers) -> None:
@@ -149,17 +149,17 @@ class Checkpoint:
         return len(self.names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The sizes of one tensor; errors as of `read`."""
+        """Sizes of one tensor; raises as `read` does."""
         return tuple(self.read(name).shape)
 
     def dtype(self, name: str) -> torch.dtype:
-        """The element type of one tensor, as it is stored; errors as of `read`."""
+        """Stored element type of one tensor; raises as `read` does."""
         return self.read(name).dtype
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, mapped from its file: bytes come from the disk when they are touched, writes never go back.
+        """Map one tensor from its file: bytes are read from the disk on access, writes never reach the file.
 
-        CheckpointError when there is no such tensor, its dtype is none of torch's, or the checkpoint was closed.
+        CheckpointError if there is no such tensor, torch does not have its dtype, or the checkpoint was closed.
         """
         if name not in self.names:
             raise CheckpointError(f"{self.directory}: no tensor {name!r} among the {len(self)} of this checkpoint")
@@ -169,7 +169,7 @@ class Checkpoint:
             return self._readers[name](name)
 
     def close(self) -> None:
-        """Let go of the files. `read` raises CheckpointError from then on."""
+        """Release the files. `read` raises CheckpointError afterwards."""
         self._readers = {}
 
     def __enter__(self) -> Checkpoint:
@@ -180,7 +180,7 @@ class Checkpoint:
 
 
 def open_weights(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Checkpoint:
-    """As `open_checkpoint`, or a single file of weights: safetensors, or a state dict that `torch.save` wrote."""
+    """Open a checkpoint as `open_checkpoint` does, or a single file: safetensors, or a state dict from `torch.save`."""
     path = Path(os.path.expanduser(path_or_name))
     if not path.is_file():
         return open_checkpoint(path_or_name, cache_dir)
@@ -189,16 +189,16 @@ def open_weights(path_or_name: PathOrName, cache_dir: PathOrName | None = None) 
 
 
 def open_checkpoint(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Checkpoint:
-    """Open a directory's or a hub model's checkpoint in the first format of `_FORMATS` that is there.
+    """Open the checkpoint of a directory or a hub model in the first format of `_FORMATS` that it has.
 
-    CheckpointError names the file, and the tensor where one is concerned, when a file is missing, cut short,
-    contradicts its index, points outside the directory, or is a pickle of more than tensors.
+    CheckpointError if a file is missing, truncated, contradicts its index, points outside the directory, or is a pickle
+    of more than tensors. The error names the file, and the tensor if one is affected.
     """
     directory = resolve(path_or_name, cache_dir)
     found = format_in(directory)
     if not found:
         refuse_other_formats(directory)
-        raise CheckpointError(f"{directory}: no checkpoint here; wanted one of {', '.join(_FORMATS)}")
+        raise CheckpointError(f"{directory}: no checkpoint here; expected one of {', '.join(_FORMATS)}")
     return Checkpoint(directory, _FORMATS[found](directory / found))
 
 
@@ -208,16 +208,16 @@ def format_in(directory: Path) -> str:
 
 
 def open_safetensors(path: Path, to_keep: bool = False) -> Readers:
-    """What reads each tensor of a file: one mapping for all that are `to_keep`. CheckpointError if it is not whole."""
+    """Return the readers of a file's tensors; those `to_keep` share one mapping. CheckpointError if it is not whole."""
     want_file(path)
 
     def read(name: str) -> torch.Tensor:
-        # opened for each tensor, so that the pages of the file that were read are not held longer than the tensor
+        # opened for each tensor, so that pages of the file are not held longer than the tensor
         with safe_open(path, framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
-    # checks the header whole: its length and JSON, offsets without holes or overlaps, and the length of the file
+    # checks the whole header: its length and JSON, offsets without holes or overlaps, and the length of the file
     with explain(f"{path}: not a whole safetensors file"):
         file: Any = safe_open(path, framework="pt")
         return dict.fromkeys(file.keys(), file.get_tensor if to_keep else read)
@@ -227,7 +227,7 @@ def _open_bin(path: Path) -> Readers:
     want_file(path, f"or a directory with {SPLIT_LISTING}")
     content = _torch_load(path)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: wanted a state dict, got {type(content).__name__}; save model.state_dict()")
+        raise CheckpointError(f"{path}: expected a state dict, got {type(content).__name__}; save model.state_dict()")
     tensors = {name: _tensor(path, name, value) for name, value in content.items()}
     return dict.fromkeys(tensors, tensors.__getitem__)
 
@@ -238,7 +238,7 @@ def _open_split(path: Path) -> Readers:
     for name, file in _read_listing(path).items():
         if file.endswith(".empty_json"):
             raise CheckpointError(
-                f"{path}: {name!r} is listed as {file!r}, which stands for random weights and is refused; "
+                f"{path}: {name!r} is listed as {file!r}, which means random weights and is refused; "
                 "save the real tensor with save_pretrained_split"
             )
         if file not in files:
@@ -270,36 +270,36 @@ _FORMATS: Mapping[str, Callable[[Path], Readers]] = {
 
 def _torch_load(path: Path) -> Any:
     want_file(path)
-    with explain(f"{path}: cut short, damaged, or older than torch 1.6", "download it again or save it anew"):
+    with explain(f"{path}: truncated, damaged, or older than torch 1.6", "download or save it again"):
         try:
             return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
         except pickle.UnpicklingError as error:
             raise CheckpointError(
                 f"{path}: a pickle of more than plain tensors, which will not be executed; "
-                "convert it to safetensors where nothing is at stake"
+                "convert it to safetensors on an isolated machine"
             ) from error
 
 
 def _tensor(path: Path, name: object, value: object) -> torch.Tensor:
     if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-        raise CheckpointError(f"{path}: wanted tensors by name, got {type(value).__name__} at {name!r}; flatten it")
+        raise CheckpointError(f"{path}: expected tensors by name, got {type(value).__name__} at {name!r}; flatten it")
     return value.detach()
 
 
 def _listed(listing: Path, name: str, file: str) -> Path:
-    """The file that a listing gives for a tensor: a plain name beside the listing, never a path out of it."""
+    """Return the file that a listing has for a tensor: a plain name next to the listing, never a path outside it."""
     if not is_plain(file):
-        raise CheckpointError(f"{listing}: {name!r} is listed in {file!r}; wanted a plain file name beside the listing")
+        raise CheckpointError(f"{listing}: {name!r} is listed in {file!r}; expected a plain name next to the listing")
     return want_file(listing.parent / file, f"which {listing.name} lists for tensor {name!r}")
 
 
 def _read_listing(path: Path, key: str | None = None) -> dict[str, str]:
-    """Tensor name to file name, under `key` or as the whole object."""
+    """Read a map of tensor names to file names, under `key` or as the whole object."""
     content = read_json(path, unique)
     listing = content if key is None else content.get(key)
     if not isinstance(listing, dict) or not all(isinstance(file, str) for file in listing.values()):
         where = "an object" if key is None else f"{key!r} to be an object"
-        raise CheckpointError(f"{path}: wanted {where} from tensor name to file name; {AGAIN}")
+        raise CheckpointError(f"{path}: expected {where} from tensor name to file name; {AGAIN}")
     return listing
 
 
@@ -307,18 +307,18 @@ def save_pretrained_split(model: PreTrainedModel, save_directory: PathOrName) ->
     """Save a transformers model as `config.json` and one file per tensor, each in its own dtype, under
     `pytorch_model.bin/`; tied tensors are written once.
 
-    Other files in `save_directory` are kept. An earlier checkpoint is replaced when the new one is complete and on
-    the disk; a save that fails or is interrupted leaves what was there. A killed process may leave
-    `.pytorch_model.bin.tmp-*`, to delete, and, killed in the exchange, the earlier one in `.pytorch_model.bin.old-*`.
+    Other files in `save_directory` are kept. An earlier checkpoint is replaced once the new one is complete and on
+    the disk; a save that fails or is interrupted leaves it unchanged. A killed process may leave
+    `.pytorch_model.bin.tmp-*`, to be deleted, or during the exchange the earlier one in `.pytorch_model.bin.old-*`.
 
-    CheckpointError when the directory holds safetensors, which would be loaded instead of what is saved, or when a
-    tensor has no data (the meta device).
+    CheckpointError if the directory holds safetensors, which would be loaded instead of what is saved, or if a tensor
+    has no data (the meta device).
     """
     directory = Path(os.path.expanduser(save_directory))
     found = format_in(directory)
     if "safetensors" in found:
         raise CheckpointError(
-            f"{directory / found} would be loaded instead of the split checkpoint saved beside it; "
+            f"{directory / found} would be loaded instead of the split checkpoint saved next to it; "
             "remove it or save to another directory"
         )
     with staging(directory, SPLIT_DIRECTORY) as stage:
@@ -328,7 +328,7 @@ def save_pretrained_split(model: PreTrainedModel, save_directory: PathOrName) ->
 
 
 def checkpoint_of(model: PreTrainedModel) -> Checkpoint:
-    """A transformers model's tensors, as a checkpoint of it would have them."""
+    """Return a transformers model's tensors as a checkpoint of it would have them."""
     state = _state_dict(model)
     return Checkpoint(Path(model.name_or_path or type(model).__name__), dict.fromkeys(state, state.__getitem__))
 
@@ -345,7 +345,7 @@ def _save_configs(model: PreTrainedModel, directory: Path) -> None:
 
 
 def _state_dict(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A model's tensors under the names that its checkpoints use."""
+    """Return a model's tensors under the names that its checkpoints use."""
     state: dict[str, torch.Tensor] = model.state_dict()
     try:
         from transformers.core_model_loading import revert_weight_conversion
@@ -376,6 +376,6 @@ def _save_tensors(state: Mapping[str, torch.Tensor], directory: Path) -> None:
 def _save_tensor(tensor: torch.Tensor, path: Path) -> None:
     tensor = tensor.detach().cpu().contiguous()
     if tensor.untyped_storage().nbytes() > tensor.nbytes:
-        tensor = tensor.clone()  # torch.save writes the whole storage that a view looks into
+        tensor = tensor.clone()  # torch.save writes the whole storage of a view
     torch.save(tensor, path)
     fsync(path)

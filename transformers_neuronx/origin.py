@@ -1,14 +1,14 @@
-"""What tells checkpoints of one shape apart: a mark of every tensor that was read, made while it was read.
+"""Marks that tell checkpoints of one shape apart: each tensor gets a mark while it is read.
 
-A mark is a digest of some of a tensor's numbers, so that another checkpoint can be held to it without being read
-whole: of a tensor of up to 16,384 numbers it has all, of a larger one 16 runs of 1024, spread from its first number
-to its last. Of a Llama-3-8B in bf16 that is 0.05 % of the numbers, in 21 MB of 16 GB.
+A mark is a digest of some of a tensor's numbers, so that another checkpoint can be compared without reading it whole.
+It covers all of a tensor of up to 16,384 numbers, and 16 runs of 1024 of a larger one, spread from its first number
+to its last. For Llama-3-8B in bf16 that is 0.05 % of the numbers, in 21 MB of 16 GB.
 
-A copy that was trained further has other marks, even if 999 of 1000 numbers are as they were after they were rounded.
-So has one in which adapters were merged into some of the tensors. A change of a few numbers or rows of a large tensor
-may not be seen, for example that of one token's row in the embedding: `transformers-neuronx check` compares all bits.
-Numbers are compared as f32. So one checkpoint has the same marks in every format of files, and in every type that
-holds its numbers. Tensors that have another name in one of two checkpoints, as stacked experts have, are left out.
+A copy that was trained further has other marks, even if 999 of 1000 numbers are unchanged after rounding. So does a
+copy with adapters merged into some of its tensors. A change of a few numbers or rows of a large tensor may be missed,
+for example that of one token's row in the embedding; `transformers-neuronx check` compares all bits.
+Numbers are compared as f32. So one checkpoint has the same marks in every file format, and in every type that holds
+its numbers. Tensors whose names differ between two checkpoints, such as stacked experts, are not compared.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from transformers_neuronx.module import Checkpoint
 
 RUNS, NUMBERS = 16, 1024
 
-Marks = dict[str, str]  # of tensors, by the names that they have in a checkpoint of the bare model
+Marks = dict[str, str]  # name of a tensor in a checkpoint of the bare model -> its mark
 
 
 class Marked(Checkpoint):
-    """A checkpoint that notes the mark of each tensor that is read. `prefix` is what the bare model's names lack."""
+    """A checkpoint that records the mark of each tensor it reads. The bare model's names lack `prefix`."""
 
     def __init__(self, checkpoint: Checkpoint, prefix: str) -> None:
         super().__init__(checkpoint.directory, dict.fromkeys(checkpoint.names, checkpoint.read))
@@ -51,7 +51,7 @@ class Marked(Checkpoint):
 
 
 def marks_in(checkpoint: Checkpoint, names: Iterable[str], prefix: str) -> Marks:
-    """The marks of those tensors that the checkpoint has under these names. Reads the pages of the runs alone."""
+    """Return the marks of those of the named tensors that the checkpoint has. Reads only the pages of the runs."""
     found = {name.removeprefix(prefix): name for name in checkpoint}
     marks = {}
     for name in names:
@@ -64,7 +64,7 @@ def marks_in(checkpoint: Checkpoint, names: Iterable[str], prefix: str) -> Marks
 
 
 def mark(tensor: torch.Tensor) -> str:
-    """A digest of the tensor's sizes and of runs of its numbers."""
+    """Return a digest of the tensor's sizes and of runs of its numbers."""
     digest = hashlib.sha256(str(list(tensor.shape)).encode())
     for run in _runs(tensor):
         digest.update(run.float().numpy().tobytes())
@@ -80,7 +80,7 @@ def _runs(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _announce(run: torch.Tensor) -> None:
-    """Have the run's pages read. For one that is just used, systems read on in the file, some for megabytes."""
+    """Request the run's pages. On a plain access, systems read ahead in the file, some of them by megabytes."""
     if hasattr(mmap, "MADV_WILLNEED"):
         start = run.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         size = run.data_ptr() + run.nbytes - start

@@ -1,4 +1,4 @@
-"""Models that other programs read and this one does not: what they are, and what makes a checkpoint of them."""
+"""Model formats that only other programs read: how to recognize them, and how to convert them to a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ ADAPTER_FILE = "adapter_config.json"  # PEFT's
 
 
 def refuse_other_formats(path: Path) -> None:
-    """CheckpointError for a file or directory that is a model to other programs, with what makes a checkpoint of it."""
+    """Raise CheckpointError for another program's file or directory, and say how to convert it."""
     if (adapter := path / ADAPTER_FILE).is_file():
         base = None
         with suppress(CheckpointError):
             base = read_json(adapter).get("base_model_name_or_path")
         whose, its = (f" for {base}", "that") if base else ("", "its")
         raise CheckpointError(
-            f"{path}: an adapter ({ADAPTER_FILE}){whose}, and no model; merge it into {its} model with PEFT's "
-            "merge_and_unload(), and save what comes of it with save_pretrained(…)"
+            f"{path}: expected a model, found an adapter ({ADAPTER_FILE}){whose}; merge it into {its} model with "
+            "PEFT's merge_and_unload(), and save the result with save_pretrained(…)"
         )
     for file in sorted(path.glob("*.gguf")) if path.is_dir() else [path]:
         if file.suffix == ".gguf" or (file.is_file() and _begins_with(file, b"GGUF")):
             raise CheckpointError(
-                f"{file}: weights in GGUF, which cannot be read; make a checkpoint of them with Transformers: "
+                f"{file}: weights in GGUF cannot be read; convert them to a checkpoint with Transformers: "
                 f"from_pretrained(…, gguf_file={file.name!r}, quantization_config=GgufConfig(dequantize=True)) and "
                 "save_pretrained(…)"
             )

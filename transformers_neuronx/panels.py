@@ -1,26 +1,26 @@
-"""Matrices laid out for products: in panels, as the CPU's kernels read them, few rows of activations or many alike.
+"""Matrices in panels, the layout that the CPU's kernels read for both few and many rows of activations.
 
-A matrix [out, in] becomes [panels, words, OUTPUTS, word]: of OUTPUTS outputs the first `word` elements of each, then
-the next ones of each. Zeros fill up the last panel and the last word.
+A matrix [out, in] becomes [panels, words, OUTPUTS, word]. A panel holds the first `word` elements of each of OUTPUTS
+outputs, then the next `word` elements of each. Zeros pad the last panel and the last word.
 """
 
 from __future__ import annotations
 
 import torch
 
-OUTPUTS = 16  # of a panel: what the widest vectors hold of 32 bits
-BLOCK = 16  # panels that are laid out at once
-WORDS = dict(f32=1, f16=1, bf16=2, s8=4, u8=4)  # elements: 32 bits, but of f16, which are widened one by one
+OUTPUTS = 16  # outputs of a panel: the 32-bit elements of the widest vectors
+BLOCK = 16  # panels laid out at once
+WORDS = dict(f32=1, f16=1, bf16=2, s8=4, u8=4)  # elements of a word: 32 bits, except f16, which is widened one by one
 
 
 def sizes(matrix: tuple[int, ...], word: int) -> tuple[int, ...]:
-    """Those of a matrix in panels."""
+    """Return the sizes of a matrix in panels."""
     outputs, inputs = matrix
     return -(-outputs // OUTPUTS), -(-inputs // word), OUTPUTS, word
 
 
 def laid_out(matrix: torch.Tensor, word: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A matrix [out, in] in panels, of another element type if so wanted; BLOCK panels are in memory twice."""
+    """Convert a matrix [out, in] to panels, optionally of another `dtype`. Only BLOCK panels are in memory twice."""
     outputs, inputs = matrix.shape
     count, words, *_ = shape = sizes((outputs, inputs), word)
     laid = torch.empty(shape, dtype=dtype or matrix.dtype)
@@ -36,6 +36,6 @@ def laid_out(matrix: torch.Tensor, word: int, dtype: torch.dtype | None = None) 
 
 
 def as_matrix(laid: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """What was laid out, [out, in]."""
+    """Convert panels back to a matrix [out, in]."""
     count, words, outputs, word = laid.shape
     return laid.transpose(1, 2).reshape(count * outputs, words * word)[: shape[0], : shape[1]]

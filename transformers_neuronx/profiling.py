@@ -1,4 +1,4 @@
-"""Where the time of a call goes: to programs, in those to kernels, and to the host between them."""
+"""Measure the time of a call: in programs, in their kernels, and on the host between programs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Spent:
 
 @dataclass
 class Profile:
-    """Seconds of one call; of each program in it, by its name; and of each kernel in a program.
+    """Seconds of one call, of each program in it by name, and of each kernel in a program.
 
-    Programs are waited for one by one, so the host does nothing beside them, as it otherwise may. A program's time
-    without its kernels is what the compiler made of the rest. As text it is a table.
+    The host waits for each program, so they do not overlap as they otherwise may. A program's time outside its kernels
+    is spent in code that the compiler generated. `str()` of a profile is a table.
     """
 
     seconds: float = 0.0
@@ -36,7 +36,7 @@ class Profile:
 
     @property
     def host(self) -> float:
-        """Seconds outside of programs."""
+        """Seconds outside programs."""
         return self.seconds - sum(program.seconds for program in self.programs.values())
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Profile:
 
 @dataclass
 class _Watched:
-    """A program that is waited for, and what it took."""
+    """A program that is waited for and timed at each call."""
 
     executable: Executable
     name: str
@@ -72,7 +72,7 @@ class _Watched:
         self.profile.programs[self.name].add(1, time.perf_counter() - began)
         for kernel, (calls, seconds) in self.runtime.spent().items():
             calls, seconds = calls - before[kernel][0], seconds - before[kernel][1]
-            if calls:  # devices run theirs at the same time
+            if calls:  # the devices run it at the same time
                 self.profile.kernels[self.name][kernel].add(calls, seconds / self.runtime.device_count)
         return results
 
@@ -81,7 +81,7 @@ class _Watched:
 
 
 def profile(decoder: Decoder, call: Callable[[], object]) -> Profile:
-    """What `call` takes, which uses the decoder. It is called once before: nothing is made for the first time then."""
+    """Profile `call`, which uses the decoder. It runs once before, so that nothing is compiled while it is timed."""
     call()
     taken = Profile()
     with decoder.watched(lambda name, executable: _Watched(executable, name, decoder.runtime, taken)):

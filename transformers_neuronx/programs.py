@@ -1,7 +1,7 @@
-"""The programs of one model as modules: steps for each bucket, the loop over tokens, the choice alone, the reordering.
+"""The programs of one model as HLO modules: steps for each bucket, the token loop, sampling, reordering of slots.
 
-From a family's graph and weight table to HLO. This file owns the order of parameters and results, and which result
-takes the memory of which parameter. It does not run anything.
+They are built from a family's graph and weight table. This file defines the order of parameters and results, and
+which result aliases which parameter. It does not run anything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from transformers_neuronx.weights import Heads, declare
 
 
 class DecoderConfig(Protocol):
-    """What the engine itself reads of a family's configuration."""
+    """Attributes of a family's configuration that the engine itself reads."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -52,11 +52,11 @@ class DecoderConfig(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of decoder: how its configuration is read, and the modules with its weight table and its graph.
+    """A kind of decoder: how to read its configuration, and the modules with its weight table and its graph.
 
-    `weights` has `table(config)`, `ignored(config)` and PREFIX; `graph` has `embed`, `layer` and `head`, and, where
-    layers share something that follows from the positions alone, `prepare`. Where layers differ, the configuration
-    has `layer_kinds`, and `layer` is told the kind as its last argument.
+    `weights` has `table(config)`, `ignored(config)` and PREFIX. `graph` has `embed`, `layer` and `head`, and also
+    `prepare` if layers share something that depends on the positions alone. If layers differ, the configuration has
+    `layer_kinds`, and `layer` gets the kind as its last argument.
     """
 
     read_config: Callable[[Any], DecoderConfig]
@@ -65,15 +65,15 @@ class Family:
 
     @property
     def name(self) -> str:
-        """The folder's, which is the package that the graph is in; of a family in one file, that file's."""
+        """Name of the folder that holds the graph; for a family in one file, the name of that file."""
         return self.graph.__name__.split(".")[-2:][0]
 
 
 class Programs:
-    """Writes the modules of a family's model for `degree` devices.
+    """Writes the HLO modules of a family's model for `degree` devices.
 
-    With `panels`, matrices of linear layers lie so. Where attention reads caches `in_place`, and of them only the
-    positions in use, loops carry them whole.
+    With `panels`, matrices of linear layers are stored in panels. With `in_place`, attention reads caches in place
+    and only the positions in use, so loops carry whole caches.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class Programs:
 
     @property
     def cache_arrays(self) -> list[CacheArray]:
-        """One device's cache of one layer."""
+        """Arrays of one layer's cache on one device."""
         heads, quant = self.config.attention_heads, self.options.kv_cache_quant
         sizes = self.slots * heads.kv_share(self.degree), self.positions, heads.head_dim
         return cache_arrays(sizes, quant.quant_dtype if quant else self.dtype, scaled=bool(quant and quant.scaled))
 
     def by_layer(self, flat: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The arrays of the caches of several layers, layer by layer."""
+        """Group the cache arrays of several layers by layer."""
         arrays = len(self.cache_arrays)
         return [tuple(flat[first : first + arrays]) for first in range(0, len(flat), arrays)]
 
@@ -111,10 +111,10 @@ class Programs:
         return Segment(True, self.layers, True)
 
     def widths(self, active: int) -> tuple[int, ...]:
-        """How many positions programs of `active` tokens may look back to, ascending.
+        """Return the numbers of positions that programs of `active` tokens attend to, ascending.
 
-        Where attention reads only the positions in use, one program does. Elsewhere single tokens have one for each
-        bucket; prompts have one for those that fit, and one for whatever goes on with a sequence.
+        One is enough where attention reads only the positions in use. Otherwise a single token has one per bucket.
+        A prompt has the smallest that fits it, and the longest for tokens that continue a sequence.
         """
         positions = self.options.buckets.positions
         if self.in_place:
@@ -122,11 +122,11 @@ class Programs:
         return positions if active == 1 else tuple(sorted({self.options.buckets.width(active), positions[-1]}))
 
     def width(self, active: int, needed: int) -> int:
-        """The smallest of these that takes `needed` positions, of which `active` are new."""
+        """Return the smallest of these for `needed` positions, including the `active` new ones."""
         return next(width for width in self.widths(active) if width >= max(active, needed))
 
     def segments(self, key: ProgramKey) -> list[Segment]:
-        """The parts, each a program, that run one after the other: groups of layers between embedding and head."""
+        """Split a program into parts that run in order: groups of layers between embedding and head."""
         if isinstance(key, HeadKey):
             return [Segment(False, (), True)]
         unroll = None
@@ -157,12 +157,12 @@ class Programs:
                 raise TypeError(f"no model of this kind has a program {key.name}")
 
     def step(self, shape: StepKey, segment: Segment) -> HloModuleProto:
-        """The program of `segment` for `shape`.
+        """Write the program of `segment` for `shape`.
 
-        Parameters: the step; the hidden state, unless the segment embeds; keys and values of each of its layers; its
-        weights in the order of the table. Results: with a head, logits f32[rows, 1, vocab], of a layerwise step
-        [rows, active, vocab]; if it has layers, and of one token is no head, the hidden state [rows, active, h]; then
-        the caches, in the memory of those that came in.
+        Parameters: the step; the hidden state, unless the segment embeds; the caches of its layers; its weights in
+        table order. Results: logits f32[rows, 1, vocab] if there is a head (layerwise: [rows, active, vocab]); the
+        hidden state [rows, active, h], unless there is a head and either one active token or no layer; the caches, in
+        place.
         """
 
         def program(scribe: HloScribe) -> list[Tensor]:
@@ -181,9 +181,9 @@ class Programs:
         return compile_py_func(program)
 
     def head(self, key: HeadKey) -> HloModuleProto:
-        """The program that has logits of all tokens of a step.
+        """Write the program that computes the logits of all tokens of a step.
 
-        Parameters: the hidden state [rows, active, h]; the weights of no layer. Result: f32[rows, active, vocab].
+        Parameters: the hidden state [rows, active, h]; the weights outside layers. Result: f32[rows, active, vocab].
         """
 
         def program(scribe: HloScribe) -> Tensor:
@@ -195,10 +195,10 @@ class Programs:
         return compile_py_func(program)
 
     def loop(self, loop: LoopKey) -> HloModuleProto:
-        """The program that makes up to `steps` tokens for each slot, and stops when no row wants more.
+        """Write the program that generates up to `steps` tokens per slot, and stops when all rows are done.
 
         Parameters: the rows s32[slots, LOOP_COLUMNS]; seen pred[slots, vocab]; the caches; the weights. Results:
-        tokens s32[slots, steps], where a row has none NOTHING; seen, with these tokens, and the caches, in place.
+        tokens s32[slots, steps], NOTHING where a row has none; seen with these tokens, and the caches, in place.
         """
 
         def program(scribe: HloScribe) -> list[Tensor]:
@@ -224,7 +224,7 @@ class Programs:
     def _next_tokens(
         self, scribe: HloScribe, weights: tuple[Any, list[Any]], packed: Tensor, width: int
     ) -> Callable[..., list[Tensor]]:
-        """What the loop does once: feed each row's token, choose the next."""
+        """Return the body of the loop: feed each row's token, sample the next."""
         policy, eos = rules_of(packed)
 
         def body(
@@ -246,10 +246,10 @@ class Programs:
         return body
 
     def verify(self, verify: VerifyKey) -> HloModuleProto:
-        """The program that chooses after each of several tokens, as the loop would if it had made them.
+        """Write the program that samples after each of several tokens, as the loop would after generating them.
 
-        Parameters: the step, s32[slots, 4 + active]; s32[slots, POLICY_COLUMNS]; seen pred[slots, vocab], without the
-        step's tokens but the first; the caches; the weights. Results: tokens s32[slots, active]; the caches, in place.
+        Parameters: the step, s32[slots, 4 + active]; s32[slots, POLICY_COLUMNS]; seen pred[slots, vocab], with only
+        the first of the step's tokens; the caches; the weights. Results: tokens s32[slots, active]; caches, in place.
         """
 
         def program(scribe: HloScribe) -> list[Tensor]:
@@ -266,11 +266,11 @@ class Programs:
         return compile_py_func(program)
 
     def sample(self, rows: int) -> HloModuleProto:
-        """The choice of tokens from the logits that a step has left on the devices.
+        """Write the program that samples tokens from the logits that a step has left on the devices.
 
         Parameters: logits f32[rows, 1, vocab]; seen pred[slots, vocab]; s32[rows, 2 + POLICY_COLUMNS] with the slot,
-        the position and the policy of each row, where a slot of -1 is of a row that chooses nothing. Results: tokens
-        s32[rows]; seen, with these tokens, in place.
+        position and policy of each row. A row with slot -1 samples nothing. Results: tokens s32[rows]; seen with
+        these tokens, in place.
         """
         vocab = self.config.vocab_size
 
@@ -290,7 +290,7 @@ class Programs:
         return compile_py_func(program)
 
     def reorder(self) -> HloModuleProto:
-        """The program that gives every slot the cache of the slot named for it, or zeros where that is negative.
+        """Write the program that gives each slot the cache of its source slot, or zeros if that is negative.
 
         Parameters: s32[slots], the caches. Results: the caches, in place.
         """
@@ -312,14 +312,14 @@ class Programs:
         return [declare_cache(parameters, self.cache_arrays, f"layer.{layer}.") for layer in range(count)]
 
     def declare_seen(self, parameters: hlo.Parameters) -> Tensor:
-        """Which tokens each slot's sequence has, pred[slots, vocab]; only penalties look at it."""
+        """Declare `seen`, the tokens that each slot's sequence has: pred[slots, vocab]. Only penalties read it."""
         return parameters.add(dtype_named("pred")[self.slots, self.config.vocab_size], "seen")
 
     def declare_hidden(self, parameters: hlo.Parameters, rows: int, active: int) -> Tensor:
         return parameters.add(dtype_named(self.dtype)[rows, active, self.config.hidden_size], "hidden")
 
     def declare_weights(self, parameters: hlo.Parameters, segment: Segment) -> tuple[Any, list[Any]]:
-        """The weights outside the layers, if the segment needs them, and those of each of its layers."""
+        """Declare the weights outside the layers if the segment needs them, and those of each of its layers."""
         tables = [self.shared_table] if segment.embed or segment.head else []
         shared = [declare(table, parameters, self.dtype, self.degree) for table in tables]
         scopes = [f"layer.{layer}." for layer in range(len(segment.layers))]
@@ -336,7 +336,7 @@ class Programs:
         caches: list[Cache],
         step: Step,
     ) -> tuple[Tensor, list[Cache]]:
-        """The family's graph up to its head: the hidden state [b, n, h], and the caches after the step."""
+        """Apply the family's graph up to its head. Return the hidden state [b, n, h] and the new caches."""
         if segment.embed:
             with scribe.scope("embed"):
                 x = self.graph.embed(self.config, shared, step)
@@ -351,7 +351,7 @@ class Programs:
         return x, after
 
     def logits(self, scribe: HloScribe, shared: Any, x: Tensor, last: Step | None = None) -> Tensor:
-        """The family's head, of each row's last token where that step is given. x [b, n, h] -> f32[b, n or 1, vocab]"""
+        """Apply the head, to each row's last token only if that step is given. x [b, n, h] -> f32[b, n or 1, vocab]"""
         with scribe.scope("head"):
             logits: Tensor = self.graph.head(self.config, shared, last.last(x) if last else x)
         return logits
@@ -369,10 +369,10 @@ def looped(
     width: int | None,
     rounds: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """A `while_loop` with `state` and then the caches as its state: the state after it, and the caches in place.
+    """Add a `while_loop` over `state` and the caches. Return the state after it, and the caches in place.
 
-    While it runs the caches are cut to `width` positions, if that is given: cutting them at each step costs more than
-    it saves. There are so many `rounds`, if that is known.
+    With `width`, the caches are cut to that many positions once, before the loop: cutting at each step costs more than
+    it saves. `rounds` is the number of iterations, if it is known.
     """
     flat = flattened(caches)
     cut = [cache if width in (None, cache.sizes[1]) else hlo.slice(cache, 1, 0, width) for cache in flat]
@@ -385,7 +385,7 @@ def looped(
 
 
 def in_place(after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
-    """The results `after`, each in the memory of the parameter it was made of."""
+    """Alias each result to the parameter it was made from, and return the results."""
     for result, parameter in zip(after, before, strict=True):
         result.set_alias_to(parameter, must=True)
     return after

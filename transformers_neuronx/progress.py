@@ -1,4 +1,4 @@
-"""How far something is that takes long: a bar on a terminal, which vanishes at the end, and elsewhere nothing."""
+"""Show the progress of long operations: a bar that vanishes at the end on a terminal, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
 
 
 def bar(what: str, total: int, done: int = 0) -> tqdm[Any]:
-    """A bar on the standard error, a context manager whose `update()` counts one more of `total`."""
+    """Return a bar on standard error: a context manager whose `update()` counts one more of `total`."""
     return tqdm(desc=what, total=total, initial=done, disable=None, leave=False, bar_format=FORMAT, dynamic_ncols=True)

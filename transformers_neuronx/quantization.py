@@ -1,7 +1,7 @@
-"""Weights in fewer bits: which rows of a weight table are stored so, and what is stored.
+"""Quantized weights: which rows of a weight table are quantized, and what is stored.
 
-A matrix [out, in] is `scale * values`, with small integers or floats for values and one scale for each output, or for
-each `group` of an output's inputs. How programs make products of it is for `layers.linear`.
+A matrix [out, in] is `scale * values`. Values are small integers or floats, with one scale for each output, or for
+each `group` of an output's inputs. `layers.linear` multiplies by it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.switches import QuantizationConfig
 from transformers_neuronx.weights import SCALE, HeadSplit, Layout, Split, Weight
 
-# What the largest number of a group becomes. Of s4, which has one number more below zero, it becomes that, whatever its
-# sign: the scale has the opposite one.
+# The value that the largest number of a group becomes. For s4 it is -8, as there is no +8. The scale then has the
+# opposite sign of the number.
 LARGEST = {"s8": 127.0, "s4": -8.0, "f8e4m3fn": 448.0}
-ROUNDED = 32  # activations of 8 bits that share a scale, where weights have no groups
-BLOCK = 2**18  # numbers that are rounded at once: what comes in between stays in a core's cache
-PACKED = "u8"  # two s4: of `interleaved` inputs the first half in the low bits, the second half in the high ones
+ROUNDED = 32  # 8-bit activations that share a scale, if weights have no groups
+BLOCK = 2**18  # numbers rounded at once, so that intermediates stay in a core's cache
+PACKED = "u8"  # two s4: the first half of `interleaved` inputs in the low bits, the second half in the high ones
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Storage:
     scaled: bool = True
 
     def scales(self, matrix: torch.Tensor) -> torch.Tensor:
-        """The scale of each output, or of each of its groups. f32[out], or [out, groups], of s4 as bf16 has them."""
+        """Return the scale of each output or of its groups. f32[out], or [out, groups]; in bf16's precision for s4."""
         return torch.cat([self._scales(outputs) for outputs in _in_blocks(matrix)])
 
     def values(self, matrix: torch.Tensor) -> torch.Tensor:
-        """The array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
+        """Return the array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
         return torch.cat([self._values(outputs) for outputs in _in_blocks(matrix)])
 
     def _scales(self, matrix: torch.Tensor) -> torch.Tensor:
@@ -59,13 +59,13 @@ class Storage:
         return values.flatten(1)
 
     def _groups(self, matrix: torch.Tensor) -> torch.Tensor:
-        """f32[out, groups, group], the last group filled up with zeros."""
+        """Reshape to f32[out, groups, group], with zeros at the end of the last group."""
         assert self.group is not None
         padded = torch.nn.functional.pad(matrix.float(), (0, -matrix.shape[1] % self.group))
         return torch.unflatten(padded, 1, (-1, self.group))
 
     def _rounded(self, matrix: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Where all is zero, so is the scale, and nothing is divided by it."""
+        """Divide by the scale and round. Where the scale is zero, so are all numbers, and they stay zero."""
         scaled, limit = matrix / torch.where(scale == 0, 1, scale), abs(LARGEST[self.dtype])
         if self.dtype == "f8e4m3fn":
             return scaled.clamp_(-limit, limit).to(torch.float8_e4m3fn)
@@ -73,26 +73,26 @@ class Storage:
 
 
 def interleaved(group: int) -> int:
-    """The inputs that lie in the same bytes of s4: as many as four bytes hold, if whole ones make a group."""
+    """Return the number of s4 inputs in the same bytes: what four bytes hold, if that divides a group."""
     return 8 if group % 8 == 0 else group
 
 
 def _in_blocks(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Some outputs at a time, since what comes between a matrix and its values is many times as large."""
+    """Split a matrix into blocks of outputs, since the intermediates of quantization are many times as large."""
     return torch.split(matrix, max(BLOCK // matrix.shape[1], 1))
 
 
 def quantized(table: Sequence[Weight], config: QuantizationConfig | None) -> list[Weight]:
-    """The table with the rows that `config` is about stored in fewer bits, each followed by its scales.
+    """Quantize the rows of the table that `config` selects; each is followed by its scales.
 
-    Raises ConfigError for a name in no_quantize_list that is no layer's.
+    Raises ConfigError for a name in no_quantize_list that no layer has.
     """
     if config is None:
         return list(table)
     unknown = [name for name in config.no_quantize_list if not any(_is_named(row, name) for row in table)]
     if unknown:
         layers = sorted({row.name.removesuffix(".weight") for row in table if row.multiplies})
-        raise ConfigError(f"no_quantize_list wants names of layers ({', '.join(layers)}), got {', '.join(unknown)}")
+        raise ConfigError(f"no_quantize_list must be names of layers ({', '.join(layers)}), got {', '.join(unknown)}")
     storage = Storage(config.quant_dtype, config.group, config.quantize_method == "vector_dynamic")
     rounding = config.activation_dtype is not None
     out = []
@@ -103,9 +103,9 @@ def quantized(table: Sequence[Weight], config: QuantizationConfig | None) -> lis
 
 
 def in_panels(table: Sequence[Weight], dtype: str) -> list[Weight]:
-    """The table with the matrices of linear layers, and the table of ids that can be one, in panels of words.
+    """Put the matrices of linear layers, and the embedding that can be one, in panels of words.
 
-    `dtype` is that of the activations. What has no words, or groups that words do not divide, stays as it is.
+    `dtype` is that of the activations. Types without words, and groups that words do not divide, are left unchanged.
     """
     rows = {row.name: row for row in table}
     out = []
@@ -131,7 +131,7 @@ def _has_words(row: Weight, scale: Weight | None, dtype: str) -> bool:
 
 
 def _is_named(row: Weight, name: str) -> bool:
-    """Whether `name` is, in the graph or in the checkpoint, this row's name or whole parts of it."""
+    """Return whether `name` is this row's name, or whole parts of it, in the graph or in the checkpoint."""
     return any(f".{name}." in f".{full}." for full in (row.name, *row.source.split("|")))
 
 
@@ -146,14 +146,14 @@ def _is_meant(row: Weight, config: QuantizationConfig) -> bool:
 
 
 def _in_groups(split: Split | None, group: int | None) -> Split | None:
-    """The cut that leaves groups whole, also where another layer's outputs are their inputs."""
+    """Return a split that keeps groups whole, also where another layer's outputs are the inputs."""
     if split is None or group is None or isinstance(split, HeadSplit):
         return split
     return replace(split, unit=math.lcm(split.unit, group))
 
 
 def _stored(row: Weight, storage: Storage, rounding: bool) -> list[Weight]:
-    """The row in fewer bits, and that of its scales, if it has some."""
+    """Return the quantized row, and the row of its scales, if it has any."""
     storage = _fitting(storage, row)
     row = replace(row, rounded=storage.group or ROUNDED) if rounding else row
     (outputs, inputs), group = row.shape, storage.group
@@ -169,21 +169,21 @@ def _stored(row: Weight, storage: Storage, rounding: bool) -> list[Weight]:
 
 
 def _fitting(storage: Storage, row: Weight) -> Storage:
-    """`storage` in groups of which whole ones are in a row's inputs, and, where heads are the inputs, in each head.
+    """Return `storage` with groups that divide a row's inputs, and each head if the inputs are heads.
 
-    Where zeros are added to the inputs so that they can be cut, they fill up the last group.
+    If zeros are added to the inputs so that they can be split, they fill the last group.
     """
     by_heads = isinstance(row.split, HeadSplit)
     if storage.group is None or (row.reduces and not by_heads):
         return storage
     group = math.gcd(storage.group, row.split.unit if row.reduces and row.split else row.shape[1])
     if storage.dtype == "s4" and group % 2:
-        raise ConfigError(f"quant_dtype='s4' wants {row.name} to have an even number of inputs, got {row.shape[1]}")
+        raise ConfigError(f"quant_dtype='s4' needs an even number of inputs of {row.name}, got {row.shape[1]}")
     return replace(storage, group=group)
 
 
 def _row(row: Weight, name: str, sizes: tuple[int, ...], store: Layout, dtype: str, inputs: int | None) -> Weight:
-    """A row of which an element stands for so many `inputs` of the matrix, None meaning all of an output."""
+    """Return a row whose elements each cover `inputs` inputs of the matrix; None means all of an output."""
     split = row.split
     if split is not None and row.reduces:
         split = replace(split, unit=split.unit // inputs) if inputs else None

@@ -1,4 +1,4 @@
-"""Models as users call them: logits, scores, samples."""
+"""Calls of a compiled model: logits, scores and samples."""
 
 from __future__ import annotations
 
@@ -39,34 +39,73 @@ from transformers_neuronx.sampling_functions import (
 )
 from transformers_neuronx.turns import take_all
 
-STREAMED = 8  # tokens at once for a streamer
+STREAMED = 8  # tokens per dispatch with a streamer
 
 
 class ForSampling(Model):
-    """What a compiled model can be asked for. Its options are those of `Model`.
+    """A language model compiled for fixed shapes, with calls for logits, scores and samples.
 
-    Threads may share it: their calls queue. A call from inside another one, by a streamer or a criterion, raises
-    InputError. What goes on with the sequences of an earlier call, as `forward` with `cache_ids` does, must be alone
-    with them: a new prompt in the same slots takes their place.
+    The constructor takes the arguments of `Model`. All calls need `to_neuron` first.
+
+    Arguments that several calls have:
+
+    - `input_ids`: integers [batch, n] from 0 to vocab_size - 1, as a tensor, an array or lists. The batch is at most
+      `batch_size` rows. A row's tokens may have padding on either side.
+    - `start_ids`: integers [batch], the number of padding columns on the left of each row. Default: none.
+    - `cache_ids`: integers [n] or [batch, n], the columns of `input_ids`, counted from the start of the padded prompt.
+      Default: 0, 1, …, which starts new sequences.
+    - `attention_mask`: [batch, columns so far], zero for padding on either side. It replaces both of the above.
+
+    With `padding_side="right"` in the NeuronConfig, as continuous batching has it, rows are padded on the right:
+    `cache_ids` [batch, n] are positions, with padding of 0 or -1, and `start_ids` [batch] are the cache slots of the
+    rows, in any order.
+
+    Arguments of `sample`:
+
+    - `sequence_length`: most columns of the result, including the prompt and its padding.
+    - `top_k`, `top_p`, `temperature`, `seed`: see `Rules`. Default None: the value of `on_device_generation` in the
+      NeuronConfig, or else the default of `Rules` (top_k=50, top_p=1.0, temperature=1.0, no seed).
+    - `min_p`, `repetition_penalty`: see `Rules`. Default 0.0 and 1.0, which change nothing.
+    - `eos_token_override`: one or several tokens that end a row, instead of the configuration's; -1 for none.
+    - `streamer`: gets `put(prompt)`, then `put` with each column s64[batch], and `end()`; for example a `TextStreamer`.
+    - `stopping_criteria_list`: a function of the ids so far, s64[batch, columns], and the scores. It returns whether
+      to stop, as one value for all rows or one for each.
+    - `no_repeat_ngram_size`: no n-gram of that many tokens occurs twice in a row. Default: no limit.
+    - `output_scores`: also return the logits that tokens were sampled from. Default False.
+    - `speculator`: a `SpeculativeGenerator` or `FusedSpeculativeDecoder`, whose own `sample` passes it.
+
+    With the same `seed`, samples are the same on every runtime and at every tp_degree. With a list of seeds, one per
+    row, they also do not depend on the other rows of the batch.
+
+    Threads may share a model: their calls queue. A call from inside another call, by a streamer or a criterion, raises
+    InputError. A new prompt replaces the sequence in its slot, so no other thread may use the slots of sequences that
+    a caller continues with `cache_ids`.
+
+    Raises ConfigError before `to_neuron`, InputError for arguments that the model cannot serve, and EngineError if a
+    program fails or logits are NaN. The model stays usable.
     """
 
-    _whole: ClassVar[str] = ""  # the call that `sample` and others are part of, where they are
+    _whole: ClassVar[str] = ""  # the call that `sample` is a part of, if any
 
     def reset(self) -> None:
-        """Forget all sequences. Calls do not need it: a prompt starts a sequence anew."""
+        """Forget all sequences. Calls do not need it: a prompt starts a new sequence."""
         with self.turns.take("reset()"):
             self.decoder.reset()
 
     def reorder_cache(self, rows: Integers) -> None:
-        """Row `i` goes on with the sequence of row `rows[i]`, as beams do. rows [up to batch_size]"""
+        """Give row `i` the sequence of row `rows[i]`, as beam search does.
+
+        `rows` are integers [at most batch_size]; the other rows keep their sequences. Raises InputError unless each is
+        at least 0 and below `batch_size`.
+        """
         with self.turns.take("reorder_cache()"):
             self.reorder(rows)
 
     def reorder(self, rows: Integers) -> None:
-        """As `reorder_cache`, for who has the turn."""
+        """Do the same as `reorder_cache`, for a caller that has the turn."""
         count, chosen = self.options.batch_size, integers("reorder_cache", rows, 1)
         if len(chosen) > count or chosen.min() < 0 or chosen.max() >= count:
-            raise InputError(f"reorder_cache wants rows below batch_size={count}, got {chosen.tolist()}")
+            raise InputError(f"reorder_cache needs rows below batch_size={count}, got {chosen.tolist()}")
         self.decoder.reorder(np.concatenate([chosen, np.arange(len(chosen), count)]))
 
     def forward(
@@ -77,27 +116,27 @@ class ForSampling(Model):
         attention_mask: Integers | None = None,
         output_all_logits: bool | None = None,
     ) -> Any:
-        """Logits after the last token of each row, f32[batch, vocab].
+        """Return the logits after the last token of each row, f32[batch, vocab].
 
-        input_ids [batch, n] start new sequences, or go on with those of the last call: then cache_ids, [n] or
-        [batch, n], are the columns of the tokens, counted from the start of the padded prompt, and start_ids [batch]
-        how many of them are padding on the left. In place of both, attention_mask [batch, columns so far] has zeros
-        for padding, on whatever side it is.
+        Tokens start new sequences. With `cache_ids` that do not begin at 0, or an `attention_mask` with more columns
+        than `input_ids`, they continue those of earlier calls. The class describes these arguments.
 
-        With padding_side="right" in the NeuronConfig, cache_ids [batch, n] are positions, padded with zeros, and
-        start_ids [batch] the slots of the sequences: any, in any order, while others wait.
+        `output_all_logits` returns the logits after every token, f32[batch, n, vocab], with zeros for padding. Its
+        default is that of the NeuronConfig, which has two more options:
 
-        With output_all_logits, which the NeuronConfig may have as its default, logits after every token, f32[batch, n,
-        vocab], where those of padding are zeros. With log_softmax_scores there, a pair of logits and their
-        log-softmax. With on_device_generation there, and unless the caller says output_all_logits, the tokens chosen
-        from them, s64[batch, 1].
+        - `log_softmax_scores` returns a pair: the logits and their log-softmax.
+        - `on_device_generation` returns the tokens sampled from the logits, s64[batch, 1], unless the caller passes
+          `output_all_logits`.
+
+        If `prompt_batch_size` is below `batch_size`, each prompt of a full batch of prompts gives batch_size /
+        prompt_batch_size rows, which repeat the prompts in order.
         """
         where = dict(cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
         with self.turns.take("forward()"):
             return self.run(input_ids, output_all_logits, **where)
 
     def run(self, input_ids: Integers, output_all_logits: bool | None = None, **where: Integers | None) -> Any:
-        """As `forward`, for who has the turn."""
+        """Do the same as `forward`, for a caller that has the turn."""
         rows, switches = self._read(input_ids, **where), self.neuron_config
         repeats = self._repeats(rows)
         every = switches.output_all_logits if output_all_logits is None else output_all_logits
@@ -117,9 +156,9 @@ class ForSampling(Model):
     def score(
         self, input_ids: Integers, start_ids: Integers | None = None, attention_mask: Integers | None = None
     ) -> torch.Tensor:
-        """The log-probability of every token after those before it in its row, f32[batch, n].
+        """Return the natural log-probability of each token given those before it in its row, f32[batch, n].
 
-        Zero for padding, and for each row's first token. Operands as in `forward`.
+        It is zero for padding and for each row's first token. The class describes the arguments.
         """
         rows = self._read(input_ids, start_ids=start_ids, attention_mask=attention_mask)
         scores = torch.zeros(rows.real.shape)
@@ -132,10 +171,14 @@ class ForSampling(Model):
         return scores
 
     def update_generation_config(self, generation_config: GenerationConfig) -> None:
-        """From now on choose tokens by other rules than the NeuronConfig's; no program is compiled for it."""
+        """Replace the NeuronConfig's `on_device_generation`: later calls sample by other rules. Compiles nothing.
+
+        Raises ConfigError if the model has no `on_device_generation` or a value is not supported, and InputError if a
+        list does not have one value for each of `batch_size` slots.
+        """
         if self.neuron_config.on_device_generation is None:
-            raise ConfigError("update_generation_config wants a model with on_device_generation in its NeuronConfig")
-        copied = replace(deepcopy(generation_config))  # checked anew: its lists may have been changed
+            raise ConfigError("update_generation_config needs a model with on_device_generation in its NeuronConfig")
+        copied = replace(deepcopy(generation_config))  # checked again: its lists may have been changed
         Rules(**copied.rules()).packed(self.options.batch_size)
         self.neuron_config = replace(self.neuron_config, on_device_generation=copied)
 
@@ -159,15 +202,13 @@ class ForSampling(Model):
         seed: int | Sequence[int] | None = None,
         speculator: Speculator | None = None,
     ) -> Any:
-        """The prompts and what the model makes of them, s64[batch, up to sequence_length].
+        """Generate tokens after prompts. Return both, s64[batch, at most sequence_length].
 
-        Tokens are chosen as `rules.Rules` says, None meaning as on_device_generation has it; the same `seed` draws the
-        same on every runtime and at every tp_degree, and with a list, one for each row, whatever else is in the batch.
-        A row that has come to its end-of-sequence token (`eos_token_override`: another, several, or -1 for none)
-        repeats it. It ends when all rows have, when `stopping_criteria_list` says so of all, or at `sequence_length`
-        columns, padding included. `streamer` gets the prompt, then each column. No n-gram of `no_repeat_ngram_size`
-        tokens comes twice. With `output_scores`, also a list of the logits f32[batch, vocab] that each token was chosen
-        by. For `speculator` see `speculation`; what is not named here is as in `forward`.
+        The class describes the arguments. Generation stops when all rows have ended, or at `sequence_length` columns.
+        A row ends at its end-of-sequence token, or where `stopping_criteria_list` says so; after that it repeats the
+        end-of-sequence token. With `output_scores`, the result is a pair: the ids, and a list with the logits
+        f32[batch, vocab] of each new column. Raises InputError if the prompt has `sequence_length` columns or more, or
+        the result would be longer than `n_positions`.
         """
         rules = self._rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
         eos = self._ends(eos_token_override)
@@ -181,7 +222,11 @@ class ForSampling(Model):
         return (seen.ids, seen.scores) if output_scores else seen.ids
 
     def profile(self, prompt_tokens: int = 128, new_tokens: int = 64) -> Profile:
-        """Where the time of `sample` goes, for as many rows as there may be: a table when printed."""
+        """Measure where the time of `sample` goes, with `prompt_batch_size` prompts.
+
+        `prompt_tokens` and `new_tokens` are the tokens of each prompt and those generated after it; their sum is at
+        most `n_positions`. Runs once before it measures. Returns a `Profile`, a table when printed.
+        """
         ids, end = np.arange(prompt_tokens) % self.config.vocab_size, prompt_tokens + new_tokens
         rows = ids[None].repeat(self.options.prompt_batch_size, 0)
         return profile(self.decoder, lambda: self.sample(rows, end, eos_token_override=-1))
@@ -193,7 +238,7 @@ class ForSampling(Model):
         return token_ids(default.eos_token_id if default and override is None else override)
 
     def _sampled(self, rows: Rows, repeats: int) -> torch.Tensor:
-        """The token after each row, by the rules of the slot it has. -> s64[batch, 1]"""
+        """Sample the token after each row, by the rules of its slot. -> s64[batch, 1]"""
         slots = rows.slots if repeats == 1 else np.arange(self.options.batch_size)
         tokens = sample_after(self.decoder, rows, self._rules().packed(self.options.batch_size, slots), repeats)
         repeat(self.decoder, len(rows.tokens), repeats)
@@ -212,8 +257,8 @@ class ForSampling(Model):
     ) -> None:
         repeats = self._repeats(rows)
         if speculator is not None and (repeats > 1 or seen.process is not None):
-            wanted = "a sequence for each prompt, and neither no_repeat_ngram_size nor output_scores"
-            raise InputError(f"speculation wants {wanted}")
+            wanted = "one sequence per prompt, and neither no_repeat_ngram_size nor output_scores"
+            raise InputError(f"speculation needs {wanted}")
         models = [self] if speculator is None else [self, *speculator.models]
         turns = take_all((model.turns for model in models), "sample()", self._whole)
         measured = self.meter.call(sum(map(len, rows.tokens)))
@@ -230,13 +275,13 @@ class ForSampling(Model):
             call.new_tokens = seen.made
 
     def _room(self, rows: Rows, sequence_length: int, columns: int) -> int:
-        """How many tokens are to be made after so many columns. InputError where there is no room for them."""
+        """Return the number of tokens to generate after `columns`. Raises InputError if there is no room for them."""
         count, end = sequence_length - columns, int(rows.end.max())
         if (rows.slots != np.arange(len(rows.slots))).any():
-            raise InputError(f"start_ids wants the slots 0, 1, … in order for sample(), got {rows.slots.tolist()}")
+            raise InputError(f"start_ids must be the slots 0, 1, … in order for sample(), got {rows.slots.tolist()}")
         if count < 1:
             wanted = f"more than the {columns} columns of the prompt"
-            raise InputError(f"sequence_length wants to be {wanted}, got {sequence_length}")
+            raise InputError(f"sequence_length must be {wanted}, got {sequence_length}")
         if end + count > self.options.buckets.longest:
             raise InputError(
                 f"n_positions={self.options.buckets.longest} is the longest sequence this model takes; "
@@ -252,10 +297,10 @@ class ForSampling(Model):
             return read_slots(input_ids, *ids, vocab_size=vocab_size, longest=longest, slots=slots)
         rows = read_rows(input_ids, vocab_size=vocab_size, longest=longest, **where)
         if len(rows.tokens) > slots:
-            raise InputError(f"batch_size={slots} is what this model takes, got {len(rows.tokens)} rows")
+            raise InputError(f"batch_size={slots} is the most rows this model takes, got {len(rows.tokens)}")
         return rows
 
     def _repeats(self, rows: Rows) -> int:
-        """How many sequences each prompt serves."""
+        """Number of sequences that each prompt serves."""
         fits = len(rows.tokens) == self.options.prompt_batch_size and not rows.start.any()
         return self.options.repeats if fits and self._broadcasts else 1

@@ -1,4 +1,4 @@
-"""The original's functions for sampling: the choice of tokens from logits on the host, and `sample` by other names."""
+"""The sampling functions of the original library: sampling from logits on the host, and other names of `sample`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ from transformers_neuronx.switches import GenerationConfig
 def validate_top_k_top_p_min_tokens_to_keep(
     top_k: int | None, top_p: float | None, min_tokens_to_keep: int | None
 ) -> None:
-    """Raise InputError unless the three are what `top_k_top_p_filtering` takes, or None."""
+    """Raise InputError unless each argument is None or a value that `top_k_top_p_filtering` takes."""
     if top_k is not None and not (isinstance(top_k, int) and top_k > 0):
-        raise InputError(f"top_k wants a whole number above 0, got {top_k!r}")
+        raise InputError(f"top_k must be a whole number above 0, got {top_k!r}")
     if top_p is not None and not (isinstance(top_p, float | int) and 0 < top_p <= 1):
-        raise InputError(f"top_p wants a number above 0 and at most 1, got {top_p!r}")
+        raise InputError(f"top_p must be a number in (0, 1], got {top_p!r}")
     if min_tokens_to_keep is not None and not (isinstance(min_tokens_to_keep, int) and min_tokens_to_keep >= 0):
-        raise InputError(f"min_tokens_to_keep wants a whole number of at least 0, got {min_tokens_to_keep!r}")
+        raise InputError(f"min_tokens_to_keep must be a whole number of at least 0, got {min_tokens_to_keep!r}")
 
 
 def top_k_top_p_filtering(
     scores: torch.Tensor, top_k: int | None, top_p: float | None, min_tokens_to_keep: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `top_k` largest scores in order, and their ids. scores f32[batch, vocab] -> f32[batch, m], s64[batch, m]
+    """Return the `top_k` largest scores in descending order, and their ids: f32[batch, m], s64[batch, m].
 
-    Those after the fewest that have the probability `top_p` are -inf, but at least `min_tokens_to_keep` stay.
+    - `scores`: f32[batch, vocab].
+    - `top_k`: number of scores to keep, above 0; None keeps all.
+    - `top_p`: in (0, 1]. Of those, keep the fewest whose probabilities add up to this; the others become -inf. None
+      keeps all.
+    - `min_tokens_to_keep`: keep at least this many, whatever `top_k` and `top_p` say. Default 1.
+
+    Raises InputError for a value out of range.
     """
     validate_top_k_top_p_min_tokens_to_keep(top_k, top_p, min_tokens_to_keep)
     vocab = scores.shape[1]
@@ -45,9 +51,17 @@ def top_k_top_p_filtering(
 def select_tokens(
     next_token_scores: torch.Tensor, top_k: int | None = 1, top_p: float | None = 1.0, temperature: float = 1.0
 ) -> torch.Tensor:
-    """A token for each row, drawn on the host. next_token_scores f32[batch, vocab] -> s64[batch, 1]"""
+    """Sample a token for each row on the host with torch's random numbers. Returns s64[batch, 1].
+
+    - `next_token_scores`: f32[batch, vocab].
+    - `top_k`: number of most likely tokens to sample from. Default 1, which is greedy; None is all.
+    - `top_p`: in (0, 1]. Of those, keep the fewest whose probabilities add up to this. Default 1.0.
+    - `temperature`: above 0; divides the scores. Default 1.0.
+
+    Raises InputError for a value out of range.
+    """
     if not temperature > 0:
-        raise InputError(f"temperature wants to be above 0 (greedy choice is top_k=1), got {temperature!r}")
+        raise InputError(f"temperature must be above 0 (for greedy decoding use top_k=1), got {temperature!r}")
     values, ids = top_k_top_p_filtering(next_token_scores / temperature, top_k, top_p)
     return ids.gather(1, torch.multinomial(values.softmax(1, dtype=torch.float32), 1))
 
@@ -63,7 +77,7 @@ def simple_sample(
     output_scores: bool = False,
     cache_ids: Any = None,
 ) -> Any:
-    """`model.sample` with this order of arguments."""
+    """Call `model.sample` with the original's order of arguments. `eos_token_id` is its `eos_token_override`."""
     where = dict(start_ids=start_ids, cache_ids=cache_ids)
     rules = dict(top_k=top_k, eos_token_override=eos_token_id)
     return model.sample(input_ids, sequence_length, streamer=streamer, output_scores=output_scores, **where, **rules)
@@ -81,13 +95,13 @@ def sample_llama(
     streamer: Any = None,
     **options: Any,
 ) -> Any:
-    """`model.sample` with this order of arguments."""
+    """Call `model.sample` with the original's order of arguments. `eos_token_id` is its `eos_token_override`."""
     rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, eos_token_override=eos_token_id)
     return model.sample(input_ids, sequence_length, start_ids=start_ids, streamer=streamer, **rules, **options)
 
 
 def sample_greedy(model: Any, input_ids: Any, start_ids: Any = None, sequence_length: int = 128) -> Any:
-    """The likeliest tokens, up to `sequence_length` whatever they are."""
+    """Call `model.sample` for greedy tokens, up to `sequence_length` columns; no token ends a row."""
     return model.sample(input_ids, sequence_length, start_ids=start_ids, top_k=1, eos_token_override=-1)
 
 
@@ -101,7 +115,7 @@ def sample_tokens(
     streamer: Any = None,
     cache_ids: Any = None,
 ) -> Any:
-    """`model.sample` by the rules of `config`."""
+    """Call `model.sample` with the rules and end-of-sequence tokens of `config`."""
     config = config or GenerationConfig()
     where = dict(start_ids=start_ids, cache_ids=cache_ids)
     eos = -1 if config.eos_token_id is None else config.eos_token_id

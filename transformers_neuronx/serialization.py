@@ -1,8 +1,8 @@
-"""Artifacts: a model's programs, compiled, and if wanted its weights as the devices have them, in a directory.
+"""Artifacts: directories with a model's compiled programs and, optionally, its weights as the devices store them.
 
-`manifest.json` is the last file of an artifact to be written and says what belongs to it, with checksums. Programs are
-found by the identity of their modules, so that one of another graph is never run in place of what was asked for. This
-file owns what is saved and how it is found again; what programs and weights mean it does not know.
+`manifest.json` is written last. It lists the files of the artifact, with checksums. Programs are found by the identity
+of their modules, so a program of a different graph is never run by mistake. This file decides what is saved and how it
+is found again. It does not know what programs and weights mean.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ OWN_FILES = re.compile(r"program-.*\.(hlo\.pb|executable|neff)|weights-.*\.safet
 
 
 def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[str, Any], weights: bool) -> None:
-    """Save the programs built so far, `attributes` as `config.json`, and with `weights` those of the decoder.
+    """Save the programs built so far, `attributes` as `config.json`, and with `weights` the decoder's weights.
 
-    Other files in `directory` are kept. An earlier artifact is replaced when the new one is complete and on the disk;
-    a save that fails or is interrupted leaves it as it was. A killed process may leave `.artifact.tmp-*`, to delete,
-    and, killed in the exchange, no artifact and the parts of the earlier one in `.artifact.old-*`. CheckpointError when
-    the directory holds a checkpoint, which has a `config.json` of its own.
+    Other files in `directory` are kept. An earlier artifact is replaced when the new one is complete and on the disk. A
+    save that fails or is interrupted leaves it unchanged. A killed process may leave `.artifact.tmp-*`, which can be
+    deleted. If it is killed during the exchange, there is no artifact, and the parts of the earlier one are in
+    `.artifact.old-*`. Raises CheckpointError if the directory holds a checkpoint, which has its own `config.json`.
     """
     path = want_place(directory)
     with files.staging(path, "artifact") as stage:
@@ -92,24 +92,24 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
 
 
 def want_place(directory: PathOrName) -> Path:
-    """Where `save_artifact` would write. Raises what it would of the directory, before there is anything to save."""
+    """Return the path that `save_artifact` writes to. Raises its errors about the directory before the work starts."""
     path = files.want_writable(Path(os.path.expanduser(directory)), directory=True)
     if found := format_in(path):
-        raise CheckpointError(f"{path / found} is a checkpoint; save the artifact to a directory of its own")
+        raise CheckpointError(f"{path / found} is a checkpoint; save the artifact to a separate directory")
     return path
 
 
 def description(family: Family, config: Any, options: CompileOptions) -> dict[str, Any]:
-    """What a model has to have in common with an artifact, in the types of JSON."""
+    """Return what a model and an artifact must have in common, in the types of JSON."""
     compiled = dataclasses.asdict(options)
-    del compiled["workers"]  # how many are compiled at once
+    del compiled["workers"]  # the number of parallel compilations changes no program
     told = dict(family=family.name, config=dataclasses.asdict(config), options=compiled)
     in_json: dict[str, Any] = json.loads(as_json(told))
     return in_json
 
 
 def code_of(decoder: Decoder) -> str:
-    """A digest of the code that writes its modules, and how; empty where some of that is not in this package."""
+    """Return a digest of the code and settings that write the modules, or "" if some code is outside this package."""
     homes = decoder.family.graph.__name__, decoder.family.weights.__name__, type(decoder.config).__module__
     if not (_own_code() and all(home.startswith(f"{__package__}.") for home in homes)):
         return ""
@@ -134,7 +134,7 @@ def _save_programs(decoder: Decoder, stage: Path) -> dict[str, dict[str, str]]:
 
 
 def _save_weights(decoder: Decoder, stage: Path) -> dict[str, Tensors]:
-    """A file for each layer and one for what is of none: no more than that is in memory at once. Tied ones once."""
+    """Write a file per layer and one for all other weights, with one file in memory at a time. Ties are saved once."""
     groups: dict[str, Tensors] = {}
     places: dict[int, list[str]] = {}
     held = {_text(key): tensor for key, tensor in decoder.weights.items()}
@@ -157,9 +157,9 @@ def _save_weights(decoder: Decoder, stage: Path) -> dict[str, Tensors]:
 
 
 def _aligned(data: bytes) -> bytes:
-    """A safetensors file in which tensors begin where a processor's vectors do, so that they can be used in place."""
+    """Return a safetensors file whose tensors are aligned for a processor's vectors, so that they work in place."""
     end = 8 + int.from_bytes(data[:8], "little")
-    spaces = -end % 64  # after the header, where the format allows them
+    spaces = -end % 64  # after the header, which the format allows
     return b"".join([(end - 8 + spaces).to_bytes(8, "little"), data[8:end], b" " * spaces, data[end:]])
 
 
@@ -178,14 +178,14 @@ def _key(text: str) -> Key:
 
 
 def holds_artifact(path_or_name: PathOrName) -> bool:
-    """Whether it is the directory of an artifact, and not a checkpoint's with a manifest of something else."""
+    """Whether the directory holds an artifact, and not a checkpoint with a manifest of something else."""
     path = Path(os.path.expanduser(path_or_name))
     return os.path.lexists(path / MANIFEST) and not format_in(path)
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a directory holds, as its manifest says. Checksums are compared when a file is read."""
+    """A saved artifact, as its manifest describes it. Checksums are compared when a file is read."""
 
     directory: Path
     manifest: dict[str, Any]
@@ -195,23 +195,23 @@ class Artifact:
         return bool(self.manifest["weights"])
 
     def attributes(self, family: Family) -> Completed:
-        """The configuration of the model that was saved, as Transformers had completed it."""
+        """Return the configuration of the saved model, as Transformers completed it."""
         path = self.directory / CONFIG
         attributes = Completed(files.read_json(path, files.unique))
-        with files.explain(f"{path}: not the configuration of such a model"):
+        with files.explain(f"{path}: not a configuration of this model family"):
             family.read_config(attributes)
         return attributes
 
     def options(self) -> dict[str, Any]:
-        """The options of a model's constructor that it was saved with, as far as they say what is in an artifact."""
+        """Return the constructor options of the saved model, as far as they determine what is in an artifact."""
         saved = self.manifest["options"]
         names = ("batch_size", "prompt_batch_size", "tp_degree", "unroll", "context_unroll")
-        with files.explain(f"{self.directory / MANIFEST}: not the options of a model"):
+        with files.explain(f"{self.directory / MANIFEST}: not valid options of a model"):
             sizes, numbers = saved["buckets"], {name: saved[name] for name in names}
             names_of_sizes = ("positions", "context", "sources")
             positions, context, sources = (list(map(operator.index, sizes[name])) for name in names_of_sizes)
             if not all(value is None or type(value) is int for value in numbers.values()):
-                raise ValueError(f"wanted whole numbers, got {numbers}")
+                raise ValueError(f"expected whole numbers, got {numbers}")
             switches = NeuronConfig(
                 tokens_per_dispatch=saved["chunk"],
                 quant=saved["quant"] and QuantizationConfig(**saved["quant"]),
@@ -221,46 +221,46 @@ class Artifact:
         return dict(**sizes, **numbers, neuron_config=switches)
 
     def check(self, family: Family, config: Any, options: CompileOptions) -> None:
-        """ConfigError with all that is different in the model that was saved, where something is."""
+        """Raise ConfigError with all differences if the saved model is a different one."""
         wanted = description(family, config, options)
         saved = {name: self.manifest[name] for name in wanted}
         if found := differences(saved, wanted):
             raise ConfigError(
-                f"the artifact {self.directory} was saved of another model or with other options: {'; '.join(found)}"
+                f"the artifact {self.directory} was saved from another model or with other options: {'; '.join(found)}"
             )
 
     @property
     def marks(self) -> Marks:
-        """Of the checkpoint whose weights these are; none in an artifact of the versions that did not note them."""
+        """Marks of the checkpoint that the weights come from. Artifacts of older versions have none."""
         marks: Marks = self.manifest.get("origin", {})
         return marks
 
     def check_weights(self, own: Checkpoint | Artifact | None, prefix: str) -> None:
-        """ConfigError where these weights are not those that a model has of its `own`, as far as marks tell."""
+        """Raise ConfigError if these weights are not the ones in a model's `own` checkpoint, as far as marks show."""
         if not self.has_weights:
             return
         if own is None or (isinstance(own, Artifact) and not own.has_weights):
-            _LOG.info("the model has no weights of its own, and takes those in %s", self.directory)
+            _LOG.info("the model has no weights of its own, using those in %s", self.directory)
             return
         theirs = own.marks if isinstance(own, Artifact) else marks_in(own, self.marks, prefix)
         common = sorted(self.marks.keys() & theirs.keys())
         if not common:
             warn_once(
-                f"the weights in {self.directory} are used; whether they are those of {own.directory} cannot be told, "
-                "since the artifact has no marks of these tensors: save it again, and it will have them"
+                f"using the weights in {self.directory} without checking that they are those of {own.directory}, "
+                "because the artifact has no marks of these tensors: save it again to add them"
             )
         if different := [name for name in common if self.marks[name] != theirs[name]]:
             raise ConfigError(
                 f"load: the weights in {self.directory} must be those of {own.directory}, but {len(different)} of "
-                f"{len(common)} tensors are others: {collapsed(different)}; save the artifact again from a model of "
-                f"that checkpoint, or take the artifact's own weights with from_pretrained({str(self.directory)!r})"
+                f"{len(common)} tensors differ: {collapsed(different)}; save the artifact again from a model of "
+                f"that checkpoint, or load the artifact's own weights with from_pretrained({str(self.directory)!r})"
             )
 
     def programs(self, decoder: Decoder) -> ArtifactSource:
-        """What the decoder can use: modules if this code would write the same, executables if they are for here."""
+        """Return what the decoder can use: modules if this code writes the same, executables if they run here."""
         if changed := differences(self.manifest["runtime"], dict(decoder.runtime.fingerprint)):
             _LOG.warning(
-                "the executables in %s are not for here, and its programs are compiled anew: %s",
+                "the executables in %s are for another environment, compiling the programs again: %s",
                 self.directory,
                 "; ".join(changed),
             )
@@ -268,7 +268,7 @@ class Artifact:
         return ArtifactSource(self.module if written_here else _nothing, _nothing if changed else self.executable)
 
     def module(self, key: str) -> HloModuleProto | None:
-        """The module of the program with this `artifact_key`, or None."""
+        """Return the module of the program with this `artifact_key`, or None."""
         program = self.manifest["programs"].get(self.manifest["keys"].get(key))
         if program is None:
             return None
@@ -277,29 +277,29 @@ class Artifact:
             return HloModuleProto.FromString(path.read_bytes())
 
     def executable(self, identity: str) -> bytes | None:
-        """The executable of the module with that identity."""
+        """Return the executable of the module with this identity, or None."""
         program = self.manifest["programs"].get(identity)
         return None if program is None else self.verified(program["executable"]).read_bytes()
 
     def verified(self, name: str) -> Path:
-        """The file, which has the checksum that the manifest says."""
-        path = files.want_file(self.directory / name, f"which {MANIFEST} lists")
+        """Return the path of a file, after comparing its checksum with the manifest's."""
+        path = files.want_file(self.directory / name, f"listed in {MANIFEST}")
         with files.explain(f"{path}: cannot be read"):
             found = facts_of(path)
         if found != self.manifest["files"][name]:
-            raise CheckpointError(f"{path}: damaged, it is not what was saved; {files.AGAIN}")
+            raise CheckpointError(f"{path}: damaged, its size or checksum differs; {files.AGAIN}")
         return path
 
     def weights(self, decoder: Decoder) -> Iterator[Sharded]:
-        """The saved weights for the decoder's devices, as soon as their checksums are compared.
+        """Yield the saved weights for the decoder's devices, after comparing all checksums.
 
-        They lie as those devices had them that they were saved from, and are laid out anew where these want otherwise.
+        They have the layout of the devices that they were saved from, and are converted if these devices need another.
         """
         table = dict(expand(decoder.programs.table, decoder.config.n_layer))
         missing = {_text(key) for key in table}
         listed = {name for tensors in self.manifest["weights"].values() for names in tensors.values() for name in names}
         if missing != listed:
-            wrong = f"lists other weights than the model has: {collapsed(sorted(missing ^ listed))}"
+            wrong = f"lists weights that differ from the model's: {collapsed(sorted(missing ^ listed))}"
             raise CheckpointError(f"{self.directory / MANIFEST}: {wrong}; {files.AGAIN}")
         rows = {_text(key): row for key, row in table.items()}
         for names, pieces in self.tensors():
@@ -308,9 +308,9 @@ class Artifact:
             yield Sharded([*map(_key, names)], row.dtype or decoder.options.amp, laid_out)
 
     def tensors(self) -> Iterator[tuple[list[str], Callable[[], list[torch.Tensor]]]]:
-        """Each tensor that was saved: the weights that it is, and what reads its pieces, one per device or one for all.
+        """Yield each saved tensor: the weights that share it, and a function that reads its pieces.
 
-        Checks the files first.
+        There is one piece per device, or one for all. Checks the files first.
         """
         weights: dict[str, Tensors] = self.manifest["weights"]
         with ThreadPoolExecutor(LOADERS) as pool:
@@ -319,7 +319,7 @@ class Artifact:
             readers = open_safetensors(path, to_keep=True)
             for name, names in tensors.items():
                 if _ranked(name, 0) not in readers:
-                    raise CheckpointError(f"{path}: not the weights that {MANIFEST} lists, {name!r} is missing")
+                    raise CheckpointError(f"{path}: {name!r} is missing, but {MANIFEST} lists it")
                 yield names, functools.partial(_pieces, path, readers, name)
 
 
@@ -328,7 +328,7 @@ def _nothing(_: str) -> None:
 
 
 def _laid_out(row: Weight, degree: int, pieces: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    """The pieces of a weight, in panels or as matrices, as its row has it."""
+    """Return the pieces of a weight, in panels or as matrices, as its row requires."""
     if row.word:
         return [panels.laid_out(piece, row.word) if piece.ndim == 2 else piece for piece in pieces()]
     return [panels.as_matrix(piece, row.share(degree)) if piece.ndim == 4 else piece for piece in pieces()]
@@ -341,7 +341,7 @@ def _pieces(path: Path, readers: Readers, name: str) -> list[torch.Tensor]:
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> list[str]:
-    """Each value that differs, as "amp: saved bf16, wanted f32"."""
+    """Return each difference, such as "amp: saved bf16, expected f32"."""
     found = []
     for name in sorted(saved.keys() | wanted.keys()):
         one, other = (values.get(name, "nothing") for values in (saved, wanted))
@@ -349,15 +349,15 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], inside: str
         if isinstance(one, dict) and isinstance(other, dict):
             found += differences(one, other, "" if where == "options" else f"{where}.")
         elif one != other:
-            line = f"{where}: saved {str(one)[:80]}, wanted {str(other)[:80]}"
+            line = f"{where}: saved {str(one)[:80]}, expected {str(other)[:80]}"
             found.append(line.encode("ascii", "backslashreplace").decode())
     return found
 
 
 def open_artifact(directory: PathOrName) -> Artifact:
-    """The artifact in `directory`. Reads its manifest and `config.json`, of the other files nothing but their sizes.
+    """Open the artifact in `directory`. Reads its manifest and `config.json`, and only the sizes of other files.
 
-    CheckpointError names the file that is missing, of another size, or is not what a manifest is.
+    Raises CheckpointError, naming the file, if one is missing, has another size, or is not a valid manifest.
     """
     path = Path(os.path.expanduser(directory))
     artifact = Artifact(path, read_manifest(path))

@@ -1,8 +1,8 @@
-"""Speculative decoding: a cheap proposer guesses the next tokens, and the model checks them all in one step.
+"""Speculative decoding: a cheap proposer makes draft tokens, and the target model verifies them all in one step.
 
-The noise of a draw follows from seed, row and position alone, so what the model would draw after each guess is known as
-soon as its logits are. A guess is right when it is that very token. So the tokens are those that the model makes alone,
-greedy or drawn, whatever the proposer; only how many of them a step gives depends on it.
+The random numbers of a draw depend only on seed, row and position. So the logits after each draft token determine the
+token that the target would sample there, and a draft token is accepted if it is that token. The result is what the
+target generates alone, greedy or sampled. The proposer only decides how many tokens a step yields.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Array = np.ndarray[Any, Any]
 
 
 class Proposer(Protocol):
-    """Guesses tokens, cheaply, for the rows of a generation that still want some."""
+    """Makes draft tokens for the unfinished rows of a generation."""
 
     def start(self, rows: Rows) -> None:
-        """The prompts that the target is given."""
+        """Receive the prompts that the target gets."""
         ...
 
     def propose(self, generation: Generation, count: int) -> Array:
-        """`count` guesses after each row's token. -> s64[batch, count]"""
+        """Return `count` draft tokens after each row's token, s64[batch, count]."""
         ...
 
 
 class Draft:
-    """A smaller model with the same vocabulary makes the guesses, by the same rules and with the same noise."""
+    """A proposer that runs a smaller model with the same vocabulary, sampling rules and random numbers."""
 
     def __init__(self, model: ForSampling) -> None:
         self.model = model
-        self._fed = np.zeros(model.options.batch_size, np.int64)  # positions that are in the caches, of each row
+        self._fed = np.zeros(model.options.batch_size, np.int64)  # positions in the caches, for each row
 
     def start(self, rows: Rows) -> None:
         feed(self.model.decoder, rows)
@@ -50,7 +50,7 @@ class Draft:
     def propose(self, generation: Generation, count: int) -> Array:
         decoder, positions = self.model.decoder, generation.rows[: generation.count, 1].astype(np.int64)
         behind = np.flatnonzero((generation.wanted > 0) & (self._fed[: generation.count] < positions))
-        if behind.size:  # the last guesses were right, and the draft was not fed them
+        if behind.size:  # the last draft tokens were accepted, but not fed to the draft yet
             missing = positions[behind] - self._fed[behind]
             tokens = [np.array(generation.history[row][-1 - n : -1]) for row, n in zip(behind, missing, strict=True)]
             feed(decoder, Rows(tokens, self._fed[behind], np.ones((len(behind), 1), bool), behind))
@@ -67,15 +67,18 @@ class Draft:
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """No model: the guesses are what followed the last `ngram` tokens, or fewer, where they last stood in the row."""
+    """A proposer without a model: it finds earlier text of a row that equals its end, and proposes what followed.
+
+    - `ngram`: number of last tokens to search for; fewer are tried if these do not occur earlier. Default 3.
+    """
 
     ngram: int = 3
 
     def start(self, rows: Rows) -> None:
-        """Nothing to do: the rows themselves are looked at."""
+        """Do nothing: `propose` reads the rows themselves."""
 
     def propose(self, generation: Generation, count: int) -> Array:
-        """`count` guesses for each row; where nothing like its end came before, its last token. -> s64[batch, count]"""
+        """Return `count` draft tokens for each row, s64[batch, count]: its last token if nothing earlier matches."""
         return np.stack([self._after_last(np.array(row), count) for row in generation.history])
 
     def _after_last(self, ids: Array, count: int) -> Array:
@@ -89,15 +92,20 @@ class PromptLookup:
 
 
 class SpeculativeGenerator:
-    """`sample()` of `target`, faster where `draft` guesses well: `k` tokens at a time.
+    """Speculative decoding: the same tokens as `target.sample`, in fewer steps of the target.
 
-    `draft` is a model for the same batch and vocabulary, or None for guesses from the prompt itself (`PromptLookup`).
-    The program that checks guesses is compiled here, or by `to_neuron` of a target that is not on its devices yet.
+    - `draft`: a smaller model with the target's `batch_size` and vocabulary, and at least its `n_positions`; or a
+      `PromptLookup`, which finds draft tokens in the text itself. None, for a `PromptLookup()`, is also allowed.
+    - `target`: the model whose tokens are generated.
+    - `k`: number of draft tokens that the target verifies in one step, at least 1. Default 4.
+
+    Compiles the program that verifies draft tokens if the target is on its devices; otherwise the target's `to_neuron`
+    does. Raises ConfigError if `k` is below 1 or the models do not fit each other.
     """
 
     def __init__(self, draft: ForSampling | PromptLookup | None, target: ForSampling, k: int = 4) -> None:
         if k < 1:
-            raise ConfigError(f"k wants at least one guess, got {k}")
+            raise ConfigError(f"k must be at least 1, got {k}")
         if isinstance(draft, ForSampling):
             check_pair(draft, target)
         self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
@@ -109,15 +117,18 @@ class SpeculativeGenerator:
 
     @property
     def models(self) -> list[ForSampling]:
-        """Those that are called besides the target."""
+        """Models that it calls in addition to the target."""
         return [self.proposer.model] if isinstance(self.proposer, Draft) else []
 
     def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
-        """As the target's own `sample`, with its options and its result."""
+        """Generate tokens as `target.sample` does, with its arguments and its result.
+
+        Raises InputError also for `no_repeat_ngram_size`, `output_scores`, and prompts that serve several rows.
+        """
         return self.target.sample(input_ids, sequence_length, speculator=self, **options)
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
-        """As `generation.generate`, made by checking `k` guesses at a time."""
+        """Yield blocks as `generation.generate` does, by verifying `k` draft tokens at a time."""
         generation.wanted[:] = count
         self.proposer.start(generation.prompts)
         yield generation.first()
@@ -126,12 +137,12 @@ class SpeculativeGenerator:
 
 
 def check_pair(draft: ForSampling, target: ForSampling) -> None:
-    """Raise ConfigError where the two do not go together."""
+    """Raise ConfigError unless the draft fits the target."""
     for name, ours, theirs in (
         ("vocab_size", draft.config.vocab_size, target.config.vocab_size),
         ("batch_size", draft.options.batch_size, target.options.batch_size),
     ):
         if ours != theirs:
-            raise ConfigError(f"{name} wants to be the same for draft and target, got {ours} and {theirs}")
+            raise ConfigError(f"{name} must be the same for draft and target, got {ours} and {theirs}")
     if (ours := draft.options.buckets.longest) < (theirs := target.options.buckets.longest):
-        raise ConfigError(f"n_positions wants to be at least the target's {theirs} for the draft, got {ours}")
+        raise ConfigError(f"n_positions of the draft must be at least the target's {theirs}, got {ours}")

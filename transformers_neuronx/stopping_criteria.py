@@ -1,4 +1,4 @@
-"""Where the original had its stopping criteria: Transformers' own are called the same way."""
+"""Stopping criteria at the original's import path; they are Transformers' classes."""
 
 from transformers.generation.stopping_criteria import (
     MaxTimeCriteria as MaxTimeCriteria,

@@ -1,7 +1,7 @@
-"""Options that are not of one model, as configurations for the original have them.
+"""Options that are not specific to one model, named as in the original's configurations.
 
-A field's row says what comes of it: it works, it is accepted and changes nothing, or it is refused unless it is the
-default. docs/compatibility.md says the same to users.
+Each field is declared as one of three kinds: it works, it is accepted without effect, or it is refused unless it has
+its default. docs/compatibility.md tells users the same.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from transformers_neuronx.constants import GQA, Layout
 from transformers_neuronx.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
-_MENTIONED: set[str] = set()  # switches that the log has spoken of
+_MENTIONED: set[str] = set()  # switches that were logged
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a value has to be, in words and as a check."""
+    """A requirement of a value, in words and as a check."""
 
     text: str
     holds: Callable[[Any], Any]
@@ -34,12 +34,12 @@ def _one_of(*values: Any) -> Wanted:
 
 
 def _or_none(wanted: Wanted) -> Wanted:
-    return Wanted(f"{wanted.text} or None", lambda value: value is None or wanted.holds(value))
+    return Wanted(f"{wanted.text}, or None", lambda value: value is None or wanted.holds(value))
 
 
 def _each(wanted: Wanted) -> Wanted:
     return Wanted(
-        f"{wanted.text}, or a list of such",
+        f"{wanted.text}, or a list of them",
         lambda value: all(map(wanted.holds, value if isinstance(value, list | tuple) else [value])),
     )
 
@@ -75,12 +75,12 @@ def works(default: Any, wanted: Wanted) -> Any:
 
 
 def idle(default: Any, wanted: Wanted = _TRUTH) -> Any:
-    """A switch that changes nothing here, such as those that traded memory for time with AWS's compiler."""
+    """Declare a switch without effect here, such as those that trade memory for time in AWS's compiler."""
     return field(default=default, metadata=dict(wanted=wanted, idle=True))
 
 
 def refused(default: Any, why: str) -> Any:
-    """A switch that would change what comes out, or what goes in, and is not there."""
+    """Declare a switch that would change inputs or results, and is not supported."""
     return field(default=default, metadata=dict(wanted=Wanted(f"{default}: {why}", lambda value: value == default)))
 
 
@@ -88,12 +88,12 @@ def _check(config: Any) -> None:
     for f in fields(config):
         value, wanted = getattr(config, f.name), f.metadata["wanted"]
         if not wanted.holds(value):
-            raise ConfigError(f"{f.name} wants {wanted.text}, got {value!r}")
+            raise ConfigError(f"{f.name} must be {wanted.text}, got {value!r}")
 
 
 @dataclass(frozen=True)
 class ContinuousBatchingConfig:
-    """Requests that come and go: `forward` names, row by row, the slot of the cache that a sequence has.
+    """Requests that join and leave a batch: calls of `forward` give the cache slot of the sequence in each row.
 
     `max_num_seqs` sequences fit, of `max_model_len` tokens each; `batch_size_for_shared_caches` is an older name.
     """
@@ -101,51 +101,51 @@ class ContinuousBatchingConfig:
     max_num_seqs: int | None = works(None, _or_none(_whole(1)))
     batch_size_for_shared_caches: int | None = works(None, _or_none(_whole(1)))
     max_model_len: int | None = works(None, _or_none(_whole(1)))
-    optimized_paged_attention: bool = refused(False, "a sequence has one slot, and no pages")
-    enable_chunked_prefill: bool = refused(False, "it wants a cache of pages; long prompts go in windows as they are")
+    optimized_paged_attention: bool = refused(False, "a sequence has one slot, not pages")
+    enable_chunked_prefill: bool = refused(False, "it needs a paged cache; long prompts are split into windows anyway")
 
     def __post_init__(self) -> None:
         _check(self)
         given = {self.max_num_seqs, self.batch_size_for_shared_caches} - {None}
         if len(given) != 1:
             raise ConfigError(
-                "ContinuousBatchingConfig wants max_num_seqs, or batch_size_for_shared_caches for the same, "
+                "ContinuousBatchingConfig needs max_num_seqs, or batch_size_for_shared_caches with the same meaning, "
                 f"got {self.max_num_seqs} and {self.batch_size_for_shared_caches}"
             )
         for name in ("max_num_seqs", "batch_size_for_shared_caches"):
             object.__setattr__(self, name, *given)
 
     def init_cache_engine(self, block_size: int, num_blocks: int) -> None:
-        """Kept for vLLM, which says how it has divided the cache: a block has to be a sequence."""
+        """Check how vLLM has divided the cache: a block must hold a whole sequence."""
         if self.max_model_len is not None and block_size < self.max_model_len:
-            raise ConfigError(f"block_size wants to be max_model_len={self.max_model_len} or more, got {block_size}")
+            raise ConfigError(f"block_size must be at least max_model_len={self.max_model_len}, got {block_size}")
 
     def batch_size(self, asked: int | None) -> int:
-        """The number of slots, which is what `asked` has to be if it is given."""
+        """Return the number of slots; `asked` must equal it, if given."""
         assert self.max_num_seqs is not None
         if asked not in (None, self.max_num_seqs):
-            raise ConfigError(f"batch_size wants to be max_num_seqs={self.max_num_seqs}, got {asked}")
+            raise ConfigError(f"batch_size must be max_num_seqs={self.max_num_seqs}, got {asked}")
         return self.max_num_seqs
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """How `forward` chooses tokens when it does, for all slots alike or with a list of one value for each.
+    """How `forward` samples tokens on the devices: each option is one value for all slots, or a list with one per slot.
 
-    Without `do_sample` or `dynamic` it takes the likeliest token; so it does in slots whose `temperature` is 0.
-    `global_top_k` is a bound on every `top_k`. With a list of `seed`, one for each slot, what a slot draws follows from
-    its seed and its own sequence alone. One `seed`, which with `deterministic` is 0 by default, draws the same in every
-    run: rows differ by their place in the call. Without either, each call draws anew.
+    Without `do_sample` or `dynamic` it takes the most likely token; so do slots whose `temperature` is 0.
+    `global_top_k` limits every `top_k`. With a list of `seed`, one for each slot, a slot's draws depend only on its
+    seed and its own sequence. With one `seed` (0 by default with `deterministic`), draws repeat in every run, and rows
+    differ by their place in the call. Without a seed, each call draws differently.
     """
 
     max_length: int | None = idle(None, _or_none(_whole(1)))
     do_sample: bool = works(False, _TRUTH)
     top_k: int | Sequence[int] | None = works(50, _or_none(_each(_whole(0))))
-    top_p: float | Sequence[float] = works(1.0, _each(_real("above 0 and at most 1", lambda p: 0 < p <= 1)))
+    top_p: float | Sequence[float] = works(1.0, _each(_real("in (0, 1]", lambda p: 0 < p <= 1)))
     top_p_min_tokens: int | Sequence[int] = works(1, _each(_one_of(0, 1)))
     global_top_k: int | None = works(None, _or_none(_whole(1)))
     eos_token_id: int | Sequence[int] | None = works(None, _or_none(_each(_whole(-1))))
-    temperature: float | Sequence[float] | None = works(1.0, _or_none(_each(_real("from 0 on", lambda t: t >= 0))))
+    temperature: float | Sequence[float] | None = works(1.0, _or_none(_each(_real("of at least 0", lambda t: t >= 0))))
     dynamic: bool = works(False, _TRUTH)
     deterministic: bool = works(False, _TRUTH)
     seed: int | Sequence[int] | None = works(None, _or_none(_each(_whole(0))))
@@ -155,7 +155,7 @@ class GenerationConfig:
         _check(self)
 
     def rules(self) -> dict[str, Any]:
-        """The same as keywords of `sample`."""
+        """Return the same rules as keywords of `sample`."""
         temperature = np.asarray(1.0 if self.temperature is None else self.temperature)
         top_k = np.asarray(0 if self.top_k is None else self.top_k)
         if self.global_top_k is not None:
@@ -171,13 +171,13 @@ class GenerationConfig:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Weights of linear layers in fewer bits: `s8`, `s4` or `f8e4m3fn`, made while they are loaded.
+    """Quantizes the weights of linear layers to `s8`, `s4` or `f8e4m3fn` while they are loaded.
 
-    There is a scale for each output, or for each `group_size` of its inputs, for s4 by default of 32; with
-    `quantize_method="direct_cast"`, for f8e4m3fn alone, there is none. `no_quantize_list` has names of layers that
-    stay as they are, of all layers of the model alike: "mlp.down", or as the checkpoint has them, "o_proj".
-    With `activation_dtype="s8"`, activations that they are multiplied by are rounded as well, in each step anew and in
-    the groups of the weights, or of 32: faster where products and not the reading of weights take the time.
+    Each output has a scale, or each group of `group_size` of its inputs has one; for s4 the default group is 32. With
+    `quantize_method="direct_cast"`, for f8e4m3fn only, there is no scale. `no_quantize_list` names matrices that are
+    not quantized in any layer, as the graph calls them ("mlp.down") or as the checkpoint does ("o_proj").
+    With `activation_dtype="s8"`, each step also rounds the activations that are multiplied by them, in the groups of
+    the weights, or of 32. This is faster where products take the time, not the reading of weights.
     """
 
     quant_dtype: str = works("s8", _one_of("s8", "s4", "f8e4m3fn"))
@@ -193,23 +193,23 @@ class QuantizationConfig:
     def __post_init__(self) -> None:
         _check(self)
         if self.activation_dtype and self.quant_dtype not in ("s8", "s4"):
-            raise ConfigError(f"activation_dtype='s8' wants quant_dtype='s8' or 's4', got {self.quant_dtype!r}")
+            raise ConfigError(f"activation_dtype='s8' needs quant_dtype='s8' or 's4', got {self.quant_dtype!r}")
         object.__setattr__(self, "no_quantize_list", tuple(self.no_quantize_list))
         _check_cast(self)
         if self.group_size is not None and (self.quantize_method == "direct_cast" or self.group_size % 2):
-            raise ConfigError(f"group_size wants to be even, and quantize_method='vector_dynamic', got {self}")
+            raise ConfigError(f"group_size must be even and needs quantize_method='vector_dynamic', got {self}")
 
     @property
     def group(self) -> int | None:
-        """Inputs that share a scale; None is all of an output."""
+        """Number of inputs that share a scale; None means all of an output."""
         return 32 if self.group_size is None and self.quant_dtype == "s4" else self.group_size
 
 
 @dataclass(frozen=True)
 class KVCacheQuantizationConfig:
-    """Keys and values in fewer bits: `s8` or `f8e4m3fn`, with a scale for each head at each position.
+    """Quantizes the KV cache to `s8` or `f8e4m3fn`, with a scale for each head at each position.
 
-    With `quantize_method="direct_cast"`, for f8e4m3fn alone, there is no scale.
+    With `quantize_method="direct_cast"`, for f8e4m3fn only, there is no scale.
     """
 
     quant_dtype: str = works("s8", _one_of("s8", "f8e4m3fn"))
@@ -222,28 +222,28 @@ class KVCacheQuantizationConfig:
 
     @property
     def scaled(self) -> bool:
-        """Whether what is cached has scales beside it."""
+        """Whether the cache also has scales."""
         return self.quantize_method == "vector_dynamic"
 
 
 def _check_cast(config: QuantizationConfig | KVCacheQuantizationConfig) -> None:
     if config.quantize_method == "direct_cast" and config.quant_dtype != "f8e4m3fn":
         raise ConfigError(
-            "quantize_method='direct_cast' wants quant_dtype='f8e4m3fn', since most numbers are 0 as whole ones, "
+            "quantize_method='direct_cast' needs quant_dtype='f8e4m3fn', since as integers most numbers would be 0, "
             f"got {config.quant_dtype!r}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronConfig:
-    """Options that are not of one model.
+    """Options that are not specific to one model.
 
     `runtime` is where programs run: "cpu", "cuda" or "neuron"; None leaves it to NEURONX_RUNTIME. With
-    `output_all_logits`, `forward` returns the logits of every token it is given; with `log_softmax_scores` their
-    log-softmax as well; with `on_device_generation` the token that they lead to instead. `continuous_batching` has
-    requests come and go, and `padding_side="right"`, which it brings along, has calls that name positions and slots
-    row by row. `compilation_worker_count` programs are compiled at once. `tokens_per_dispatch` is how many tokens
-    `sample` makes in a loop on the devices before the host sees them; with 0, and on Neuron, the host has the loop.
+    `output_all_logits`, `forward` returns the logits of every token it gets; with `log_softmax_scores` also their
+    log-softmax; with `on_device_generation` the sampled token instead. `continuous_batching` lets requests join and
+    leave. It implies `padding_side="right"`, where calls give positions and slots row by row.
+    `compilation_worker_count` programs are compiled at once. `sample` makes `tokens_per_dispatch` tokens in a loop on
+    the devices before the host sees them; with 0, and on Neuron, the loop runs on the host.
     """
 
     runtime: str | None = works(None, _made_of(str, "a name"))
@@ -261,11 +261,11 @@ class NeuronConfig:
     kv_cache_quant: KVCacheQuantizationConfig | None = works(
         None, _made_of(KVCacheQuantizationConfig, "a KVCacheQuantizationConfig")
     )
-    sparse_attn: None = refused(None, "a token looks at all before it, or at the window of the model's configuration")
+    sparse_attn: None = refused(None, "a token attends to all before it, or to the window of the model's configuration")
     cast_logits_dtype: str = refused("float32", "logits are always float32")
-    is_eagle_target: bool = refused(False, "there is no speculation with EAGLE")
-    is_eagle_draft: bool = refused(False, "there is no speculation with EAGLE")
-    has_pre_attention_norm: bool = refused(True, "the models here have it; drafts for EAGLE are not there")
+    is_eagle_target: bool = refused(False, "speculation with EAGLE is not supported")
+    is_eagle_draft: bool = refused(False, "speculation with EAGLE is not supported")
+    has_pre_attention_norm: bool = refused(True, "all models here have it; drafts for EAGLE are not supported")
 
     on_device_embedding: bool = idle(False)
     group_query_attention: GQA | str | None = idle(None, _or_none(_one_of(*GQA)))
@@ -293,7 +293,7 @@ class NeuronConfig:
         _check(self)
         for name in ("output_all_logits", "log_softmax_scores"):
             if self.on_device_generation is not None and getattr(self, name):
-                raise ConfigError(f"{name} wants logits, and on_device_generation has tokens in their place: pass one")
+                raise ConfigError(f"{name} needs logits, but on_device_generation returns tokens: pass only one")
         if self.continuous_batching is not None:
             object.__setattr__(self, "padding_side", "right")
         _mention([f.name for f in fields(self) if "idle" in f.metadata and _frozen(getattr(self, f.name)) != f.default])
@@ -304,7 +304,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _mention(names: Sequence[str]) -> None:
-    """Say of each switch once that it changes nothing."""
+    """Log once for each switch that it has no effect."""
     if new := [name for name in names if name not in _MENTIONED]:
         _MENTIONED.update(new)
         _LOG.warning("These switches of NeuronConfig tuned AWS's compiler and change nothing here: %s.", ", ".join(new))

@@ -1,4 +1,4 @@
-"""Callers of one model take turns: it has one set of caches, and whoever has the turn has them alone."""
+"""Calls of one model take turns: it has one set of caches, and only the call that has the turn may use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBERS = itertools.count()
 
 
 class Turns:
-    """Those of one model, which errors call `name`."""
+    """The turns of one model, which errors call `name`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -24,10 +24,10 @@ class Turns:
 
     @contextmanager
     def take(self, call: str, within: str = "") -> Iterator[None]:
-        """Wait until no other thread has the turn, and have it. As a part of the call `within`, go on with its turn.
+        """Wait until no other thread has the turn, and take it. Inside the call `within`, use that call's turn.
 
-        InputError where this thread has it for another call: that would wait for itself, and would otherwise spoil
-        the sequences of that call.
+        Raises InputError if this thread has the turn for another call: it would wait for itself, or change the
+        sequences of that call.
         """
         if self.within(within):
             yield
@@ -35,7 +35,7 @@ class Turns:
         if self._thread == threading.get_ident():
             raise InputError(
                 f"{call} of {self.name} was called inside {self._call} of the same model, by a streamer, a criterion or"
-                " another callback; call it when that has returned, or use a second model"
+                " another callback; call it after that returns, or use a second model"
             )
         with self._lock:
             self._thread, self._call = threading.get_ident(), call
@@ -45,13 +45,13 @@ class Turns:
                 self._thread = None
 
     def within(self, call: str) -> bool:
-        """Whether this thread has the turn, for that call."""
+        """Whether this thread has the turn for `call`."""
         return self._thread == threading.get_ident() and self._call == call
 
 
 @contextmanager
 def take_all(turns: Iterable[Turns], call: str, within: str = "") -> Iterator[None]:
-    """Have the turn of several models, taken in the same order by everyone, so that no two wait for each other."""
+    """Take the turns of several models, always in the same order, so that no two callers wait for each other."""
     with ExitStack() as stack:
         for each in sorted(set(turns), key=lambda each: each.number):
             stack.enter_context(each.take(call, within))

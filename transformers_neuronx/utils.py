@@ -1,4 +1,4 @@
-"""Helpers around a tokenizer."""
+"""Tokenizer helpers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 def batch_tokenize(
     tokenizer: Any, input_texts: Sequence[str], pad_token: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The first two operands of `sample`: ids s64[batch, n] with padding on the left, and start_ids s64[batch].
+    """Return the first two arguments of `sample`: left-padded ids s64[batch, n], and start_ids s64[batch].
 
-    start_ids is None where nothing is padding. The tokenizer gets `pad_token`, or its end-of-sequence token if it has
-    none of its own.
+    start_ids is None if there is no padding. The tokenizer's pad token is set to `pad_token`, or to its end-of-sequence
+    token if it has no pad token.
     """
     if pad_token is not None:
         tokenizer.pad_token = pad_token

@@ -1,3 +1,3 @@
-"""The version, and nothing else."""
+"""The version of the package."""
 
 __version__ = "1.0.0.dev0"

@@ -1,7 +1,7 @@
-"""The weight table: what each weight is called, how it is laid out, and how it is split over devices.
+"""The weight table: the name of each weight, its layout, and its split over devices.
 
-A family is a list of `Weight` rows. From the rows follow what is read from a checkpoint, what is missing or left
-over in it, the parameters of every program, and each device's share. This file knows no family and no program.
+A family is a list of `Weight` rows. The rows determine what is read from a checkpoint, what is missing or left over
+in it, the parameters of every program, and each device's shard. This file depends on no family and no program.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from transformers_neuronx.pyhlo import Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import to_torch
 
 Layout = Callable[[torch.Tensor], torch.Tensor]
-SCALE = "_scale"  # added to the name of a weight that is stored in fewer bits: the row of its scales
-Key = tuple[int | None, str]  # the layer, or None for a weight that is not of one, and the weight's name
+SCALE = "_scale"  # suffix of a quantized weight's name in the row of its scales
+Key = tuple[int | None, str]  # the layer, or None for a weight outside the layers, and the weight's name
 
 
 def as_is(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,32 +32,32 @@ def as_is(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
-    """[in, out] of a `Conv1D` as the [out, in] of a `Linear`; its bias as it is."""
+    """Transpose a `Conv1D`'s [in, out] to a `Linear`'s [out, in]; a bias is unchanged."""
     return tensor.movedim(-1, 0)
 
 
 def plus_one(tensor: torch.Tensor) -> torch.Tensor:
-    """For norms that multiply by one plus their weight."""
+    """Add one to the weight of a norm that multiplies by one plus its weight."""
     return tensor.float() + 1
 
 
 @functools.cache
 def part(index: int, parts: int, layout: Layout = as_is) -> Layout:
-    """Piece `index` of `parts` equal ones along the outputs of a fused layer, once it is laid out."""
+    """Layout: piece `index` of `parts` equal ones along the outputs of a fused layer, after `layout`."""
     return lambda tensor: layout(tensor).chunk(parts)[index]
 
 
 @functools.cache
 def part_per_head(index: int, parts: int, head_dim: int) -> Layout:
-    """Piece `index` of `parts` equal ones of a fused layer that has them head by head, [heads, parts, d] of outputs."""
+    """Layout: piece `index` of `parts` equal ones of a fused layer whose outputs are [heads, parts, d]."""
     return lambda tensor: torch.unflatten(tensor, 0, (-1, parts, head_dim))[:, index].flatten(0, 1)
 
 
 @functools.cache
 def pairs_as_halves(head_dim: int, rotary_dim: int) -> Layout:
-    """Outputs whose features turn in pairs, 0 with 1, laid out to turn 0 with rotary_dim / 2 and so on in each head.
+    """Layout: reorder features that rotate in pairs (0 with 1), to rotate 0 with rotary_dim / 2 and so on in each head.
 
-    The product of a query and a key does not change when the features of both are reordered alike.
+    The product of a query and a key does not change if the features of both are reordered alike.
     """
     order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
     return lambda tensor: torch.unflatten(tensor, 0, (-1, head_dim))[:, order].flatten(0, 1)
@@ -65,44 +65,44 @@ def pairs_as_halves(head_dim: int, rotary_dim: int) -> Layout:
 
 @functools.cache
 def section(index: int, sizes: tuple[int, ...], layout: Layout = as_is) -> Layout:
-    """Piece `index` of those of `sizes` along the outputs of a fused layer, once it is laid out."""
+    """Layout: piece `index` of pieces of `sizes` along the outputs of a fused layer, after `layout`."""
     return lambda tensor: layout(tensor).split_with_sizes(sizes)[index]
 
 
 @functools.cache
 def expert(number: int, index: int = 0, parts: int = 1) -> Layout:
-    """One expert's weight: as it is, or piece `index` of `parts` of its matrix where the experts are stacked."""
+    """Layout: one expert's weight, unchanged, or piece `index` of `parts` of its matrix if the experts are stacked."""
     return lambda tensor: tensor if tensor.ndim == 2 else tensor[number].chunk(parts)[index]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Cut `axis` into one piece per device, in whole blocks of `unit` elements; zeros fill up the last pieces."""
+    """Cut `axis` into one piece per device, in whole blocks of `unit` elements; zeros pad the last pieces."""
 
     axis: int
     unit: int = 1
 
     def block(self, degree: int) -> int:
-        """Elements that stay together."""
+        """Number of elements that stay together."""
         return self.unit
 
     def copies(self, degree: int) -> int:
-        """How many times each unit is there."""
+        """Number of copies of each unit."""
         return 1
 
     def padded(self, size: int, degree: int) -> int:
-        """The size along `axis` once it divides by `degree`."""
+        """Size along `axis`, padded to divide by `degree`."""
         step = self.block(degree) * degree
         return -(-size * self.copies(degree) // step) * step
 
     def share(self, shape: tuple[int, ...], degree: int) -> tuple[int, ...]:
-        """The shape of one device's piece."""
+        """Shape of one device's piece."""
         sizes = list(shape)
         sizes[self.axis] = self.padded(sizes[self.axis], degree) // degree
         return tuple(sizes)
 
     def cut(self, tensor: torch.Tensor, degree: int) -> list[torch.Tensor]:
-        """One piece per device."""
+        """Cut a tensor into one piece per device."""
         axis, size = self.axis, tensor.shape[self.axis]
         if (copies := self.copies(degree)) > 1:
             units = torch.unflatten(tensor, axis, (-1, self.unit))
@@ -115,10 +115,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention layer, of which `kv_heads` have keys, each for as many of `heads` that query.
+    """The heads of an attention layer: `heads` query heads, in equal groups that share one of `kv_heads` key heads.
 
-    Every device gets whole groups: heads that query beside the keys they look at. Where there are fewer groups than
-    devices, keys are copied and their groups divided; where the numbers do not divide, heads of zeros are added.
+    Every device gets whole groups: query heads with the keys that they attend to. If there are fewer groups than
+    devices, keys are copied and their groups divided. If the numbers do not divide, heads of zeros are added.
     """
 
     heads: int
@@ -127,20 +127,20 @@ class Heads:
 
     @property
     def group(self) -> int:
-        """Heads that query with the same keys."""
+        """Number of query heads that share a key head."""
         return self.heads // self.kv_heads
 
     def copies(self, degree: int) -> int:
-        """How often each head of keys is there: the smallest number that divides the group and goes round."""
+        """Copies of each key head: the smallest divisor of the group that is enough for all devices."""
         divisors = [n for n in range(1, self.group + 1) if self.group % n == 0]
         return next((n for n in divisors if self.kv_heads * n >= degree), self.group)
 
     def split(self, axis: int, *, keys: bool = False, unit: int | None = None) -> Split:
-        """How an axis of heads is cut; of each head there are `unit` elements, by default `head_dim`."""
+        """Return the split of an axis of heads with `unit` elements each, by default `head_dim`."""
         return HeadSplit(axis, unit or self.head_dim, self, keys)
 
     def kv_share(self, degree: int) -> int:
-        """Heads of keys on one of `degree` devices."""
+        """Number of key heads on one of `degree` devices."""
         return self.split(0, keys=True, unit=1).share((self.kv_heads,), degree)[0]
 
 
@@ -160,13 +160,13 @@ class HeadSplit(Split):
 class Weight:
     """A row of the table.
 
-    `name` is the graph's, "attn.q.weight"; `source` the checkpoint's, with `{}` for the number of the layer and `|`
-    between names that it may have; `shape` is the whole weight as the graph sees it, which `layout` makes of the
-    checkpoint's tensor; or, where something else is stored, `layout` makes the shape `matrix`, and `store` the rest.
-    `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is not
-    read but worked out; its `source` only says whether every layer has it. With a `word`, devices have their shares in
-    panels of words of so many elements; with `rounded`, what it is multiplied by is rounded to 8 bits, so many inputs
-    with a scale of their own. `layers` is how many layers have it, where not all of the decoder's have one each.
+    `name` is the graph's, "attn.q.weight". `source` is the checkpoint's, with `{}` for the layer's number and `|`
+    between alternative names. `layout` makes the checkpoint's tensor into `shape`, the whole weight in the graph. If
+    the weight is stored in another form, `layout` makes the shape `matrix`, and `store` makes that into `shape`.
+    `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is
+    computed, not read; its `source` only says whether every layer has it. With a `word`, devices hold their shards in
+    panels of words of that many elements. With `rounded`, activations are rounded to 8 bits before the product, with
+    one scale per `rounded` inputs. `layers` is the number of layers that have it, if not each of the decoder's does.
     """
 
     name: str
@@ -188,36 +188,36 @@ class Weight:
 
     @property
     def multiplies(self) -> bool:
-        """Whether it is the matrix of a linear layer that is split, as all are but small ones that decide much."""
+        """Whether it is the matrix of a linear layer that is split; only small, sensitive layers are not."""
         return self.name.endswith(".weight") and len(self.shape) == 2 and self.split is not None
 
     @property
     def reduces(self) -> bool:
-        """Whether it is split by inputs, so that the devices' products with it have to be summed."""
+        """Whether it is split by inputs, so that the devices' products with it must be summed."""
         return self.split is not None and self.split.axis == 1
 
     def at(self, layer: int) -> Weight:
         return replace(self, source=self.source.replace("{}", str(layer)))
 
     def share(self, degree: int) -> tuple[int, ...]:
-        """The shape of what one of `degree` devices holds, as a matrix."""
+        """Shape of the shard of one of `degree` devices, as a matrix."""
         return self.split.share(self.shape, degree) if self.split else self.shape
 
     def held(self, degree: int) -> tuple[int, ...]:
-        """The shape of that in memory."""
+        """Shape of that shard in memory."""
         share = self.share(degree)
         return panels.sizes(share, self.word) if self.word else share
 
 
-# Split a linear layer's [out, in] by its outputs: each device computes some of them; or by its inputs: the devices'
-# results are summed.
+# Split a linear layer's [out, in] by outputs, so that each device computes some of them, or by inputs, so that the
+# devices' results are summed.
 COLUMNS, ROWS = Split(axis=0), Split(axis=1)
 
 
 def attention(
     name: str, heads: Heads, hidden: int, sources: Sequence[tuple[str, Layout]], *, bias: bool, out_bias: bool
 ) -> list[Weight]:
-    """The rows of an attention layer: `sources` and layouts of queries, keys, values and output."""
+    """The rows of an attention layer; `sources` are names and layouts of queries, keys, values and output."""
     table = []
     for part_name, (source, layout) in zip("qkv", sources[:3], strict=True):
         count = heads.heads if part_name == "q" else heads.kv_heads
@@ -231,7 +231,7 @@ def attention(
 def gated_mlp(
     name: str, sources: Sequence[tuple[str, Layout]], inner: int, hidden: int, *, bias: bool = False
 ) -> list[Weight]:
-    """The rows of a gated feed-forward block: `sources` and layouts of its gate, the way up and the way down."""
+    """The rows of a gated feed-forward block; `sources` are names and layouts of gate, up and down."""
     gate, up, down = sources
     return [
         *linear(f"{name}.gate", gate[0], inner, hidden, COLUMNS, layout=gate[1], bias=bias),
@@ -260,7 +260,7 @@ def linear(
 
 
 def norm(name: str, source: str, features: int, *, bias: bool = True, layout: Layout = as_is) -> list[Weight]:
-    """The rows of a normalization, kept in f32 whatever the activations are."""
+    """The rows of a normalization, in f32 for all types of activations."""
     return [
         Weight(f"{name}.{part}", f"{source}.{part}", (features,), layout, dtype="f32")
         for part in ("weight", "bias")[: 1 + bias]
@@ -272,9 +272,9 @@ def norm(name: str, source: str, features: int, *, bias: bool = True, layout: La
 
 @dataclass(frozen=True)
 class Parameter:
-    """A weight inside a graph: one device's share of it, and what it is a share of.
+    """A weight inside a graph: one device's shard, and the row that it is a shard of.
 
-    `dtype` is the element type of the activations; with a `scale` the tensor has to be multiplied by it.
+    `dtype` is the element type of the activations; with a `scale`, the tensor must be multiplied by it.
     """
 
     tensor: Tensor
@@ -285,17 +285,17 @@ class Parameter:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the share, as a matrix."""
+        """Sizes of the shard, as a matrix."""
         return self.row.share(self.degree)
 
     @property
     def storage(self) -> tuple[Any, ...]:
-        """What is alike in weights that can be multiplied in one operation."""
+        """A key that is equal for weights that one operation can multiply."""
         return self.row.word, self.row.rounded, self.tensor.dtype.name, self.scale is None
 
 
 def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "") -> Any:
-    """The table's rows as parameters of the open graph: `w.attn.q.weight` of what this returns is a `Parameter`."""
+    """Declare the table's rows as parameters of the open graph: `w.attn.q.weight` of the result is a `Parameter`."""
     root = SimpleNamespace()
     add = parameters.add
     shares = {r.name: add(dtype_named(r.dtype or dtype)[r.held(degree)], scope + r.name, weight=True) for r in table}
@@ -314,7 +314,7 @@ def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree:
 
 
 def expand(table: Sequence[Weight], layers: int) -> Iterator[tuple[Key, Weight]]:
-    """Every weight of the model."""
+    """Iterate over all weights of the model."""
     for row in table:
         for layer in range(row.layers or layers) if row.layered else [None]:
             yield (layer, row.name), row if layer is None else row.at(layer)
@@ -323,10 +323,10 @@ def expand(table: Sequence[Weight], layers: int) -> Iterator[tuple[Key, Weight]]
 def resolve(
     table: Sequence[Weight], layers: int, checkpoint: Checkpoint, prefix: str, ignored: Sequence[str]
 ) -> dict[Key, Weight]:
-    """The table's rows with `source` set to the names in `checkpoint`, all present, shaped right, and none left over.
+    """Return the table's rows with `source` set to the names in `checkpoint`. Reads headers only.
 
-    A checkpoint of the bare model lacks `prefix`. `ignored` are patterns of names that mean nothing. Reads headers
-    only; raises CheckpointError with all that is wrong.
+    A checkpoint of the bare model lacks `prefix`. `ignored` are patterns of names to skip. Raises CheckpointError with
+    all weights that are missing, have the wrong shape, or are left over.
     """
     found: dict[Key, Weight] = {}
     missing, misshapen = [], []
@@ -351,7 +351,7 @@ def resolve(
     extra = [n for n in checkpoint if n not in used and not any(re.fullmatch(pattern, n) for pattern in ignored)]
     complaints = [
         f"{what} {collapsed(names)}"
-        for what, names in (("lacks", missing), ("has the wrong shape for", misshapen), ("has no use for", extra))
+        for what, names in (("lacks", missing), ("has the wrong shape for", misshapen), ("has unexpected", extra))
         if names
     ]
     if complaints:
@@ -360,7 +360,7 @@ def resolve(
 
 
 def collapsed(names: Sequence[str], limit: int = 6) -> str:
-    """A readable list: names that differ only in the number of the layer become one, and the end is counted."""
+    """Format a readable list: names that differ only in the layer's number are merged, and the rest is counted."""
     layers: dict[str, list[str]] = {}
     for name in names:
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name, count=1)
@@ -370,7 +370,7 @@ def collapsed(names: Sequence[str], limit: int = 6) -> str:
 
 
 class Sharded(NamedTuple):
-    """The weights that a tensor is, its type, and what makes its pieces: one per device, or one for all."""
+    """The weights that share a tensor, its type, and what makes its pieces: one per device, or one for all."""
 
     keys: list[Key]
     element: str
@@ -378,10 +378,10 @@ class Sharded(NamedTuple):
 
 
 def shards(resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, degree: int) -> Iterator[Sharded]:
-    """The checkpoint's tensors for `degree` devices. Nothing is read before it is asked for.
+    """Iterate over the checkpoint's tensors for `degree` devices. Tensors are read on demand.
 
-    Weights that are one tensor of the checkpoint, laid out and split alike, come once: tied ones share memory. What
-    can be a view of the checkpoint's file is one.
+    Weights that are one tensor of the checkpoint, laid out and split alike, come once, so tied weights share memory.
+    Pieces are views of the checkpoint's file if possible.
     """
     groups: dict[tuple[Any, ...], list[Key]] = {}
     for key, row in resolved.items():

@@ -1,4 +1,4 @@
-"""The command line as a user has it: a terminal of 80 columns, and the bundled checkpoint."""
+"""Fixtures that run the command line as a user does: 80 columns, and the bundled checkpoint."""
 
 import io
 import os
@@ -13,7 +13,7 @@ from transformers_neuronx import cli
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """`command("run", …, input=…, status=0)`: what it writes to both outputs, in a directory of its own."""
+    """`command("run", …, input=…, status=0)`: its two outputs, when run in a new directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -33,7 +33,7 @@ def command(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def process(tmp_path):
-    """The same in a process of its own, with other environment variables."""
+    """Like `command`, in a separate process, with additional environment variables."""
 
     def ran(*arguments, status=0, **variables):
         command = [sys.executable, "-m", "transformers_neuronx", *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""`bench`: a line for each size, the same numbers for people, programs and in a picture."""
+"""`bench`: one line per size, and the same numbers as text, as JSON and in a figure."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A trained model that chats: its answers are Transformers', token by token, from Python and on the command line."""
+"""A trained chat model gives the answers of Transformers, token by token, in Python and on the command line."""
 
 import json
 
@@ -28,7 +28,7 @@ NEW = 40
 
 @pytest.fixture(scope="module")
 def reference(chat_model):
-    """`answer(messages)`: the prompt's tokens, and Transformers' greedy ones after it, with the one that ends them."""
+    """`answer(messages)`: the prompt's tokens, and Transformers' greedy ones after it up to the end."""
     tokenizer = AutoTokenizer.from_pretrained(chat_model)
     model = AutoModelForCausalLM.from_pretrained(chat_model, dtype=torch.float32)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a command ends it with 2, what is wrong with a checkpoint, a file or the machine with 1."""
+"""A command exits with 2 if it is wrong, and with 1 if a checkpoint, a file or the machine is."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ def data(tmp_path):
 
 @pytest.mark.parametrize("case", WRONG, ids=lambda case: " ".join(map(str, case)))
 def test_a_wrong_option_is_2(command, tmp_path, case):
-    """And nothing is written."""
+    """Nothing is written then."""
     name, *wrong = case
     printed, said = command(*COMMANDS[name], *wrong, status=2)
     assert printed == "" and "Traceback" not in said
@@ -76,21 +76,21 @@ def test_a_wrong_option_is_2(command, tmp_path, case):
 COMPILED = ("compile", TINY_KJV, "artifact", "--n-positions", 64, "--amp", "f32")
 ARGUMENTS = {
     "no command": (("generat",), "No such command"),
-    "no prompt": (("generate", TINY_KJV, ""), "the prompt wants to have 1 to 127 tokens, got 0"),
-    "a prompt that is too long": (("generate", TINY_KJV, "word " * 600), "the prompt wants to have 1 to 511 tokens"),
-    "no model": (("run", "--data-dir", "data.jsonl"), "wanted a MODEL"),
+    "no prompt": (("generate", TINY_KJV, ""), "the prompt must have 1 to 127 tokens, got 0"),
+    "a prompt that is too long": (("generate", TINY_KJV, "word " * 600), "the prompt must have 1 to 511 tokens"),
+    "no model": (("run", "--data-dir", "data.jsonl"), "expected a MODEL"),
     "no data": (("run", TINY_KJV), "Missing option '--data-dir'"),
     "a checkpoint as ARTIFACT": (
         ("compile", TINY_KJV, TINY_KJV),
-        "is a checkpoint; save the artifact to a directory of",
+        "is a checkpoint; save the artifact to a separate directory",
     ),
-    "a file as ARTIFACT": (("compile", TINY_KJV, "data.jsonl"), "wanted to write a directory, found a file"),
-    "another type than an artifact's": (("generate", "artifact", "And", "--amp", "bf16"), "saved f32, wanted bf16"),
-    "another degree": (("check", "artifact", "And", "--against", "tp=2"), "tp_degree: saved 1, wanted 2"),
-    "an artifact beside Transformers": (("check", "artifact", "And"), "name its checkpoint or another model as well"),
+    "a file as ARTIFACT": (("compile", TINY_KJV, "data.jsonl"), "cannot write a directory, found a file"),
+    "another type than an artifact's": (("generate", "artifact", "And", "--amp", "bf16"), "saved f32, expected bf16"),
+    "another degree": (("check", "artifact", "And", "--against", "tp=2"), "tp_degree: saved 1, expected 2"),
+    "an artifact beside Transformers": (("check", "artifact", "And"), "add --against PATH with its checkpoint or"),
     "weights for an artifact that has some": (
         ("run", "artifact", "--data-dir", "data.jsonl", "--checkpoint-name", TINY_KJV),
-        "has weights of its own",
+        "has its own weights",
     ),
 }
 
@@ -123,8 +123,8 @@ def edited(**changes):
 
 
 CHECKPOINTS = {
-    "of no family": (edited(model_type="mamba"), "model_type 'mamba' is of no family here"),
-    "of no type": (edited(model_type=""), "has no model_type to go by"),
+    "of no family": (edited(model_type="mamba"), "model_type 'mamba' is not supported"),
+    "of no type": (edited(model_type=""), "has no model_type"),
     "with what is not supported": (edited(activation_function="quux"), "supported: "),
     "with what Transformers refuses": (edited(n_layer="six"), "n_layer"),
     "damaged": (lambda checkpoint: (checkpoint / "config.json").write_text("{"), "not valid JSON"),
@@ -164,7 +164,7 @@ def test_what_a_model_or_a_machine_lacks_is_1(command, tmp_path, monkeypatch):
     command(*COMPILED, "--no-weights")
     for arguments in (("generate", "artifact", "And"), ("run", "artifact", "--data-dir", "data.jsonl")):
         _, said = command(*arguments, status=1)
-        assert said == "error: artifact is an artifact that has no weights: compile one with them\n"
+        assert said == "error: artifact is an artifact without weights: compile one with --weights\n"
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     _, said = command(*COMMANDS["bench"], "--plot", "speed.svg", status=1)
     assert "pip install" in said
@@ -177,7 +177,7 @@ def test_a_conversation_that_grows_too_long_is_1(command, tmp_path):
     lines = "And God said unto Moses, " * 40
     command("generate", "chat", "--chat", "-n", 2, lines * 3, status=2)
     printed, said = command("generate", "chat", "--chat", "-n", 2, input=f"{lines}\n{lines}\n{lines}", status=1)
-    assert printed and "the conversation has " in said and said.endswith("the model takes 511: begin anew\n")
+    assert printed and "the conversation has " in said and said.endswith("the model takes 511: start a new one\n")
 
 
 def test_memory_that_is_not_enough_is_1(command, monkeypatch):
@@ -190,7 +190,7 @@ def test_memory_that_is_not_enough_is_1(command, monkeypatch):
 
 
 def test_before_anything_is_compiled(command, monkeypatch):
-    """What is made of the options alone is refused before the model is brought to a device."""
+    """Errors in the options alone are found before the model is loaded onto a device."""
     monkeypatch.setattr(ForSampling, "to_neuron", None)
     monkeypatch.setattr(ForSampling, "cpu_compile", None)
     cases = [("run", "--max-tokens-to-generate", 512), ("bench", "--new", 5000), ("check", "-n", 600)]
@@ -200,7 +200,7 @@ def test_before_anything_is_compiled(command, monkeypatch):
 
 def test_the_help_says_what_they_mean(command):
     printed, _ = command("--help")
-    assert "Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong" in " ".join(printed.split())
+    assert "Exit status: 0 success, 1 failure, 2 wrong usage" in " ".join(printed.split())
     assert max(map(len, printed.splitlines())) <= 80
 
 

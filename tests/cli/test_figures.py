@@ -1,4 +1,4 @@
-"""The figures that tutorials have from `inspect` are those it gives, for the configurations on the hub."""
+"""Numbers that tutorials quote from `inspect` are those it prints, for the configurations on the hub."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""A disk that is full: the error names the path, and nothing half-written stays."""
+"""A full disk: the error names the path, and no partly written file stays."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ LARGE = "File too large; allow larger files (ulimit -f), or choose another place
 
 @contextmanager
 def full(after):
-    """After so many files the disk is full."""
+    """Make the disk full after `count` files."""
     sync, left = os.fsync, [after]
 
     def fsync(descriptor):
@@ -38,7 +38,7 @@ def full(after):
 
 @contextmanager
 def limited(name, size):
-    """While that function of `files` runs, no file can be larger."""
+    """Limit the size of files while that function of `files` runs."""
     function, limits = getattr(files, name), resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def within(*arguments):
@@ -76,7 +76,7 @@ def test_compile_over_an_artifact(command, tmp_path):
 def test_the_tokenizer_of_an_artifact(command, tmp_path, monkeypatch):
     def save_pretrained(self, directory):
         (directory / "tokenizer.json").write_text("{")
-        raise Exception("No space left on device (os error 28)")  # as its library has it
+        raise Exception("No space left on device (os error 28)")  # the message of safetensors
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", save_pretrained)
     _, said = command(*COMPILE, status=1)
@@ -87,7 +87,7 @@ def test_the_tokenizer_of_an_artifact(command, tmp_path, monkeypatch):
 
 
 def test_run(command, tmp_path):
-    """What was written of a line is taken back, and the same command goes on."""
+    """A partly written line is removed, and the same command continues."""
     prompts = [f"And {name} said" for name in ("Moses", "Aaron", "Joshua", "David")]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(dict(prompt=prompt)) + "\n" for prompt in prompts))
     arguments = ("run", TINY_KJV, "--data-dir", "data.jsonl", "--max-seq-length", 64, "--json", "--output")

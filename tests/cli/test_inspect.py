@@ -54,6 +54,6 @@ def test_what_cannot_be_inspected(command, tmp_path):
     _, said = command("inspect", "not.pb", status=1)
     assert "not.pb: not a module" in said
     _, said = command("inspect", TINY_KJV, "--n-positions", 64, "--hlo", "loop", status=2)
-    assert "--hlo wants one of step_rows1_active32_width64, " in said
+    assert "--hlo must be one of step_rows1_active32_width64, " in said
     _, said = command("inspect", "./nothing", status=1)
     assert "no such directory" in said

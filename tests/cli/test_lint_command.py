@@ -4,7 +4,7 @@ import importlib
 import json
 
 import pytest
-from bundled import ROOT, TINY_KJV
+from bundled import TINY_KJV
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
@@ -16,11 +16,11 @@ FOUND = """\
 ordered: 2 findings
   graph.py:12: erf (layer.0): is not supported [NCC_EVRF001]. Use the custom
     call AwsNeuronErf. (3 instructions)
-  graph.py:13: sort: is not supported [NCC_EVRF029]. Keep the largest with the
+  graph.py:13: sort: is not supported [NCC_EVRF029]. Take the largest with the
     custom call AwsNeuronTopK.
 2 findings in 1 of 1 program, for trn2
 """
-lint = importlib.import_module("transformers_neuronx.cli.lint")  # of `cli` it is the function
+lint = importlib.import_module("transformers_neuronx.cli.lint")  # in `cli` the name is the function
 
 
 def ordered(scribe):
@@ -33,7 +33,7 @@ def ordered(scribe):
 
 @pytest.fixture
 def saved(tmp_path):
-    """The path of a module in which something is wrong, written by lines 12 and 13 of a graph."""
+    """The path of a module with faults in lines 12 and 13 of its graph's file."""
     module = compile_py_func(ordered)
     for instruction in module.computations[-1].instructions:
         instruction.metadata.source_file = "/models/graph.py"
@@ -46,7 +46,6 @@ def saved(tmp_path):
 def test_a_module(command, saved):
     printed, _ = command("lint", "ordered.pb", "--target", "trn2", status=4)
     assert printed == FOUND
-    assert f"$ transformers-neuronx lint ordered.pb --target trn2\n{FOUND}" in (ROOT / "README.md").read_text()
     printed, _ = command("lint", saved, "--json", status=4)
     told = json.loads(printed)
     [program] = told["programs"]
@@ -68,7 +67,7 @@ def test_a_module_in_the_form_for_neuron(command, saved, monkeypatch):
 
 
 def test_a_checkpoint_and_its_configuration(command, monkeypatch):
-    """Programs are written as the options say, brought to the form, and judged."""
+    """Programs are written for the options, converted to Neuron's form, and linted."""
     written = []
 
     def form(module):
@@ -106,4 +105,4 @@ def test_what_cannot_be_linted(command, saved, tmp_path):
         _, said = command("lint", name, status=1)
         assert told in said
     _, said = command("lint", saved, "--target", "trn9", status=2)
-    assert "target wants to be one of neuron, trn1, inf2, trn2" in said
+    assert "target must be one of neuron, trn1, inf2, trn2" in said

@@ -1,4 +1,4 @@
-"""`run` over files with odd lines: each is good or is reported, and costs none of the others."""
+"""`run` over files with odd lines: each is used or reported, and does not affect the others."""
 
 import json
 import os
@@ -14,31 +14,31 @@ from transformers_neuronx.cli.prompts import Prompt, printable, read_prompts
 
 DEEP = "[" * 100_000 + "]" * 100_000
 LONG = "7" * 5_000
-HALF = "\\ud83d"  # in JSON, the first half of a character that has two
-# What stands in a line, what is in it, and what is said of it.
+HALF = "\\ud83d"  # in JSON, the first half of a surrogate pair
+# A line's bytes, its prompt, and the message about it.
 ODD = {
     "nesting": (f'{{"prompt": "x", "more": {DEEP}}}', "too large or nested too deep to be read"),
     "digits": (f'{{"prompt": "x", "id": {LONG}}}', "a number of 5000 digits is too long to be read"),
     "half a character": (
         f'{{"prompt": "oh {HALF}"}}',
-        '"prompt" must be text in UTF-8; got \\ud83d at character 4, which is no character',
+        '"prompt" must be text in UTF-8; got \\ud83d at character 4, which is not a character',
     ),
     "half a character in the key": (
         f'{{"{HALF}": 1}}',
-        'must be an object with a text as "prompt"; got the keys \\ud83d',
+        'must be an object with a string as "prompt"; got the keys \\ud83d',
     ),
     "bytes": (b'{"prompt": "caf\xe9"}', "not UTF-8: invalid continuation byte at byte 16"),
-    "two prompts": ('{"prompt": "x", "prompt": "y"}', "'prompt' is there twice"),
-    "no text": ('{"prompt": NaN}', '"prompt" must be a text; got a number'),
-    "null": ("null", 'must be an object with a text as "prompt"; got null'),
-    "nothing": ("{}", 'must be an object with a text as "prompt"; got an empty one'),
+    "two prompts": ('{"prompt": "x", "prompt": "y"}', "'prompt' occurs twice"),
+    "no text": ('{"prompt": NaN}', '"prompt" must be a string; got a number'),
+    "null": ("null", 'must be an object with a string as "prompt"; got null'),
+    "nothing": ("{}", 'must be an object with a string as "prompt"; got an empty one'),
     "escapes": (
         '{"\\u001b[2J": 1}',
-        'must be an object with a text as "prompt"; got the keys \\x1b[2J',
+        'must be an object with a string as "prompt"; got the keys \\x1b[2J',
     ),
     "cut short": ('{"prompt": "x', "not JSON: Unterminated string starting at at column 12"),
 }
-# Texts with what other conventions end a line with, raw.
+# Texts with unescaped characters that end lines in other conventions.
 MARKS = ["\u2028", "\u2029", "\x85", "\x7f", "\u200b", "\ufeff"]
 
 
@@ -51,7 +51,7 @@ def records(path):
 
 
 def test_a_line_ends_with_a_line_feed_and_nowhere_else(command, tmp_path):
-    """The issue's file: two prompts, which `str.splitlines` made four lines of."""
+    """The issue's file: two prompts, which `str.splitlines` split into four lines."""
     prompts = ["And Moses\u2028said", "Thou\x85 shalt\u2029", "".join(MARKS)]
     lines = [json.dumps(dict(prompt=prompt), ensure_ascii=False) for prompt in prompts]
     (tmp_path / "data.jsonl").write_bytes("\r\n".join([*lines[:2], "", "\x0c", lines[2]]).encode())
@@ -71,7 +71,7 @@ def test_an_odd_line_costs_none_of_the_others(command, tmp_path, kind):
     good = b'{"prompt": "And Moses", "score": NaN, "more": {"a": [1, {"b": "[,]\\""}]}}'
     pieces = [good, *(bytes_of(line) for line, _ in ODD.values()), good]
     if kind != "lines":
-        del pieces[list(ODD).index("cut short") + 1]  # of a list, all after it
+        del pieces[list(ODD).index("cut short") + 1]  # in a list, everything after it is lost
     joined = {"lines": b"\n", "a list": b",\n ", "a list in one line": b","}[kind].join(pieces)
     path = tmp_path / ("data.jsonl" if kind == "lines" else "data.json")
     path.write_bytes(joined if kind == "lines" else b"\n[" + joined + b"]\n")
@@ -91,13 +91,13 @@ def test_an_odd_line_costs_none_of_the_others(command, tmp_path, kind):
     ("content", "found"),
     [
         (b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "b"}', ["a", "b"]),
-        (b'{"prompt": "a"}\n\xef\xbb\xbf{"prompt": "b"}\n\xef\xbb\xbf', ["a", "b"]),  # two files, one after the other
+        (b'{"prompt": "a"}\n\xef\xbb\xbf{"prompt": "b"}\n\xef\xbb\xbf', ["a", "b"]),  # two files joined
         (b'\xef\xbb\xbf[{"prompt": "a"}, {"prompt": "b"}]', ["a", "b"]),
         (b'{\n "prompt":\n "a"}\n', ["a"]),
         (b' [ ] ', []),
         (b'[{"prompt": "a"},]', ["a", "not JSON: Expecting value at column 1"]),
         (b'[{"prompt":\n "a" 1}]', ["not JSON: Expecting ',' delimiter at column 6 of its line 2"]),
-        (b'["a"]\n{"prompt": "b"}', ['must be an object with a text as "prompt"; got a list', "b"]),
+        (b'["a"]\n{"prompt": "b"}', ['must be an object with a string as "prompt"; got a list', "b"]),
         (b'{"prompt": "a"}\n{"prompt": "b', ["a", "not JSON: Unterminated string starting at at column 12"]),
         (b'{"prompt": "\\u2028\\\\"}', ["\u2028\\"]),
         (b"\xff\xfe{\x00}\x00", ["not UTF-8: invalid start byte at byte 1"]),
@@ -125,7 +125,7 @@ def test_of_a_long_file_no_more_is_read_than_is_asked_for(tmp_path):
 
 
 def test_texts_that_quote_and_escape_are_cut_where_they_end(tmp_path):
-    """Of many lists, Python's own reader finds the elements that are read here piece by piece."""
+    """Elements that are read piece by piece are those that Python's JSON reader finds, for many lists."""
     texts = ['"', "\\", '\\"', "[", "]", "{,}", "a,b", "", "é", "\u2028", '"],["', "\\\\"]
     lists = [[dict(prompt=one + other, k=[one, {other: [one]}]) for one in texts] for other in texts]
     for number, objects in enumerate(lists):
@@ -154,7 +154,7 @@ def test_a_file_whose_name_is_no_text(command, tmp_path):
 
 @pytest.fixture
 def without_a_token(tmp_path, monkeypatch):
-    """The bundled checkpoint, whose tokenizer knows a word that the model does not, and fails at another."""
+    """The bundled checkpoint, with a tokenizer that has a token the model lacks, and fails on another word."""
     from transformers import PreTrainedTokenizerFast
 
     for path in TINY_KJV.iterdir():
@@ -181,19 +181,19 @@ def test_a_prompt_that_the_tokenizer_or_the_model_does_not_take(command, without
     printed, said = command("run", without_a_token, "--data-dir", "data.jsonl", "--json", status=3)
     assert json.loads(printed)["results"] == 2
     assert said.splitlines() == [
-        "data.jsonl, line 2: the tokenizer makes token 1023 of it, and the model has 1023 tokens",
-        "data.jsonl, line 3: the tokenizer does not take it: no such\\nword",
+        "data.jsonl, line 2: the tokenizer gives token 1023, and the model has 1023 tokens",
+        "data.jsonl, line 3: the tokenizer cannot encode it: no such\\nword",
     ]
 
 
 def test_a_line_that_was_mended_is_not_passed_over(command, tmp_path):
-    """A bad line has its record; once it is good, a run must not end as if all were done."""
+    """A bad line has a record. Once it is fixed, a run must not end as if all were done."""
     (tmp_path / "data.jsonl").write_text('{"prompt": "And Moses"}\n{oops}\n')
     arguments = ("run", TINY_KJV, "--data-dir", "data.jsonl", "--json", "--max-seq-length", 64)
     command(*arguments, status=3)
     (tmp_path / "data.jsonl").write_text('{"prompt": "And Moses"}\n{"prompt": "Thou"}\n')
     _, said = command(*arguments, status=2)
-    assert "has a result for another prompt in data.jsonl, line 2. --restart begins anew" in said
+    assert "has a result for another prompt in data.jsonl, line 2. --restart starts over" in said
     printed, _ = command(*arguments, "--restart")
     assert json.loads(printed)["results"] == 2
 
@@ -202,7 +202,7 @@ def test_what_cannot_be_printed_is_escaped():
     assert printable("é\u2028\x1b\ud800\n'") == "é\\u2028\\x1b\\ud800\\n'"
 
 
-NOT_UTF8 = "must be text in UTF-8; got \\udce9 at character 4, which is no character\n"
+NOT_UTF8 = "must be text in UTF-8; got \\udce9 at character 4, which is not a character\n"
 CAFE = os.fsdecode(b"caf\xe9")
 
 
@@ -226,7 +226,7 @@ def test_arguments_that_are_not_utf8(command, tmp_path, arguments, what):
 
 
 def test_inputs_and_outputs_that_are_not_utf8(tmp_path):
-    """What an output has no letters for is escaped."""
+    """Characters that an output cannot encode are escaped."""
     arguments = [sys.executable, "-m", "transformers_neuronx"]
     environment = os.environ | dict(PYTHONPATH=str(TINY_KJV.parents[1]), PYTHONIOENCODING="ascii", HF_HUB_OFFLINE="1")
     options = dict(cwd=tmp_path, env=environment, capture_output=True)

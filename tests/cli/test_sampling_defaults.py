@@ -1,4 +1,4 @@
-"""`generate` and `run` choose tokens as a checkpoint's generation_config.json says, unless options say otherwise."""
+"""`generate` and `run` sample as a checkpoint's generation_config.json says, unless options override it."""
 
 import json
 
@@ -17,7 +17,7 @@ COMMA = AutoTokenizer.from_pretrained(TINY_KJV)(",").input_ids[0]
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """The path of the bundled checkpoint with this in its generation_config.json."""
+    """Return the path of the bundled checkpoint with these values in its generation_config.json."""
 
     def made(name="checkpoint", **generation):
         (tmp_path / name).mkdir()
@@ -33,7 +33,7 @@ def checkpoint(tmp_path):
 
 @pytest.fixture
 def rules(command, tmp_path):
-    """What a run's settings say of how its tokens were chosen, and what was said meanwhile."""
+    """The sampling settings that a run records, and what it writes to standard error."""
     (tmp_path / "data.jsonl").write_text(json.dumps(dict(prompt=PROMPT)))
 
     def recorded(checkpoint, *options, status=0):
@@ -49,7 +49,7 @@ def rules(command, tmp_path):
 
 
 def completions(command, checkpoint, *options):
-    """Of `generate` and of `run`."""
+    """The completions of `generate` and of `run`."""
     written, _ = command("generate", checkpoint, PROMPT, "-n", COUNT, "--amp", "f32", "--json", *options)
     run = ("--data-dir", "prompt.jsonl", "--max-tokens-to-generate", COUNT, "--amp", "f32", "--json", "--restart")
     with open("prompt.jsonl", "w") as file:
@@ -60,7 +60,7 @@ def completions(command, checkpoint, *options):
 
 
 def transformers(checkpoint):
-    """What its `generate` makes, which reads generation_config.json itself."""
+    """The completion of Transformers' `generate`, which reads generation_config.json itself."""
     tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), AutoModelForCausalLM.from_pretrained(checkpoint)
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     with torch.inference_mode():
@@ -72,7 +72,7 @@ def transformers(checkpoint):
     "generation",
     [
         dict(do_sample=False),
-        dict(do_sample=False, temperature=0.0, top_p=0.5),  # which Transformers does not look at
+        dict(do_sample=False, temperature=0.0, top_p=0.5),  # which Transformers ignores
         dict(repetition_penalty=1.3),
         dict(do_sample=False, repetition_penalty=1.3, eos_token_id=[1022, COMMA]),
         dict(do_sample=True, top_k=1),
@@ -83,9 +83,9 @@ def transformers(checkpoint):
     ],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore")  # Transformers' own, of what it does not look at
+@pytest.mark.filterwarnings("ignore")  # Transformers' own, about values that it ignores
 def test_what_it_says_is_what_transformers_makes_of_it(command, checkpoint, tmp_path, generation):
-    """Where only one token can be drawn, that is the same one."""
+    """If only one token can be drawn, it is the same one."""
     path = checkpoint(**generation)
     expected = transformers(tmp_path / path)
     assert completions(command, path) == (expected, expected)
@@ -115,7 +115,7 @@ def test_the_settings_of_a_run_say_what_it_went_by(checkpoint, rules, generation
         (CHAT, ("--top-k", 1), dict(top_k=1)),
         (CHAT, ("--top-p", 0.5, "--min-p", 0), dict(top_p=0.5, min_p=0.0)),
         (CHAT, ("--repetition-penalty", 1), dict(repetition_penalty=1.0)),
-        (CHAT | dict(do_sample=False), ("--top-k", 7), dict(top_k=7)),  # which asks to draw, and draws as it says
+        (CHAT | dict(do_sample=False), ("--top-k", 7), dict(top_k=7)),  # the option turns sampling on
     ],
 )
 def test_options_win(checkpoint, rules, generation, options, expected):
@@ -123,7 +123,7 @@ def test_options_win(checkpoint, rules, generation, options, expected):
 
 
 def test_without_a_word_of_it_the_commands_do_as_they_did(command, checkpoint, tmp_path):
-    """`generate` draws, and `run` takes the likeliest."""
+    """`generate` samples, and `run` is greedy."""
     path = checkpoint()
     drawn, likeliest = completions(command, path, "--seed", 1)
     expected = transformers(tmp_path / path)
@@ -132,7 +132,7 @@ def test_without_a_word_of_it_the_commands_do_as_they_did(command, checkpoint, t
 
 
 def test_what_is_drawn_is_as_sample_draws_it(command, checkpoint):
-    """With the numbers of the file as with the same numbers as options."""
+    """Numbers in the file have the same effect as the same numbers as options."""
     options = [part for name in NEUTRAL for part in (f"--{name.replace('_', '-')}", CHAT[name])]
     from_file = completions(command, checkpoint("chat", **CHAT), "--seed", 3)
     assert from_file == completions(command, checkpoint("plain"), "--seed", 3, *options)
@@ -147,20 +147,20 @@ def test_an_artifact_has_it_too(command, checkpoint, tmp_path, rules):
     assert completion.count(",") == 1 and completion.endswith(",")
     command("compile", "artifact", "again")
     assert rules("again") == ({name: CHAT[name] for name in NEUTRAL}, "")
-    command("compile", checkpoint("plain"), "again", "--n-positions", 32)  # in place of it
+    command("compile", checkpoint("plain"), "again", "--n-positions", 32)  # replaces the artifact
     assert rules("again") == (GREEDY, "") and not (tmp_path / "again" / "generation_config.json").exists()
 
 
 WRONG = {
     "temperature": (dict(do_sample=True, temperature=0.0), "temperature must be above 0", ("--temperature", 1)),
-    "top_p": (dict(do_sample=True, top_p="0.9"), "top_p must be above 0 and at most 1, got 0.9", ("--top-p", 1)),
+    "top_p": (dict(do_sample=True, top_p="0.9"), "top_p must be in (0, 1], got 0.9", ("--top-p", 1)),
     "top_k": (dict(do_sample=True, top_k=[5]), "top_k must be one number, got [5]", ("--top-k", 5)),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_it_cannot_say(checkpoint, rules, case):
-    """It is the checkpoint's fault until an option says another."""
+    """The checkpoint is at fault, unless an option overrides it."""
     generation, message, option = WRONG[case]
     path = checkpoint(**generation)
     _, said = rules(path, status=1)
@@ -169,7 +169,7 @@ def test_what_it_cannot_say(checkpoint, rules, case):
     found, said = rules(path, *option)
     assert found[case] == option[1] and said == ""
     _, said = rules(path, "--min-p", 2, *option, status=2)
-    assert said == "error: min_p must be from 0 to 1, got 2.0\n"
+    assert said == "error: min_p must be in [0, 1], got 2.0\n"
 
 
 def test_what_is_asked_for_and_not_done_is_said(checkpoint, rules):
@@ -177,15 +177,13 @@ def test_what_is_asked_for_and_not_done_is_said(checkpoint, rules):
     found, said = rules(path)
     assert found == GREEDY and said == (
         "generation_config.json also has num_beams=4, no_repeat_ngram_size=3, stop_strings=['\\x1b[2J'], which this "
-        "command does not do\n"
+        "command ignores\n"
     )
 
 
 def test_options_that_change_nothing_are_named(checkpoint, rules):
     _, said = rules(checkpoint(), "--temperature", 0.7, "--min-p", 0.1)
-    assert said == (
-        "--min-p, --temperature: nothing to draw from where the likeliest token is taken; --top-k 50 would draw\n"
-    )
+    assert said == "--min-p, --temperature: no effect, as the choice is greedy; --top-k 50 would sample\n"
 
 
 def test_help_says_where_defaults_come_from(command):

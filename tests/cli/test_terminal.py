@@ -1,4 +1,4 @@
-"""Commands in a terminal of 80 columns, where bars are shown and Ctrl-C is typed, and with outputs that are closed."""
+"""Commands in a terminal of 80 columns with progress bars and Ctrl-C, and with closed outputs."""
 
 import fcntl
 import os
@@ -20,16 +20,16 @@ PROMPT = "And God said unto Moses,"
 
 @pytest.fixture
 def terminal(tmp_path):
-    """`terminal("run", …, typed={text: bytes})`: what stands in the terminal, of 80 columns, and the exit status.
+    """`terminal("run", …, typed={text: bytes})`: the output in a terminal of 80 columns, and the exit status.
 
-    When a text of `typed` has been shown, its bytes are typed.
+    When a text of `typed` appears, its bytes are typed.
     """
 
     def ran(*arguments, typed=None, **variables):
         process, descriptor = pty.fork()
         if not process:
             os.chdir(tmp_path)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores it
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # commands that a shell starts in the background ignore it
             environment = os.environ | dict(PYTHONPATH=str(ROOT), TERM="xterm", NO_COLOR="1") | variables
             environment.pop("COLUMNS", None)
             os.execve(sys.executable, [sys.executable, "-m", "transformers_neuronx", *map(str, arguments)], environment)
@@ -51,7 +51,7 @@ def terminal(tmp_path):
 
 
 def left(shown):
-    """The lines that are left on the screen: what was written over is gone."""
+    """Return the lines that remain on the screen, without text that was overwritten."""
     lines, row, column = [""], 0, 0
     for piece in re.findall(r"\x1b\[A|\x1b\[[0-9;]*[mK]|[\r\n]|[^\r\n\x1b]+", shown):
         if piece == "\x1b[A":
@@ -83,7 +83,7 @@ def test_bars_are_shown_and_vanish(terminal, process, tmp_path):
     assert printed == "\n".join(left(shown)) and said == ""
 
 
-IMPORTS = dict(PYTHONPROFILEIMPORTTIME="1")  # Python names each module that it has imported
+IMPORTS = dict(PYTHONPROFILEIMPORTTIME="1")  # Python prints each module that it imports
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_ctrl_c_is_heeded_at_any_moment(terminal, seen, variables):
 
 
 def test_outputs_that_take_nothing(tmp_path):
-    """A pipe that nobody reads, as behind `| head -1`, ends a command without a word; a full disk is an error."""
+    """A closed pipe, as with `| head -1`, ends a command silently; a full disk is an error."""
     command = [sys.executable, "-m", "transformers_neuronx", "generate", TINY_KJV, PROMPT, "-n", "40"]
     environment = os.environ | dict(PYTHONPATH=str(ROOT))
     reading, writing = os.pipe()

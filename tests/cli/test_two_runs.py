@@ -1,4 +1,4 @@
-"""Two runs into one file of results: the second is refused while the first is there, and goes on after it."""
+"""Two runs into one file of results: the second is refused while the first is there, and continues after it."""
 
 import errno
 import json
@@ -66,14 +66,14 @@ def test_where_there_are_no_locks_that_is_said(command, arguments, monkeypatch, 
     def flock(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setenv("NEURONX_CACHE", "off")  # which has locks of its own
+    monkeypatch.setenv("NEURONX_CACHE", "off")  # it has its own locks
     if system == "no locks":
         monkeypatch.setattr(fcntl, "flock", flock)
     else:
         monkeypatch.setitem(sys.modules, "fcntl", None)
     printed, said = command(*arguments)
     reason = os.strerror(errno.ENOLCK) if system == "no locks" else "no locks on this system"
-    assert said == f"predictions.jsonl cannot be locked ({reason}): let no other run write to it meanwhile\n"
+    assert said == f"predictions.jsonl cannot be locked ({reason}): do not let another run write to it\n"
     assert json.loads(printed)["results"] == COUNT
 
 
@@ -85,7 +85,7 @@ def test_what_is_no_file_takes_no_results(command, tmp_path, arguments):
 
 
 def test_an_output_in_which_nothing_is_yet_is_begun_anew(command, tmp_path, arguments):
-    """A run that was killed before its first result has left an empty file, with settings or without."""
+    """A run that is killed before its first result leaves an empty file, with settings or without."""
     (tmp_path / "predictions.jsonl").touch()
     command(*arguments, "--examples-to-generate", 2)
     (tmp_path / "predictions.jsonl").write_bytes(b"")

@@ -1,14 +1,13 @@
-"""`generate`, `compile` and what they say, as a new user tries them."""
+"""`generate`, `compile` and their messages, as a new user tries them."""
 
 import json
 import os
 import re
-import shlex
 import shutil
 
 import pytest
 import torch
-from bundled import ROOT, TINY_KJV
+from bundled import TINY_KJV
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from transformers_neuronx.cli.options import Source
@@ -34,13 +33,6 @@ def test_a_text_goes_on(command, completion):
     assert printed == f"{PROMPT}{completion}\n"
 
 
-def test_the_readme_shows_what_comes_out(command):
-    readme = (ROOT / "README.md").read_text()
-    arguments, shown = re.search(r"^\$ transformers-neuronx (generate .*)\n(.*)$", readme, re.M).groups()
-    printed, _ = command(*shlex.split(arguments.replace("examples/tiny-kjv", str(TINY_KJV))))
-    assert printed == shown + "\n"
-
-
 def test_a_seed_draws_the_same_again(command):
     first, second, other = (command("generate", TINY_KJV, PROMPT, "-n", 16, "--seed", seed)[0] for seed in (1, 1, 2))
     assert first == second != other
@@ -63,11 +55,11 @@ def test_an_artifact_in_fewer_bits(command, tmp_path):
     facts = json.loads(printed)
     assert "loop_width64_steps32" in facts["programs"] and facts["weights_bytes"] == 0
     _, error = command("generate", "bare", PROMPT, status=1)
-    assert "has no weights" in error
+    assert "is an artifact without weights" in error
 
 
 def test_how_many_tokens_fit_is_said(command, tmp_path):
-    """Before they are made, on the standard error, with what limits them."""
+    """On standard error, before they are generated, with what limits them."""
     shown, said = command("generate", TINY_KJV, PROMPT, "-n", 100_000, "--top-k", 1)
     limit, took = said.splitlines()
     assert limit == "only 506 of 100000 new tokens fit: the model takes 512 tokens in all"
@@ -75,7 +67,7 @@ def test_how_many_tokens_fit_is_said(command, tmp_path):
     command("compile", TINY_KJV, "artifact", "--n-positions", 16, "--amp", "f32")
     printed, said = command("generate", "artifact", PROMPT, "-n", 11, "--top-k", 1, "--json")
     assert said == (
-        "only 10 of 11 new tokens fit: the artifact takes 16 tokens in all; compile one with more --n-positions\n"
+        "only 10 of 11 new tokens fit: the artifact takes 16 tokens in all; compile one with a larger --n-positions\n"
     )
     assert json.loads(printed)["metrics"]["new_tokens"] == 10
     _, said = command("generate", "artifact", PROMPT, "-n", 10, "--top-k", 1, "--json")
@@ -106,7 +98,7 @@ def test_a_conversation(command, tmp_path):
 
 
 def test_a_conversation_has_room_beside_long_answers(command, tmp_path, monkeypatch):
-    """A model that takes more gets programs for more than a conversation usually has."""
+    """A model that takes more gets programs larger than a usual conversation."""
     asked = []
 
     def fitting(self, prompt, new, **_):
@@ -137,20 +129,20 @@ def test_a_text_that_is_read(command, tmp_path):
 
 
 REFUSED = {
-    "a name that is nowhere": (("no/such", "x"), 1, "is neither a directory here nor a hub model that is cached"),
-    "a directory that is not there": (("./nothing", "x"), 1, "error: ./nothing: no such directory, and no valid hub"),
-    "… with a slash after it": (("nothing/", "x"), 1, "error: nothing/: no such directory, and no valid hub name"),
-    "a directory without a model": ((".", "x"), 1, "config.json: wanted a regular file, found nothing"),
+    "a name that is nowhere": (("no/such", "x"), 1, "is neither a local directory nor a hub model that is cached"),
+    "a directory that is not there": (("./nothing", "x"), 1, "./nothing: no such directory, and not a valid hub name"),
+    "… with a slash after it": (("nothing/", "x"), 1, "error: nothing/: no such directory, and not a valid hub name"),
+    "a directory without a model": ((".", "x"), 1, "config.json: expected a regular file, found nothing"),
     "no chat template": ((TINY_KJV, "x", "--chat"), 1, "the tokenizer has no chat template; without --chat"),
-    "an unknown type": ((TINY_KJV, "x", "--amp", "f12"), 2, "error: amp wants one of f32, bf16, f16, got 'f12'"),
-    "bits of activations alone": ((TINY_KJV, "x", "--round-activations"), 2, "--round-activations wants --quant"),
+    "an unknown type": ((TINY_KJV, "x", "--amp", "f12"), 2, "error: amp must be one of f32, bf16, f16, got 'f12'"),
+    "bits of activations alone": ((TINY_KJV, "x", "--round-activations"), 2, "--round-activations needs --quant"),
     "a number that is none": ((TINY_KJV, "x", "--tp", "two"), 2, "Invalid value for '--tp'"),
     "an unknown option": ((TINY_KJV, "x", "--top-q", "2"), 2, "No such option: --top-q"),
-    "an empty prompt": ((TINY_KJV, ""), 2, "the prompt wants to have 1 to"),
+    "an empty prompt": ((TINY_KJV, ""), 2, "the prompt must have 1 to"),
     "no new tokens": ((TINY_KJV, "x", "-n", 0), 2, "must be 1 or more; got 0"),
     "no devices": ((TINY_KJV, "x", "--tp", 0), 2, "Invalid value for '--tp': must be 1 or more; got 0"),
-    "no temperature": ((TINY_KJV, "x", "--temperature", 0), 2, "temperature must be above 0 (greedy choice is"),
-    "a system that nobody hears": ((TINY_KJV, "x", "--system", "y"), 2, "--system wants --chat beside it"),
+    "no temperature": ((TINY_KJV, "x", "--temperature", 0), 2, "temperature must be above 0 (for greedy"),
+    "a system that nobody hears": ((TINY_KJV, "x", "--system", "y"), 2, "--system needs --chat"),
 }
 
 
@@ -177,8 +169,8 @@ def overwritten(name, text):
 DAMAGED = {
     "no tokenizer": (without("tokenizer*"), "checkpoint has no tokenizer; save one there"),
     "a tokenizer that is not JSON": (overwritten("tokenizer.json", "{"), "checkpoint: its tokenizer cannot be read ("),
-    "no configuration": (without("config.json"), "checkpoint/config.json: wanted a regular file, found nothing"),
-    "no weights": (without("*.safetensors"), "checkpoint: no checkpoint here; wanted one of model.safetensors, "),
+    "no configuration": (without("config.json"), "checkpoint/config.json: expected a regular file, found nothing"),
+    "no weights": (without("*.safetensors"), "checkpoint: no checkpoint here; expected one of model.safetensors, "),
     "half of the weights": (
         lambda checkpoint: os.truncate(checkpoint / "model.safetensors", 100_000),
         "checkpoint/model.safetensors: not a whole safetensors file",
@@ -188,7 +180,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_of_a_directory_that_lacks_something_it_is_said_what(command, tmp_path, monkeypatch, case):
-    """One line, and before anything is compiled."""
+    """In one line, before anything is compiled."""
     monkeypatch.setattr(ForSampling, "to_neuron", None)
     damage, message = DAMAGED[case]
     shutil.copytree(TINY_KJV, tmp_path / "checkpoint")
@@ -220,9 +212,9 @@ def test_where_nothing_can_be_written_is_said_before_the_work(command, tmp_path,
 
 
 def test_without_a_network_a_name_is_said_to_be_nowhere(process):
-    """Online as far as the options say, but no server can be reached."""
+    """Online according to the settings, but no server can be reached."""
     _, said = process("generate", "no/such", "x", status=1, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")
-    assert said.count("\n") == 1 and "neither a directory here nor a hub model that is cached or can be reached" in said
+    assert said.count("\n") == 1 and "neither a local directory nor a hub model that is cached or reachable" in said
 
 
 def test_stopped_by_the_user(command, monkeypatch):
@@ -239,7 +231,7 @@ def test_help_teaches_in_eighty_columns(command):
     assert all(f"│ {name} " in printed for name in ("generate", "compile", "run"))
     for name in ("generate", "compile", "run"):
         printed, _ = command(name, "--help")
-        assert "How it is compiled" in printed and "--amp" in printed
+        assert "Compilation" in printed and "--amp" in printed
         assert max(map(len, printed.splitlines())) <= 80
     printed, _ = command("--version")
     assert printed.startswith("transformers-neuronx ")

@@ -1,4 +1,4 @@
-"""The check that every family goes through."""
+"""The check of every family's logits."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from transformers_neuronx.config import NeuronConfig
 
 
 def pytest_collection_modifyitems(items):
-    """Eight devices, two where there are three as well, and half precision are left to `make test-all`."""
+    """Leave eight devices, two if three are tested, and half precision to `make test-all`."""
     for item in items:
         degree = item.callspec.params.get("degree") if hasattr(item, "callspec") else None
         repeated = degree == 8 or (degree == 2 and "test_quantized" not in item.nodeid)
@@ -18,10 +18,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def parity(tmp_path, compiled_when_needed):
-    """`parity(cls, config, degree=…, amp=…)`: a family's logits are those of Transformers.
+    """`parity(cls, config, degree=…, amp=…)`: check that a family's logits are those of Transformers.
 
-    After all positions of unequal rows padded on the left, in several windows, and after each of the tokens that
-    follow, across the edge of a bucket.
+    It compares them after all positions of rows with padding on the left, in several windows, and after each of the
+    next tokens, across the edge of a bucket.
     """
 
     def check(cls, config, *, degree=1, amp="f32", **options):

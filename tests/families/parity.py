@@ -1,4 +1,4 @@
-"""What the families' tests share: tiny random models of Transformers, and logits held against theirs."""
+"""Helpers of the families' tests: tiny random models of Transformers, and comparison with their logits."""
 
 import copy
 
@@ -10,11 +10,11 @@ from transformers_neuronx.auto import families, family_of
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 
 DECODERS = [name for name in families() if not issubclass(family_of(name), EncoderDecoderForSampling)]
-TOLERANCE = 1e-5  # of the largest logit, in f32
+TOLERANCE = 1e-5  # relative to the largest logit, in f32
 
 
 def assert_close(got, want, tolerance=TOLERANCE):
-    """Within `tolerance` of the largest logit."""
+    """Assert that logits differ by at most `tolerance` times the largest one."""
     difference = (got - want).abs().max() / want.abs().max()
     assert torch.isfinite(got).all()
     assert difference <= tolerance, f"the logits part by {difference:.2e} of the largest"
@@ -26,7 +26,7 @@ def prompts(vocab_size, lengths, seed=0):
 
 
 def padded(rows, side, pad=0):
-    """Ids and attention mask of rows of unequal lengths."""
+    """Return ids and attention mask of rows of unequal lengths."""
     width = max(map(len, rows))
     blanks = [[pad] * (width - len(row)) for row in rows]
     ids = [blank + row if side == "left" else row + blank for row, blank in zip(rows, blanks, strict=True)]
@@ -38,7 +38,7 @@ def padded(rows, side, pad=0):
 
 
 def randomized(config, kind=AutoModelForCausalLM):
-    """A model with weights that make the maths matter: default ones give attention nothing to choose from."""
+    """Return a model with weights that make errors visible: default ones give almost uniform attention."""
     torch.manual_seed(0)
     model = kind.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -52,8 +52,8 @@ def randomized(config, kind=AutoModelForCausalLM):
 
 @torch.inference_mode()
 def continued(reference, prompt, tokens):
-    """The reference's logits after each token of the prompt, and of `tokens`, which it is given one by one."""
-    reference = copy.deepcopy(reference)  # some keep what they worked out for an earlier sequence
+    """Return the reference's logits after each token of the prompt, and of `tokens`, which are fed one by one."""
+    reference = copy.deepcopy(reference)  # some models keep values of an earlier sequence
     output = reference(torch.tensor([prompt]), use_cache=True)
     logits = [output.logits[0]]
     for token in tokens:

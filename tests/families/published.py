@@ -1,7 +1,7 @@
-"""Configurations as they are published: what their files say and how, at sizes of a toy.
+"""Configurations as they are published, with small sizes.
 
-Names, spellings, and what is left out or stands beside are the published files'; sizes, and positions that rotations
-were stretched from, are small, so that 40 tokens go beyond them. From memory, for the most part.
+Names, spellings, and missing or additional attributes are those of the published files. Sizes, and the positions that
+rotations were stretched from, are small, so that 40 tokens exceed them. Most are written from memory.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Published:
-    """`attributes` are what `config.json` says; `mentioned` those of them that Transformers does not read.
+    """`attributes` are those of `config.json`; `mentioned` are those that Transformers does not read.
 
-    Where it is refused, `refused` is the reason, a pattern. `buffers` are tensors that its checkpoint carries along,
-    and a `bare` checkpoint is of the model without its head, and without the prefix of names.
+    `refused` is the reason, as a pattern, if the configuration is refused. `buffers` are additional tensors of the
+    checkpoint. A `bare` checkpoint has no head, and no prefix in its names.
     """
 
     attributes: dict[str, Any]
@@ -24,11 +24,11 @@ class Published:
 
 
 def but(base: dict[str, Any], *missing: str, **changes: Any) -> dict[str, Any]:
-    """A file like another, but for what it lacks and what it says in another way."""
+    """Return a file like another, without some attributes and with others changed."""
     return {name: value for name, value in base.items() if name not in missing} | changes
 
 
-V4 = "4.33.1"  # Transformers' version that wrote a file
+V4 = "4.33.1"  # the version of Transformers that wrote a file
 
 # GPT-2, OPT, GPT-J.
 
@@ -353,7 +353,7 @@ SIXTH = {
     ),
     "microsoft/Phi-3-mini-128k-instruct, of its first days": Published(
         but(PHI3, rope_scaling=longrope(4, "su"), sliding_window=262144),
-        refused="(?s)Transformers does not take the phi3 configuration.*original_max_position_embeddings",
+        refused="(?s)Transformers rejects the phi3 configuration.*original_max_position_embeddings",
     ),
     "microsoft/Phi-4-mini-instruct": Published(
         but(

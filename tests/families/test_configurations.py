@@ -1,4 +1,4 @@
-"""Attributes that no family reads: what Transformers' code does not read either is mentioned, all else is refused."""
+"""Attributes that no family reads: logged if Transformers does not read them either, else refused."""
 
 import copy
 import itertools
@@ -28,7 +28,7 @@ PACKED = dict(
 NF4 = dict(load_in_4bit=True, load_in_8bit=False, bnb_4bit_quant_type="nf4")
 MLX = dict(group_size=64, bits=4)
 
-# By the checkpoints that have them.
+# By the checkpoints that have such attributes.
 STRAYS = {
     "SmolLM2": ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"kv": "q4"}}),
     "SmolLM2 as GGUF": ("llama", dict(_model_name_or_path="SmolLM2 135M Instruct", unk_token_id=0)),
@@ -53,7 +53,7 @@ def read(family, **more):
 
 @pytest.fixture
 def said(monkeypatch, caplog):
-    """What the log says of attributes, from here on."""
+    """The log's messages about attributes from now on."""
     monkeypatch.setattr(module, "_MENTIONED", set())
     with caplog.at_level(logging.WARNING):
         yield lambda: [record.getMessage() for record in caplog.records if record.name == module.__name__]
@@ -77,7 +77,7 @@ def test_its_own_configuration_says_nothing(family, said):
 @pytest.mark.parametrize(
     ("family", "attribute", "value"),
     [
-        ("llama", "attention_chunk_size", 8),  # which masks are made by
+        ("llama", "attention_chunk_size", 8),  # masks depend on it
         ("llama", "sliding_window", 8),
         ("llama", "per_layer_config", {0: dict(hidden_act="gelu")}),
         ("llama", "layer_types", ["full_attention", "sliding_attention"]),
@@ -109,8 +109,8 @@ def test_what_other_code_gives_a_meaning_is_refused(family):
         (dict(quantization_config=PACKED), "compressed-tensors, pack-quantized"),
         (dict(quantization_config=NF4), "bitsandbytes, 4 bits"),
         (dict(quantization_config=dict(quant_method="mxfp4")), "mxfp4"),
-        (dict(quantization_config=dict(unheard_of=1)), "a format without a name"),
-        (dict(quantization_config={}), "a format without a name"),
+        (dict(quantization_config=dict(unheard_of=1)), "an unnamed format"),
+        (dict(quantization_config={}), "an unnamed format"),
         (dict(quantization=MLX, quantization_config=MLX), "mlx, 4 bits"),
         (dict(quantization=MLX), "mlx, 4 bits"),
         (dict(compression_config=dict(format="pack-quantized")), "compressed-tensors, pack-quantized"),
@@ -120,7 +120,7 @@ def test_a_format_of_quantized_weights_is_named_in_one_line(quantized, form):
     with pytest.raises(ConfigError) as refused:
         read("llama", **quantized)
     message = str(refused.value)
-    assert message.startswith(f"the llama checkpoint is quantized ({form}), and weights in that form cannot be read; ")
+    assert message.startswith(f"the llama checkpoint is quantized ({form}), and such weights cannot be read; ")
     assert "\n" not in message and len(message) < 220
 
 
@@ -136,7 +136,7 @@ ROPES = {
         factor=2.0, original_max_position_embeddings=32, short_factor=[1.0] * 4, long_factor=[2.0] * 4
     ),
 }  # fmt: skip
-# What Transformers itself refuses.
+# Values that Transformers itself refuses.
 NOT_TAKEN = [("mixtral", "longrope"), *(("phi3", kind) for kind in ("linear", "dynamic", "yarn", "llama3"))]
 
 
@@ -144,7 +144,7 @@ NOT_TAKEN = [("mixtral", "longrope"), *(("phi3", kind) for kind in ("linear", "d
     ("family", "kind"), [pair for pair in itertools.product(ROTARY, ROPES) if pair not in NOT_TAKEN]
 )
 def test_what_a_type_of_rotation_does_not_have_is_refused(family, kind):
-    """Ministral 3's queries are scaled by their position: read as Mistral, it is wrong beyond the original length."""
+    """Ministral 3 scales queries by position: as Mistral, it would be wrong beyond the original length."""
     rope = ROPES[kind] | dict(rope_type=kind, rope_theta=1e4, partial_rotary_factor=1.0)
     read(family, rope_parameters=rope)
     for name, value in dict(llama_4_scaling_beta=0.1, mrope_section=[2, 1, 1]).items():

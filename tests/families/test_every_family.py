@@ -1,4 +1,4 @@
-"""What holds for GPT-2 holds for all: a model of each family, in small programs, on three devices."""
+"""Tests of GPT-2 repeated for each family, with small programs, on three devices."""
 
 import importlib
 from pathlib import Path
@@ -18,7 +18,7 @@ from transformers_neuronx.weights import expand
 
 
 def tiny(family):
-    """The configuration that the family's own tests start from; a family without tests fails here."""
+    """Return the configuration of the family's own tests; a family without tests fails here."""
     if family == "gpt2":
         return GPT2Config(vocab_size=131, n_positions=64, n_embd=48, n_layer=2, n_head=6)
     assert (Path(__file__).parent / f"test_{family}.py").exists()
@@ -27,7 +27,7 @@ def tiny(family):
 
 @pytest.fixture(scope="module", params=DECODERS)
 def pair(request, tmp_path_factory):
-    """A family's model for two prompts that serve two sequences each, and Transformers'."""
+    """A family's model for two prompts that serve two sequences each, and Transformers' model."""
     reference = randomized(tiny(request.param))
     directory = tmp_path_factory.mktemp(request.param)
     reference.save_pretrained(directory)
@@ -49,7 +49,7 @@ def test_frequencies_in_a_checkpoint_are_left_aside_where_positions_are_rotary(f
     decoder = model.engine(kind.family, model.config, absent_runtime(1), model.options)
     checkpoint = Checkpoint(tensors.directory, dict.fromkeys(tensors, tensors.read) | frequencies)
     if family in ("bloom", "gpt2", "opt"):
-        with pytest.raises(CheckpointError, match=rf"has no use for {', '.join(frequencies)}"):
+        with pytest.raises(CheckpointError, match=rf"has unexpected {', '.join(frequencies)}"):
             decoder.read(checkpoint)
     else:
         read = [key for weight in decoder.read(checkpoint) for key in weight.keys]
@@ -70,7 +70,7 @@ def test_prompts_that_serve_several_sequences(pair):
 
 
 def one_that_ends(reference):
-    """Prompts, options, the row that comes to a token early on which the other never comes to, and the token."""
+    """Return prompts, options, and a token that one row reaches early and the other never, with that row."""
     for seed in range(20):
         ids, mask = padded(prompts(131, [13, 7], seed), "left")
         greedy = dict(attention_mask=mask, do_sample=False, max_new_tokens=20)
@@ -112,7 +112,7 @@ def test_beams_of_unequal_prompts(pair):
 
 @pytest.mark.slow
 def test_the_layer_that_errs_is_named(pair):
-    """In windows, for one of several slots, on devices that divide nothing."""
+    """Prompts take several windows, one of several slots is used, and sizes are not multiples of the devices."""
     model, reference = pair
     [prompt] = prompts(131, [13])
     found = compare(model, reference, prompt, 4)

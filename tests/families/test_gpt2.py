@@ -11,13 +11,13 @@ from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
-STEPS = NeuronConfig(tokens_per_dispatch=0)  # these tests make no tokens
+STEPS = NeuronConfig(tokens_per_dispatch=0)  # these tests generate no tokens
 # 2 does not divide the vocabularies, 1023 and 50257; 5 does not divide 4 or 12 heads.
 DEGREES = [1, pytest.param(2, marks=pytest.mark.slow), 5]
 
 
 def expected(reference, rows):
-    """The reference's last logits of each row on its own, without padding."""
+    """Return the reference's last logits of each row alone, without padding."""
     with torch.inference_mode():
         return torch.stack([reference(torch.tensor([row])).logits[0, -1] for row in rows])
 

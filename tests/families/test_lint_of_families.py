@@ -1,4 +1,4 @@
-"""Every program of every family, as Neuron's compiler would be given it, is one that public documents say it takes."""
+"""Every program of every family, in the form for Neuron's compiler, passes the linter."""
 
 import pytest
 import test_t5
@@ -25,7 +25,7 @@ OPTIONS = {
 
 
 def modules(family, **options):
-    """Those of the programs that a model may ask for."""
+    """Return the modules of the programs that a model may use."""
     config = test_t5.config() if family == "t5" else tiny(family)
     kind = family_of(family)
     model = kind(config, n_positions=[16], batch_size=2, context_length_estimate=[8], **options)

@@ -80,7 +80,7 @@ def test_in_groups_of_layers(parity):
     [
         (dict(rope_parameters=dict(rope_type="spiral", rope_theta=1.0)), "rope_type='spiral'; supported: default, lin"),
         (dict(hidden_act="mish"), "hidden_act='mish'; supported"),
-        (dict(quantization_config=dict(bits=4)), r"is quantized \(a format without a name, 4 bits\)"),
+        (dict(quantization_config=dict(bits=4)), r"is quantized \(an unnamed format, 4 bits\)"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, message):

@@ -66,7 +66,7 @@ def test_a_window_that_is_left_out_is_that_of_transformers():
     ("changes", "message"),
     [
         (dict(hidden_act="mish"), "hidden_act='mish'; supported"),
-        (dict(quantization_config=dict(bits=4)), r"is quantized \(a format without a name, 4 bits\)"),
+        (dict(quantization_config=dict(bits=4)), r"is quantized \(an unnamed format, 4 bits\)"),
         (dict(layer_types=["full_attention"] * 2), "not supported: layer_types"),
     ],
 )

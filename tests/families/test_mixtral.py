@@ -51,8 +51,8 @@ def test_at_degrees_that_divide_nothing(parity, degree, kv_heads):
 
 @pytest.mark.parametrize("degree", [1, 2])
 def test_in_bf16(parity, degree):
-    # Every expert for every token: which of two level experts a token goes to, rounding decides, here and in
-    # Transformers, and then the logits jump.
+    # Every expert for every token: otherwise rounding decides which of two almost equal experts a token goes to, here
+    # and in Transformers, and the logits jump.
     parity(MixtralForSampling, config(num_local_experts=3, num_experts_per_tok=3), degree=degree, amp="bf16")
 
 
@@ -69,7 +69,7 @@ def test_experts_that_are_stacked_in_the_checkpoint(tmp_path):
     ("changes", "message"),
     [
         (dict(hidden_act="mish"), "hidden_act='mish'; supported"),
-        (dict(quantization_config=dict(bits=4)), r"is quantized \(a format without a name, 4 bits\)"),
+        (dict(quantization_config=dict(bits=4)), r"is quantized \(an unnamed format, 4 bits\)"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, message):

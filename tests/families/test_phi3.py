@@ -84,7 +84,7 @@ def test_configurations_from_before_rope_parameters():
     ("changes", "message"),
     [
         (dict(hidden_act="mish"), "hidden_act='mish'; supported"),
-        (dict(quantization_config=dict(bits=4)), r"is quantized \(a format without a name, 4 bits\)"),
+        (dict(quantization_config=dict(bits=4)), r"is quantized \(an unnamed format, 4 bits\)"),
         (dict(attention_bias=True), "attention_bias=True; supported: False"),
         (dict(rope_parameters=dict(rope_type="spiral", rope_theta=1.0)), "got spiral"),
     ],

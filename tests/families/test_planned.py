@@ -1,4 +1,4 @@
-"""After `to_neuron` no call compiles: every family, prompts of every length, and all that can be asked of a model."""
+"""After `to_neuron` no call compiles: for every family, prompts of every length, and every call of a model."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def saved(tmp_path):
 
 @pytest.fixture
 def ready(monkeypatch):
-    """`ready(model)`: from now on compiling fails the test."""
+    """`ready(model)`: compiling fails the test from now on."""
 
     def ready(*models):
         for model in models:
@@ -51,7 +51,7 @@ def made(directory, **options):
 
 
 def every_call(model, rows):
-    """Prompts of all lengths, alone and in company, then what goes on with them, in all the ways there are."""
+    """Run prompts of all lengths, alone and in batches, and continue them in every possible way."""
     for length in range(1, LONGEST + 1):
         ids = ANY[:rows, :length]
         mask = torch.ones_like(ids)
@@ -79,7 +79,7 @@ def generated(model, config, prompts, beams):
             adapter.generate(ids, max_new_tokens=4, do_sample=False, **options | how)
 
 
-# What is planned is the engine's: in CI three families stand for all, one whose layers differ and one with experts.
+# The engine plans programs, so CI tests three families: among them one whose layers differ and one with experts.
 FAMILIES = [f if f in ("gpt2", "gemma2", "mixtral") else pytest.param(f, marks=pytest.mark.slow) for f in DECODERS]
 
 
@@ -96,7 +96,7 @@ def test_of_any_length_with_beams_and_speculation(saved, ready, family):
 
 @pytest.mark.parametrize("options", [{}, dict(neuron_config=NeuronConfig(tokens_per_dispatch=2))], ids=str)
 def test_of_speculation_with_a_draft(saved, ready, options):
-    """Where the host has fewer tokens from a dispatch than it wants guesses, too."""
+    """Also if a dispatch gives the host fewer tokens than it needs draft tokens."""
     model, draft = (made(saved("gpt2"), batch_size=2, **options) for _ in range(2))
     guessing = [SpeculativeGenerator(draft, model, k=3), FusedSpeculativeDecoder(draft, model, k=2)]
     ready(model, draft)
@@ -134,7 +134,7 @@ def test_of_other_programs(saved, ready, options):
 
 
 def test_where_attention_reads_all_positions(saved, ready, monkeypatch):
-    """As without kernels: then programs for several numbers of positions pay."""
+    """Without kernels attention reads all positions, so there are programs for several numbers of them."""
     monkeypatch.setattr(XlaRuntime, "attends_in_place", lambda *_: False)
     model = made(saved("gpt2"), batch_size=2)
     assert model.decoder.programs.widths(1) == (16, LONGEST)
@@ -152,7 +152,7 @@ def test_of_requests_that_come_and_go(saved, ready, chooses):
     model = made(saved("gpt2"), neuron_config=switches)
     ready(model)
     for length in range(1, LONGEST):
-        # a prompt, one that goes on with several tokens, and one with a single token
+        # a prompt, a continuation by several tokens, and one by a single token
         model.forward(ANY[:2, :4], torch.arange(4).repeat(2, 1), [0, 2])
         count = max(length, LONGEST - length)
         ids, positions = torch.zeros(2, 3, count, dtype=torch.long)

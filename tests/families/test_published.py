@@ -1,4 +1,4 @@
-"""Configurations as they are published: each is read as Transformers reads it, or refused for a reason that is true."""
+"""Published configurations: each is read as Transformers reads it, or refused for a correct reason."""
 
 import copy
 import json
@@ -18,11 +18,11 @@ from transformers_neuronx.errors import ConfigError
 
 REFUSED = [name for name, published in PUBLISHED.items() if published.refused]
 READ = [name for name in PUBLISHED if name not in REFUSED]
-BEYOND = [9, 40]  # tokens: up to and beyond windows, and the lengths that positions were stretched from
+BEYOND = [9, 40]  # tokens: within and beyond windows and the original lengths of stretched positions
 
 
 def checkpoint(published, directory):
-    """What is published, with random weights, and Transformers' model of it."""
+    """A published configuration with random weights, and Transformers' model of it."""
     reference = randomized(
         CONFIG_MAPPING[published.attributes["model_type"]].from_dict(copy.deepcopy(published.attributes))
     )

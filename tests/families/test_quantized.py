@@ -1,4 +1,4 @@
-"""Weights in fewer bits: every family against the same quantization in NumPy, put into Transformers' own model."""
+"""Quantized weights: every family against Transformers' model with weights quantized in NumPy."""
 
 import copy
 import functools
@@ -30,17 +30,17 @@ from transformers_neuronx.runtimes import get_runtime
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 KEPT = ("lm_head", "embed", "wte", "wpe", "router", "mlp.gate.weight", "project_in", "project_out")
-TOLERANCE = 1e-4  # of the largest logit
+TOLERANCE = 1e-4  # relative to the largest logit
 
 
 def rounded(matrix):
-    """`matrix` [out, in], each output in steps of its largest number's part."""
+    """Round `matrix` [out, in] in steps that are a fraction of each output's largest value."""
     step = (np.abs(matrix).max(-1, keepdims=True) / np.float32(127)).astype(np.float32)
     return np.rint(matrix / np.where(step == 0, 1, step)) * step
 
 
 def in_groups_of(group, matrix):
-    """`matrix` [out, in], each group of an output's inputs in steps, of which its largest number is eight."""
+    """Round `matrix` [out, in] in steps of an eighth of the largest value of each group of an output's inputs."""
     outputs, size = matrix.shape
     padded = np.pad(matrix, [(0, 0), (0, -size % group)])
     grouped = padded.reshape(outputs, -1, group)
@@ -51,7 +51,7 @@ def in_groups_of(group, matrix):
 
 
 def emulated(reference, change):
-    """Transformers' model with the matrices of its linear layers, [out, in], as `change(name, matrix)` has them."""
+    """Return Transformers' model with each linear layer's matrix, [out, in], replaced by `change(name, matrix)`."""
     model = copy.deepcopy(reference)
     transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_int8_as_in_numpy(saved, family, degree):
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("family", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
-    """Groups are of 32 inputs, or as many as divide those there are, and inside a head where heads are the inputs."""
+    """A group has 32 inputs, or fewer that divide them, and stays inside a head if heads are the inputs."""
     reference, directory = saved(family)
     head_dim = reference.config.hidden_size // reference.config.num_attention_heads
 
@@ -121,7 +121,7 @@ def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_activations_of_eight_bits_as_in_torch(saved, family):
-    """A number on the edge may be rounded up here and down there, and all that follows differs: in few sequences."""
+    """A value on the edge may round up here and down there, which changes all later values, in a few sequences."""
     reference, directory = saved(family)
     several = prompts(131, [7] * 3)
     model = emulated(reference, lambda name, matrix: rounded(matrix))
@@ -175,7 +175,7 @@ def test_layers_that_stay_as_they_are(saved, options, kept):
 @pytest.mark.parametrize("degree", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("quant_dtype", ["s8", "s4"])
 def test_the_embedding_and_the_head(tmp_path, quant_dtype, degree):
-    """Tied, they are one tensor on the devices."""
+    """If they are tied, they are one tensor on the devices."""
     config = tiny("llama")
     config.tie_word_embeddings = True
     reference = randomized(config)
@@ -192,7 +192,7 @@ def test_the_embedding_and_the_head(tmp_path, quant_dtype, degree):
 
 @pytest.mark.parametrize("quant_dtype", ["s8", "s4", pytest.param("f8e4m3fn", marks=pytest.mark.slow)])
 def test_rows_and_columns_of_zeros_are_zeros(tmp_path, quant_dtype):
-    """In the weights themselves, and added so that they divide by five."""
+    """Zeros may be in the weights, or be padding that makes sizes divisible by five."""
     reference = randomized(tiny("llama"))
     with torch.no_grad():
         for weight in (reference.model.layers[0].mlp.up_proj.weight, reference.model.layers[1].self_attn.o_proj.weight):
@@ -208,7 +208,7 @@ def test_rows_and_columns_of_zeros_are_zeros(tmp_path, quant_dtype):
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("quant_dtype", ["s8", pytest.param("f8e4m3fn", marks=pytest.mark.slow)])
 def test_a_quantized_cache_in_the_loop_over_tokens(saved, quant_dtype, degree):
-    """Tokens made in a loop on the devices are those made one by one, for rows that are reordered in between too."""
+    """A loop on the devices generates the same tokens as single steps, also for rows that are reordered in between."""
     _, directory = saved("mistral")
     ids, made = torch.tensor(prompts(131, [9, 9])), []
     for tokens in (0, 8):
@@ -241,7 +241,7 @@ QUANTIZED = {
 
 @pytest.fixture(scope="module")
 def perplexity():
-    """`perplexity(windows, **switches)` of the trained checkpoint over text that was held out, f32 arithmetic."""
+    """`perplexity(windows, **switches)` of the trained checkpoint on held-out text, in f32 arithmetic."""
     ids = AutoTokenizer.from_pretrained(TINY_KJV)((TINY_KJV / "heldout.txt").read_text(), verbose=False).input_ids
 
     @functools.cache
@@ -269,8 +269,8 @@ def test_perplexity_of_the_trained_checkpoint(perplexity, name, windows):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(no_quantize_list=["mlp.dwon"]), r"no_quantize_list wants names of layers \(.*mlp.down.*\), got mlp.dwon"),
-        (dict(no_quantize_list=["model.layers.0.mlp.down_proj"]), "no_quantize_list wants names of layers"),
+        (dict(no_quantize_list=["mlp.dwon"]), r"list must be names of layers \(.*mlp.down.*\), got mlp.dwon"),
+        (dict(no_quantize_list=["model.layers.0.mlp.down_proj"]), "no_quantize_list must be names of layers"),
     ],
     ids=str,
 )
@@ -283,16 +283,16 @@ def test_names_that_are_no_layers(saved, options, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: QuantizationConfig("s2"), "quant_dtype wants one of s8, s4, f8e4m3fn, got 's2'"),
-        (lambda: QuantizationConfig(quantize_method="direct_cast"), "direct_cast' wants quant_dtype='f8e4m3fn'"),
-        (lambda: QuantizationConfig("s4", group_size=7), "group_size wants to be even"),
+        (lambda: QuantizationConfig("s2"), "quant_dtype must be one of s8, s4, f8e4m3fn, got 's2'"),
+        (lambda: QuantizationConfig(quantize_method="direct_cast"), "direct_cast' needs quant_dtype='f8e4m3fn'"),
+        (lambda: QuantizationConfig("s4", group_size=7), "group_size must be even"),
         (
             lambda: QuantizationConfig("f8e4m3fn", activation_dtype="s8"),
-            "activation_dtype='s8' wants quant_dtype='s8' or",
+            "activation_dtype='s8' needs quant_dtype='s8' or",
         ),
-        (lambda: QuantizationConfig(no_quantize_list="mlp.down"), "no_quantize_list wants a list of names"),
-        (lambda: KVCacheQuantizationConfig(quantize_method="direct_cast"), "direct_cast' wants quant_dtype='f8e4m3fn'"),
-        (lambda: NeuronConfig(quant="s8"), "quant wants a QuantizationConfig or None, got 's8'"),
+        (lambda: QuantizationConfig(no_quantize_list="mlp.down"), "no_quantize_list must be a list of names"),
+        (lambda: KVCacheQuantizationConfig(quantize_method="direct_cast"), "direct_cast' needs quant_dtype='f8e4m3fn'"),
+        (lambda: NeuronConfig(quant="s8"), "quant must be a QuantizationConfig or None, got 's8'"),
     ],
 )
 def test_contradictory_options(make, message):

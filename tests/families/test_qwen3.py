@@ -61,7 +61,7 @@ def test_in_bf16(parity, degree):
     ("changes", "message"),
     [
         (dict(hidden_act="mish"), "hidden_act='mish'; supported"),
-        (dict(quantization_config=dict(bits=4)), r"is quantized \(a format without a name, 4 bits\)"),
+        (dict(quantization_config=dict(bits=4)), r"is quantized \(an unnamed format, 4 bits\)"),
         (dict(layer_types=["chunked_attention"] * 2), "layer_types=.'chunked_attention.*; supported: 'full_attention'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""T5, whose decoder looks at what an encoder has read, against Transformers'."""
+"""T5, whose decoder attends to an encoder's output, against Transformers'."""
 
 import json
 
@@ -23,7 +23,7 @@ from transformers_neuronx.runtimes.xla import XlaRuntime
 from transformers_neuronx.t5.config import T5Config as OurConfig
 from transformers_neuronx.t5.model import T5ForSampling
 
-LENGTHS = [70, 33, 5]  # of sources: of which one reaches beyond the furthest distance of 24
+LENGTHS = [70, 33, 5]  # of sources; one exceeds the largest distance, 24
 
 
 def config(**changes):
@@ -42,9 +42,9 @@ def made(directory, **options):
 
 @torch.no_grad()
 def scaled(reference):
-    """Trained weights are as small as scores want them, which nothing divides, and what a gate multiplies.
+    """Scale weights down, as training does: T5 does not divide scores, and its gates multiply.
 
-    With others Transformers' logits in f32 are further from those in f64 than they may be from ours.
+    With larger ones Transformers' logits in f32 differ more from f64 than the tolerance of these tests.
     """
     for name, weight in reference.named_parameters():
         if name.endswith((".q.weight", "wi_1.weight")):
@@ -54,7 +54,7 @@ def scaled(reference):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """`saved(**changes)`: the random model of a configuration, and its directory."""
+    """`saved(**changes)`: a random model of the changed configuration, and its directory."""
     known = {}
 
     def saved(**changes):
@@ -71,20 +71,20 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(saved):
-    """A model for four sequences, and Transformers'."""
+    """A model for four sequences, and Transformers' model."""
     reference, directory = saved(tie_word_embeddings=False)
     return made(directory, batch_size=4), reference
 
 
 @torch.inference_mode()
 def expected(reference, sources, targets):
-    """The logits of Transformers' after every token of each target, f32[n, vocab] each."""
+    """Return Transformers' logits after every token of each target, f32[n, vocab] each."""
     rows = zip(sources, targets, strict=True)
     return [reference(torch.tensor([of]), decoder_input_ids=torch.tensor([ids])).logits[0].float() for of, ids in rows]
 
 
 def check(model, reference, targets=None, tolerance=1e-5, side="right"):
-    """Sources of unequal lengths; of each target many tokens at once, then one by one into another bucket."""
+    """Encode sources of unequal lengths; feed many tokens of each target at once, then single ones past a bucket."""
     sources, targets = prompts(131, LENGTHS), targets or prompts(131, [30, 30, 30], seed=1)
     ids, mask = padded(sources, side)
     model.encode(ids, attention_mask=mask)
@@ -138,7 +138,7 @@ def test_at_other_degrees(saved, variant, degree):
 @pytest.mark.slow
 @pytest.mark.parametrize("amp", ["bf16", "f16"])
 def test_in_half_precision(saved, compiled_when_needed, amp):
-    """No further from f32 than Transformers is."""
+    """The difference from f32 is no larger than that of Transformers."""
     reference, directory = saved()
     got, want = check(made(directory, amp=amp), reference, tolerance=None)
     theirs = AutoModelForSeq2SeqLM.from_pretrained(directory, dtype={"bf16": torch.bfloat16, "f16": torch.float16}[amp])
@@ -170,7 +170,7 @@ def test_a_split_checkpoint(saved, tmp_path):
 
 
 def one_that_ends(reference):
-    """Sources, of which one comes soon to a token that the other never makes, and that token."""
+    """Return sources, and a token that one of them soon leads to and the other never."""
     for seed in range(40):
         ids, mask = padded(prompts(131, [30, 17], seed), "right")
         free = reference.generate(ids, attention_mask=mask, do_sample=False, max_length=20, eos_token_id=None)
@@ -199,7 +199,7 @@ def test_tokens_that_the_decoder_begins_with(pair):
 
 
 def test_sources_one_after_the_other_in_the_same_slots(pair):
-    """Nothing is left of a longer one, nor of one that is not finite."""
+    """Nothing remains of a longer source, or of one that is not finite."""
     model, reference = pair
     decoder = model.decoder
     decoder.memory = [decoder.runtime.put([np.full(a.shape, np.nan, np.float32)]) for a in decoder.memory[1:]]
@@ -274,7 +274,7 @@ def test_encoder_outputs_are_taken_while_they_are_there(pair):
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["s8", "s4"])
 def test_fewer_bits_as_in_numpy(saved, compiled_when_needed, kind, degree):
-    """All matrices but the embedding and the head, those of the encoder and of the memory among them."""
+    """Quantized are all matrices except the embedding and the head, also those of the encoder and the memory."""
     reference, directory = saved(tie_word_embeddings=False)
 
     def change(name, matrix):
@@ -362,14 +362,14 @@ REFUSED = {
     ),
     "padding between tokens": (
         lambda model: model.encode([[5, 6, 7]], attention_mask=[[1, 0, 1]]),
-        "attention_mask wants a source's tokens side by side, got padding between them",
+        "attention_mask must have a source's tokens side by side, got padding between them",
     ),
-    "an empty source": (lambda model: model.encode([[5]], attention_mask=[[0]]), "row 0 is padding only"),
+    "an empty source": (lambda model: model.encode([[5]], attention_mask=[[0]]), "row 0 has only padding"),
     "more sources than slots": (
         lambda model: model.encode([[5]] * 5),
-        "batch_size=4 is what this model takes, got sources for slots [0, 1, 2, 3, 4]",
+        "slots must be at least 0 and below batch_size=4, got [0, 1, 2, 3, 4]",
     ),
-    "a slot twice": (lambda model: model.encode([[5]] * 2, slots=[1, 1]), "slots wants one of its own for each of 2"),
+    "a slot twice": (lambda model: model.encode([[5]] * 2, slots=[1, 1]), "slots must be unique, one for each of 2"),
     "more tokens than positions": (lambda model: model.sample([[5]], 49), "n_positions=48 is the longest sequence"),
 }
 
@@ -386,7 +386,7 @@ def test_calls_that_are_refused(pair, case):
 
 @pytest.mark.parametrize("size", [0, "whole"])
 def test_sizes_of_sources_are_numbers(size):
-    with pytest.raises(ConfigError, match="context_length_estimate wants the longest source, or several sizes"):
+    with pytest.raises(ConfigError, match="context_length_estimate must be the longest source, or several sizes"):
         T5ForSampling(config(), context_length_estimate=size)
 
 
@@ -399,7 +399,7 @@ def test_sizes_by_default():
     ("changes", "message"),
     [
         (dict(dense_act_fn="mish"), "dense_act_fn='mish'; supported"),
-        (dict(quantization_config=dict(bits=4)), r"is quantized \(a format without a name, 4 bits\)"),
+        (dict(quantization_config=dict(bits=4)), r"is quantized \(an unnamed format, 4 bits\)"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, message):

@@ -1,4 +1,4 @@
-"""Stand-ins for what only a Neuron machine has."""
+"""Stand-ins for software that only a Neuron machine has."""
 
 import sys
 import tempfile
@@ -14,7 +14,7 @@ from transformers_neuronx.runtimes import neuron
 
 @pytest.fixture
 def neuronx_cc(tmp_path, monkeypatch):
-    """The stand-in for the compiler on PATH, no libneuronxla, and an environment without options for either."""
+    """Put the stand-in for the compiler on PATH, without libneuronxla and without options for either."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     program = install(tmp_path / "bin")
@@ -32,7 +32,7 @@ def neuronx_cc(tmp_path, monkeypatch):
 
 @pytest.fixture
 def neuron_device(monkeypatch):
-    """The stand-in for `torch_neuronx` and its devices."""
+    """Install the stand-in for `torch_neuronx` and its devices."""
     monkeypatch.setitem(sys.modules, "torch_neuronx", standin_device.PACKAGE)
     monkeypatch.setattr(torch.classes, "neuron", standin_device.CLASSES, raising=False)
     monkeypatch.setattr(torch.ops, "neuron", standin_device.OPERATIONS, raising=False)

@@ -1,4 +1,4 @@
-"""Modules for the linter, and what it finds in them."""
+"""Helpers that write modules for the linter and read its findings."""
 
 import inspect
 
@@ -11,12 +11,12 @@ def parameter(*sizes, dtype="f32", number=0):
 
 
 def write(function):
-    """The module of `function()`."""
+    """Return the module of `function()`."""
     return compile_py_func(lambda _: function())
 
 
 def named(function, target="trn1"):
-    """The rules that a function's module breaks, with the codes of the compiler."""
+    """Return the rules that a function's module breaks, with the compiler's codes."""
     return sorted((finding.rule, finding.code) for finding in check(write(function), target))
 
 
@@ -25,7 +25,7 @@ def entry_of(module):
 
 
 def line_of(function, text):
-    """file:line of the line of a function that has `text`."""
+    """Return file:line of the line of a function that contains `text`."""
     lines, first = inspect.getsourcelines(function)
     [place] = [number for number, line in enumerate(lines) if text in line]
     return f"{inspect.getsourcefile(function)}:{first + place}"

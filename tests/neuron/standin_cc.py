@@ -1,6 +1,6 @@
-"""The stand-in for `neuronx-cc` as tests use it: where it lies, how it misbehaves, what it was asked for, what is left.
+"""The stand-in for `neuronx-cc` in tests: its path, its faults, its log of calls, and the processes that remain.
 
-It is `neuronx-cc` beside this file, which is no compiler.
+It is the file `neuronx-cc` next to this one, and no compiler.
 """
 
 import json
@@ -14,14 +14,14 @@ from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.pyhlo import dtype_named
 
 SOURCE = Path(__file__).with_name("neuronx-cc")
-LIBNEURONXLA = Path(__file__).with_name("stand_ins")  # what has to be on `sys.path` for that
+LIBNEURONXLA = Path(__file__).with_name("stand_ins")  # must be on `sys.path` for libneuronxla
 MAGIC = b"stand-in NEFF 1\n"
-# What would change how the compiler is called, or where: tests begin without them.
+# Variables that change how or where the compiler is called: tests start without them.
 VARIABLES = ("NEURON_CC_FLAGS", "NEURON_PLATFORM_TARGET_OVERRIDE", "NEURONX_COMPILE_TIMEOUT", "NEURONX_DUMP_TO")
 
 
 def install(folder):
-    """Put a copy that this Python runs into a folder, as the program `neuronx-cc`."""
+    """Install a copy in a folder as the program `neuronx-cc`, run by this Python."""
     folder.mkdir()
     program = folder / SOURCE.name
     program.write_text(f"#!{sys.executable}\n" + SOURCE.read_text().partition("\n")[2])
@@ -40,7 +40,7 @@ class StandIn:
         return [note for note in map(json.loads, lines) if note["event"] == event]
 
     def processes(self):
-        """Those that run now of any that the stand-in has started, or are one: they have its log in the environment."""
+        """Return the running processes of the stand-in and their children: they have its log in the environment."""
         mark = f"STANDIN_NEURONX_CC_LOG={self.log}".encode()
         return [int(place.name) for place in Path("/proc").glob("[0-9]*") if _has(place, mark)]
 
@@ -67,7 +67,7 @@ def binary(module):
 
 
 def soon(condition, seconds=60):
-    """Wait for something that another process does."""
+    """Wait for a condition that another process fulfils."""
     until = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < until:
         time.sleep(0.02)
@@ -75,5 +75,5 @@ def soon(condition, seconds=60):
 
 
 def gone(standin):
-    """Whether nothing of the stand-in runs. What was killed needs a moment."""
+    """Whether no process of the stand-in runs. Killed ones need a moment."""
     return soon(lambda: not standin.processes(), 10)

@@ -1,8 +1,8 @@
-"""A stand-in for what `torch_neuronx` adds to PyTorch, `torch.classes.neuron` and `torch.ops.neuron`: a test fixture.
+"""A stand-in for `torch.classes.neuron` and `torch.ops.neuron`, which `torch_neuronx` adds to PyTorch: a test fixture.
 
-It is not Neuron. Its devices are lists of CPU tensors, and a "NEFF" of the stand-in compiler is run by XLA:CPU, where
-custom calls of Neuron's compiler are written out as below. It is stricter than what it stands for: tensors have to have
-the shapes and types that the module says, and results that take a parameter's memory to be given just that.
+It is not Neuron. Its devices are lists of CPU tensors, and XLA:CPU runs a "NEFF" of the stand-in compiler, with custom
+calls of Neuron's compiler replaced as below. It is stricter than Neuron's: tensors must have the module's shapes and
+types, and results that alias a parameter must be that parameter's tensor.
 """
 
 import functools
@@ -63,7 +63,7 @@ CUSTOM = {
 
 
 def without_custom_calls(module):
-    """The module with calls of what CUSTOM says."""
+    """Return the module with custom calls replaced by those of CUSTOM."""
     module = HloModuleProto.FromString(module.SerializeToString())
     last = max(i.id for c in module.computations for i in [c, *c.instructions])
     added = []
@@ -106,7 +106,7 @@ def shift(computation, by):
 
 
 class OnDevice:
-    """A tensor of every core."""
+    """A tensor on every core."""
 
     def __init__(self, shards):
         assert shards and all(isinstance(shard, torch.Tensor) and shard.device.type == "cpu" for shard in shards)
@@ -115,7 +115,7 @@ class OnDevice:
 
 @functools.cache
 def compiled(neff, degree):
-    """What runs a NEFF, and where; tests load many more than once."""
+    """Compile what runs a NEFF, cached since tests load many of them repeatedly."""
     runtime = get_runtime("cpu", degree)
     return runtime, runtime.compile(without_custom_calls(HloModuleProto.FromString(neff[len(MAGIC) :])))
 
@@ -150,7 +150,7 @@ class ParallelTensorSet:
 
 
 def array_of(shard, shape):
-    """What a tensor holds, as the array that a parameter of this shape is."""
+    """Return a tensor's content as an array for a parameter of this shape."""
     name = PrimitiveType.Name(shape.element_type).lower()
     element = element_type(name)
     want = STORED.get(name) or getattr(torch, element.torch)

@@ -1,4 +1,4 @@
-"""What the linter for Neuron finds in modules that break a rule, and in similar ones that do not."""
+"""Findings of the linter for Neuron in modules that break a rule, and none in similar ones."""
 
 import pytest
 from linting import entry_of, line_of, named, parameter, write
@@ -15,7 +15,7 @@ from transformers_neuronx.pyhlo.opcodes import OPCODES
 F32 = dtype_named("f32")
 
 
-# What has been planted is found where it stands.
+# Planted faults are found at their lines.
 
 
 def doubled(x):
@@ -183,11 +183,11 @@ def test_arrays_of_more_than_4_gb(extra, wanted):
     assert named(lambda: F32[LARGEST // 4 + extra].Broadcast(hlo.constant(0.0, "f32"))) == wanted
 
 
-# Results in the memory of parameters.
+# Results that alias parameters.
 
 
 def aliased(*pairs):
-    """The sums of two parameters and 1, of f32[4] and f32[8]; (output, parameter) share memory."""
+    """Write the sums of two parameters, f32[4] and f32[8], and 1; each (output, parameter) shares memory."""
 
     def function():
         parameters = [parameter(4), parameter(8, number=1)]
@@ -204,7 +204,7 @@ def test_aliases():
     for pairs, wanted in (
         ([(0, 0), (0, 0)], ["several parameters", "several results"]),
         ([(0, 0), (0, 1)], ["several parameters", "f32[4] in the memory of parameter 1, which is f32[8]"]),
-        ([(0, 0), (1, 0)], ["memory of several results", "f32[8] in the memory of parameter 0, which is f32[4]"]),
+        ([(0, 0), (1, 0)], ["memory to several results", "f32[8] in the memory of parameter 0, which is f32[4]"]),
     ):
         found = check(write(aliased(*pairs)))
         assert all(each.rule == "aliasing" and each.where.startswith(__file__) for each in found)
@@ -232,7 +232,7 @@ def test_a_parameter_as_a_result():
     assert named(lambda: F32[4].Copy(parameter(4))) == []
 
 
-# What is made of what is found.
+# Output of findings.
 
 
 def test_once_for_a_line():

@@ -1,4 +1,4 @@
-"""What the linter for Neuron asks of operations: for each rule what breaks it, and where sensible what does not."""
+"""The linter's rules for operations: what breaks each of them, and where sensible what does not."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ F32 = dtype_named("f32")
 
 
 def gathered(**numbers):
-    """Rows of f32[8, 4] by two indices, with other numbers."""
+    """Gather rows of f32[8, 4] by two indices, with changed dimension numbers."""
     plain = dict(offset_dims=[1], collapsed_slice_dims=[0], start_index_map=[0], index_vector_dim=1)
     sizes = numbers.pop("sizes", [1, 4])
     indices = numbers.pop("indices", lambda: parameter(2, dtype="s32", number=1))
@@ -218,7 +218,7 @@ def test_custom_calls_that_the_compiler_knows(target):
     assert named(custom(target, "f32")) == []
 
 
-TARGETS = {  # what is found for Trainium2, and for Trainium
+TARGETS = {  # findings for Trainium2, and for Trainium
     "sort": (lambda: hlo.sort(parameter(4)), [("unsupported operation", "NCC_EVRF029")], []),
     "float8": (lambda: hlo.convert(parameter(4, dtype="f8e5m2"), "bf16"), [], [("element type", "NCC_ESPP047")]),
     "integer product": (product("s32"), [("integer sums", "NCC_EVRF035")], []),

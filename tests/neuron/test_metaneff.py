@@ -1,4 +1,4 @@
-"""What the Neuron runtime is told of a module, read with a description of the wire format that is written out here."""
+"""The description of a module for the Neuron runtime, read with a wire format that is written out here."""
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -72,7 +72,7 @@ def step(_):
     token, position = parameters.add(S32[2, 1], "token"), parameters.add(S32[2], "position")
     keys, values = (parameters.add(BF16[4, 8], name) for name in ("keys", "values"))
     weight, bias = parameters.add(F32[2, 3], "weight", weight=True), parameters.add(F32[3], "bias", weight=True)
-    # Crosswise, so that an output's number is not that of its state less something.
+    # Crosswise, so that an output's number is not its state's number minus a constant.
     new_values, new_keys = values + 1.0, keys + 1.0
     new_values.set_alias_to(values, must=True)
     new_keys.set_alias_to(keys)
@@ -114,7 +114,7 @@ def test_every_field_has_its_number_and_name(theirs):
     for message in descriptor_pb2.FileDescriptorProto.FromString(meta.DESCRIPTOR.file.serialized_pb).message_type:
         ours = [(field.number, field.name, field.label == repeated_label) for field in message.field]
         assert ours == [(number, name, repeated) for number, name, _, repeated in FIELDS[message.name]]
-    # And all the types, there and back.
+    # All types, in both directions.
     meta.model_config.num_infer, meta.model_config.timeout, meta.model_config.optimal_ncg_size = 1, 2, 3
     meta.model_config.async_load = meta.model_config.lazy_load = meta.model_config.return_aliases = True
     meta.serialized_graph_def, meta.name = b"graph", b"name"
@@ -193,12 +193,12 @@ def test_types(dtype):
 def test_types_that_neuron_has_not(dtype):
     module = passed_on(dtype)
     module.name = "wide"
-    with pytest.raises(EngineError, match=f"^wide: input0 is {dtype}, and Neuron has no inputs or outputs of that"):
+    with pytest.raises(EngineError, match=f"^wide: input0 is {dtype}, but Neuron has no inputs or outputs of that"):
         metaneff_of(module)
 
 
 def test_a_type_of_an_output_that_neuron_has_not():
     module = passed_on("f32")
     module.host_program_shape.result.element_type = 15
-    with pytest.raises(EngineError, match=": output0 is c64, and"):
+    with pytest.raises(EngineError, match=": output0 is c64, but"):
         metaneff_of(module)

@@ -1,4 +1,4 @@
-"""The compiler for Neuron as a child: which one it is, what it is given, what comes of it.
+"""The compiler for Neuron as a child process: which one runs, its arguments, and its results.
 
 It is a stand-in, `neuronx-cc` in this directory. The real one has not run here.
 """
@@ -23,7 +23,7 @@ from transformers_neuronx.neuron.compiling import (
 from transformers_neuronx.neuron.targets import TARGETS
 from transformers_neuronx.pyhlo import HloModuleProto
 
-# What the compiler is given.
+# Arguments of the compiler.
 
 
 def test_a_module_becomes_a_neff(neuronx_cc):
@@ -56,7 +56,7 @@ def test_options_of_the_user_are_added_or_take_the_place_of_ours(neuronx_cc, mon
     monkeypatch.setenv("NEURON_CC_FLAGS", given)
     assert flags() == expected
     assert flags(TARGETS["inf2"]) == ["--target=inf2", *expected]
-    compile_module(doubling())  # the stand-in takes none that it does not know, and none twice
+    compile_module(doubling())  # the stand-in refuses unknown and repeated options
     [note] = neuronx_cc.notes("compile")
     assert note["words"][5:] == expected
 
@@ -64,11 +64,11 @@ def test_options_of_the_user_are_added_or_take_the_place_of_ours(neuronx_cc, mon
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--auto-cast='none", "NEURON_CC_FLAGS wants options as in a shell, got .*: No closing quotation"),
-        ("-O1 --output=x.neff", "NEURON_CC_FLAGS wants no --output: this package says that itself"),
-        ("--framework XLA", "NEURON_CC_FLAGS wants no --framework"),
-        ("--target=gpu", "NEURON_CC_FLAGS: --target wants to be one of trn1, inf2, trn2, got 'gpu'"),
-        ("--target", "NEURON_CC_FLAGS: --target wants to be one of .*, got ''"),
+        ("--auto-cast='none", "NEURON_CC_FLAGS must be options as in a shell, got .*: No closing quotation"),
+        ("-O1 --output=x.neff", "NEURON_CC_FLAGS must not have --output: this package sets it"),
+        ("--framework XLA", "NEURON_CC_FLAGS must not have --framework"),
+        ("--target=gpu", "NEURON_CC_FLAGS: --target must be one of trn1, inf2, trn2, got 'gpu'"),
+        ("--target", "NEURON_CC_FLAGS: --target must be one of .*, got ''"),
     ],
 )
 def test_options_that_cannot_be(neuronx_cc, monkeypatch, given, message):
@@ -110,14 +110,14 @@ def test_the_kind_of_instance(neuronx_cc, monkeypatch, options, override, produc
 
 def test_a_kind_of_instance_that_there_is_not(neuronx_cc, monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9")
-    with pytest.raises(ConfigError, match=r"^NEURON_PLATFORM_TARGET_OVERRIDE wants to be one of trn1, .*, got 'trn9'"):
+    with pytest.raises(ConfigError, match=r"^NEURON_PLATFORM_TARGET_OVERRIDE must be one of trn1, .*, got 'trn9'"):
         compile_target()
 
 
 @pytest.mark.parametrize("seconds", ["soon", "-1", "nan", "inf", ""])
 def test_a_time_limit_that_is_none(neuronx_cc, monkeypatch, seconds):
     monkeypatch.setenv("NEURONX_COMPILE_TIMEOUT", seconds)
-    with pytest.raises(ConfigError, match=f"^NEURONX_COMPILE_TIMEOUT wants a number of seconds, .*, got '{seconds}'$"):
+    with pytest.raises(ConfigError, match=f"^NEURONX_COMPILE_TIMEOUT must be a number of sec.*, got '{seconds}'$"):
         compile_module(doubling())
 
 
@@ -126,13 +126,13 @@ def test_no_time_limit(neuronx_cc, monkeypatch):
     assert compile_module(doubling()) == binary(doubling())
 
 
-# Which compiler there is.
+# Which compiler is found.
 
 
 def test_without_a_compiler_the_message_says_what_to_install(neuronx_cc, monkeypatch):
     monkeypatch.setenv("PATH", "")
     advice = re.escape('pip install "transformers-neuronx[neuron]" --extra-index-url https://pip.repos.neuron.')
-    with pytest.raises(EngineError, match=f"wants libneuronxla or the program neuronx-cc, .* neither: {advice}"):
+    with pytest.raises(EngineError, match=f"needs libneuronxla or the program neuronx-cc, .* neither: {advice}"):
         compile_module(doubling())
     with pytest.raises(EngineError, match=advice):
         compiler_version()
@@ -161,7 +161,7 @@ def test_the_version_is_what_the_program_prints_where_there_is_no_package(neuron
 
 
 def test_a_program_that_does_not_say_its_version(neuronx_cc):
-    for script, message in [("exit 3", "does not say its version: .* status 3"), ("echo hello", "but 'hello'")]:
+    for script, message in [("exit 3", "cannot get the version of .* status 3"), ("echo hello", "got 'hello'")]:
         neuronx_cc.program.write_text(f"#!/bin/sh\n{script}\n")
         with pytest.raises(EngineError, match=message):
             compiler_version()
@@ -169,9 +169,9 @@ def test_a_program_that_does_not_say_its_version(neuronx_cc):
 
 @pytest.fixture
 def libneuronxla(neuronx_cc, monkeypatch):
-    """The stand-in for that package, where this process and its children find it."""
+    """Put the stand-in for that package where this process and its children find it."""
     monkeypatch.syspath_prepend(LIBNEURONXLA)
-    monkeypatch.setenv("PYTHONPATH", os.path.relpath(LIBNEURONXLA))  # the child has another directory
+    monkeypatch.setenv("PYTHONPATH", os.path.relpath(LIBNEURONXLA))  # the child runs in another directory
     monkeypatch.setattr(compiling, "has_libneuronxla", has_libneuronxla)
     return neuronx_cc
 
@@ -201,7 +201,7 @@ def test_through_libneuronxla(libneuronxla, monkeypatch):
     ("how", "last"),
     [
         ("fail", "RuntimeError: neuronx-cc failed with 70"),
-        ("none", ".*EngineError: neuron_xla_compile wants to return the bytes of a NEFF, got NoneType"),
+        ("none", ".*EngineError: neuron_xla_compile must return the bytes of a NEFF, got NoneType"),
     ],
 )
 def test_libneuronxla_fails(libneuronxla, monkeypatch, how, last):

@@ -1,4 +1,4 @@
-"""A compiler for Neuron that fails: what is said and kept of it, and that nothing goes on running.
+"""A compiler for Neuron that fails: the message, the files that are kept, and that no process remains.
 
 It is a stand-in, `neuronx-cc` in this directory. The real one has not run here.
 """
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def failure(module, first):
-    """What an EngineError has after its `first` line: the end of the log, and the directory that was kept."""
+    """Return the end of the log, and the kept directory, that an EngineError names after its `first` line."""
     with pytest.raises(EngineError) as failed:
         compile_module(module)
     head, *log, last = str(failed.value).splitlines()
@@ -94,7 +94,7 @@ def test_a_compiler_that_crashes(neuronx_cc, monkeypatch):
 @pytest.mark.parametrize(("signal", "said"), [(9, "SIGKILL, as when memory runs out"), (40, "signal 40")])
 def test_a_compiler_that_is_killed(neuronx_cc, signal, said):
     neuronx_cc.program.write_text(f"#!/bin/sh\nkill -{signal} $$\n")
-    log, _ = failure(doubling(), f"was ended by {said}, without a word.")
+    log, _ = failure(doubling(), f"was ended by {said}, with an empty log.")
     assert log == []
 
 
@@ -106,7 +106,7 @@ def test_a_compiler_that_leaves_nothing(neuronx_cc, script):
 
 
 def test_half_a_neff_is_for_whoever_loads_it_to_refuse(neuronx_cc, monkeypatch):
-    # What a NEFF is made of is not public, so here half of one is as good as any.
+    # The contents of a NEFF are not public, so half of one serves as a damaged one.
     monkeypatch.setenv("STANDIN_NEURONX_CC", "truncated")
     whole = binary(doubling())
     assert compile_module(doubling()) == whole[: len(whole) // 2]
@@ -119,21 +119,21 @@ def test_a_log_that_is_no_text(neuronx_cc):
     assert str(failed.value).splitlines()[1:-1] == ["    \ufffdred", "    " + "0" * 300]
 
 
-# What is left of it.
+# Processes and files that remain.
 
 
 @pytest.mark.parametrize("how", ["hang", "stubborn"])
 def test_a_compiler_that_hangs_is_killed_with_all_it_has_started(neuronx_cc, monkeypatch, how):
-    monkeypatch.setattr(compiling, "GRACE", 0.5)  # the stubborn one is asked in vain
+    monkeypatch.setattr(compiling, "GRACE", 0.5)  # the stubborn one ignores the request to end
     monkeypatch.setenv("STANDIN_NEURONX_CC", how)
     monkeypatch.setenv("NEURONX_COMPILE_TIMEOUT", "2")
-    failure(doubling(), "was stopped after 2 s, the limit that NEURONX_COMPILE_TIMEOUT sets, without a word.")
+    failure(doubling(), "was stopped after 2 s, the limit that NEURONX_COMPILE_TIMEOUT sets, with an empty log.")
     assert gone(neuronx_cc)
 
 
 def test_what_a_compiler_leaves_running_ends_with_it(neuronx_cc):
     neuronx_cc.program.write_text("#!/bin/sh\nsleep 600 &\nkill -6 $$\n")
-    failure(doubling(), "was ended by SIGABRT, without a word.")
+    failure(doubling(), "was ended by SIGABRT, with an empty log.")
     assert gone(neuronx_cc)
 
 

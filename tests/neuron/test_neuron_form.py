@@ -1,4 +1,4 @@
-"""The form of a module that Neuron is given: it computes the same, of other operations."""
+"""The form of a module for Neuron: it computes the same with other operations."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def computed(module, *arrays):
 
 @pytest.fixture
 def form(write):
-    """`form(function, *arrays)`: the form of its module, which computes what the module does."""
+    """`form(function, *arrays)`: the form of its module, checked to compute the same as the module."""
 
     def formed(function, *arrays, close=0.0):
         module = write(function, *arrays)

@@ -1,7 +1,7 @@
-"""Models on the neuron runtime, through stand-ins for its compiler and its devices, beside the CPU's.
+"""Models on the neuron runtime, with stand-ins for its compiler and its devices, against those on the CPU.
 
-Nothing of this ran on Neuron: see `neuronx-cc` and `standin_device` for what runs instead. Both sides are XLA:CPU in
-the end, here with the kernels off, so results have to be the same to the last bit.
+Nothing of this ran on Neuron: `neuronx-cc` and `standin_device` run instead. Both sides end in XLA:CPU, here without
+kernels, so results must be the same to the last bit.
 """
 
 import gc
@@ -54,7 +54,7 @@ MODELS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def without_kernels():
-    """They sum in another order than XLA's own code."""
+    """Turn kernels off: they sum in another order than XLA's own code."""
     caches = kernels.level, xla_runtime
     before, os.environ["NEURONX_KERNELS"] = os.environ.get("NEURONX_KERNELS"), "off"
     for cache in caches:
@@ -69,20 +69,20 @@ def without_kernels():
 
 @pytest.fixture(autouse=True)
 def machine(neuronx_cc, neuron_device, caplog):
-    """Everywhere here there are a compiler and a device; no program is one that the compiler may refuse."""
+    """Provide a compiler and a device for all tests here, and lint every program."""
     yield neuronx_cc
     assert not [record.message for record in caplog.records if "may refuse" in record.message]
 
 
 @pytest.fixture
 def one_program(monkeypatch):
-    """Models have a single program before they are used."""
+    """Compile programs when they are needed, so that models have one at first."""
     monkeypatch.setattr(Decoder, "planned", lambda self: [StepKey(2, 1, 16)])
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """`checkpoint(name)`: a directory with random weights that make a difference."""
+    """`checkpoint(name)`: a directory with random weights that make errors visible."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     known = {}
@@ -94,7 +94,7 @@ def checkpoint(tmp_path_factory):
             model = kind.from_config(MODELS[name][1])
             with torch.no_grad():
                 for weight_name, weight in model.named_parameters():
-                    one = weight.ndim == 1 and not weight_name.endswith("bias")  # of a norm
+                    one = weight.ndim == 1 and not weight_name.endswith("bias")  # the weight of a norm
                     weight.copy_(torch.randn_like(weight) * 0.3 + one)
             known[name, seed] = tmp_path_factory.mktemp(name)
             model.save_pretrained(known[name, seed])
@@ -120,7 +120,7 @@ def made(*model, **options):
 
 
 def logits(name, model):
-    """After a prompt, and after tokens that follow, across the edge of a bucket."""
+    """Return logits after a prompt, and after the next tokens, across the edge of a bucket."""
     if name == "t5":
         model.encode(IDS)
         return [model.forward([[0] * n, [0] * n]) for n in (1, 2)]
@@ -128,7 +128,7 @@ def logits(name, model):
 
 
 def results(name, model):
-    """Logits, and tokens, the likeliest and drawn."""
+    """Return logits, and tokens, greedy and sampled."""
     tokens = [model.sample(IDS, 20, top_k=1), model.sample(IDS, 20, top_k=20, top_p=0.9, temperature=9.0, seed=3)]
     return [*logits(name, model), *tokens]
 
@@ -138,7 +138,7 @@ def same(got, want):
 
 
 def combinations():
-    """One of each model; the others are left to `make test-all`."""
+    """Return one combination per model; the others are left to `make test-all`."""
     soon = {("gpt2", 1, None), ("llama", 2, "s8"), ("t5", 8, None)}
     for each in itertools.product(MODELS, (1, 2, 8), (None, "s8")):
         yield pytest.param(*each, marks=[] if each in soon else [pytest.mark.slow])
@@ -257,7 +257,7 @@ def test_ctrl_c_ends_the_compilers(checkpoint, machine, monkeypatch, one_program
         soon(lambda: machine.notes("hangs"))
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    # What a shell starts in the background ignores it.
+    # Commands that a shell starts in the background ignore it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -291,7 +291,7 @@ def test_compiling_where_there_is_no_device(checkpoint, tmp_path, monkeypatch, m
     assert model.programs == ["step_rows2_active1_width16"] and not standin_device.loads
     with pytest.raises(ConfigError, match="is not on a device yet: call to_neuron"):
         model(IDS)
-    with pytest.raises(EngineError, match="wants torch-neuronx to run programs: pip install"):
+    with pytest.raises(EngineError, match="needs torch-neuronx to run programs: pip install"):
         model.to_neuron()
     monkeypatch.setitem(sys.modules, "torch_neuronx", standin_device.PACKAGE)
     count, elsewhere = len(machine.notes("compile")), opened(checkpoint("gpt2"), "gpt2", "neuron")
@@ -326,11 +326,11 @@ def test_it_is_chosen_where_there_is_a_device(monkeypatch):
 @pytest.mark.parametrize(
     ("variables", "degree", "message"),
     [
-        ({}, 3, "tp_degree wants to be one of 1, 2, 8, 16, 32 on trn1, got 3"),
+        ({}, 3, "tp_degree must be one of 1, 2, 8, 16, 32 on trn1, got 3"),
         ({"NEURON_PLATFORM_TARGET_OVERRIDE": "inf2"}, 16, "one of 1, 2, 4, 8, 24 on inf2, got 16"),
-        ({"NEURON_RT_NUM_CORES": "1"}, 2, "NEURON_RT_NUM_CORES leave this process 1"),
-        ({"NEURON_RT_VISIBLE_CORES": "4-6,9", "NEURON_RT_NUM_CORES": "32"}, 8, "leave this process 4"),
-        ({"NEURON_RT_VISIBLE_CORES": "a-b"}, 1, "NEURON_RT_VISIBLE_CORES wants cores such as 0-3,6"),
+        ({"NEURON_RT_NUM_CORES": "1"}, 2, "NEURON_RT_NUM_CORES allow this process 1"),
+        ({"NEURON_RT_VISIBLE_CORES": "4-6,9", "NEURON_RT_NUM_CORES": "32"}, 8, "allow this process 4"),
+        ({"NEURON_RT_VISIBLE_CORES": "a-b"}, 1, "NEURON_RT_VISIBLE_CORES must list cores, such as 0-3,6"),
     ],
 )
 def test_cores_that_there_are_not(variables, degree, message, monkeypatch):
@@ -407,16 +407,16 @@ def test_the_caller_may_write_to_its_array_again(program):
 def test_arguments_are_checked(program):
     runtime, executable, x = program
     state = runtime.put([x])
-    with pytest.raises(EngineError, match="wants 2 arguments, got 1"):
+    with pytest.raises(EngineError, match="needs 2 arguments, got 1"):
         executable(state)
-    with pytest.raises(EngineError, match=r"wants float32\[3\] as parameter 1"):
+    with pytest.raises(EngineError, match=r"needs float32\[3\] as parameter 1"):
         executable(runtime.put([x]), runtime.put([x[:2]]))
     executable(runtime.put([x]), state)
     with pytest.raises(EngineError, match="donated to an earlier program"):
         executable(runtime.put([x]), state)
-    with pytest.raises(EngineError, match="put wants one array or 2, one per core, got 3"):
+    with pytest.raises(EngineError, match="put needs one array or 2, one per core, got 3"):
         runtime.put([x] * 3)
-    with pytest.raises(EngineError, match="put wants shards of one shape and type"):
+    with pytest.raises(EngineError, match="put needs shards of one shape and type"):
         runtime.put([x, x[:2]])
 
 
@@ -427,7 +427,7 @@ def test_how_large_something_is_is_known_without_reading_it(program, monkeypatch
         raise AssertionError
 
     monkeypatch.setattr(standin_device.OPERATIONS, "_parallel_from_neuron", read)
-    result, state = executable(runtime.put([x]), runtime.put([x], given=True))
+    result, state = executable(runtime.put([x]), runtime.put([x], donate=True))
     assert result.nbytes == state.nbytes == runtime.put([x]).nbytes == 2 * x.nbytes
     assert executable.memory() == (2 * x.nbytes, 2 * x.nbytes, x.nbytes, 0)
 

@@ -1,4 +1,4 @@
-"""Element types: one table for the wire format, NumPy and PyTorch, and the literals made with it."""
+"""Element types: one table for the wire format, NumPy and PyTorch, and literals made with it."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ IN_TORCH = [name for name, row in ELEMENT_TYPES.items() if row.torch]
 
 
 def literal_of(function):
-    """The literal of the constant that `function` returns."""
+    """Return the literal of the constant that `function` returns."""
     return compile_py_func(function).computations[-1].instructions[-1].literal
 
 
@@ -58,7 +58,7 @@ def test_a_type_that_the_other_side_lacks_is_refused():
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are():
-    with pytest.raises(GraphError, match=r"unknown element type 'f31'; there are pred, s4, .*, c128"):
+    with pytest.raises(GraphError, match=r"unknown element type 'f31'; expected one of pred, s4, .*, c128"):
         dtype_named("f31")
 
 
@@ -108,5 +108,5 @@ def test_a_literal_may_be_a_value_a_dict_or_a_message():
 
 
 def test_a_value_of_other_sizes_than_declared_is_refused():
-    with pytest.raises(GraphError, match=r"Constant wants a value of the sizes it declares, f32\[2\], got \[3\]"):
+    with pytest.raises(GraphError, match=r"Constant needs a value of its declared sizes, f32\[2\], got \[3\]"):
         compile_py_func(lambda scribe: F32[2].Constant(constant_value=[1, 2, 3]))

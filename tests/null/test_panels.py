@@ -1,4 +1,4 @@
-"""Matrices in panels: where each number goes, and back."""
+"""Matrices in panels: the place of each element, and the way back."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The language: what `dtype[sizes].Op(...)` writes, and what it refuses, without any engine."""
+"""PyHLO: what `dtype[sizes].Op(...)` writes, and what it refuses, without an engine."""
 
 import copy
 import inspect
@@ -18,7 +18,7 @@ F32, S32, PRED = dtype_named("f32"), dtype_named("s32"), dtype_named("pred")
 
 
 def line_of(function):
-    """The line where `function` starts."""
+    """Return the line where `function` starts."""
     return inspect.getsourcelines(function)[1]
 
 
@@ -27,7 +27,7 @@ def parameter(number=0, *sizes, dtype=F32):
 
 
 def instructions(function):
-    """Those of the entry computation of `function`, which is the last one written."""
+    """Return the instructions of the entry computation of `function`, which is written last."""
     return compile_py_func(function).computations[-1].instructions
 
 
@@ -102,7 +102,7 @@ def test_scalars_come_from_a_dtype_and_one_axis_needs_no_tuple():
 
 
 def test_element_types_are_the_same_objects_however_they_are_asked_for():
-    scribe = HloScribe("serialize_torch")  # the original wants an argument
+    scribe = HloScribe("serialize_torch")  # the original needs an argument
     assert scribe.get_dtype("s8") is scribe.s8 is dtype_named("s8")
     assert pickle.loads(pickle.dumps(F32)) is F32 is copy.deepcopy(F32)
 
@@ -208,7 +208,7 @@ def test_an_alias_of_something_that_is_no_output_is_refused():
         (x + 1.0).set_alias_to(x)
         return x * 2.0
 
-    with pytest.raises(GraphError, match=r"set_alias_to wants an output of the module, but add\.4:f32\[2\] is not one"):
+    with pytest.raises(GraphError, match=r"set_alias_to needs an output of the module, got add\.4:f32\[2\]"):
         compile_py_func(function)
 
 
@@ -219,40 +219,40 @@ def test_an_alias_to_something_that_is_no_parameter_is_refused():
         y.set_alias_to(y)
         return y
 
-    with pytest.raises(GraphError, match=r"set_alias_to wants a parameter of the module, got add\.4:f32\[2\]"):
+    with pytest.raises(GraphError, match=r"set_alias_to needs a parameter of the module, got add\.4:f32\[2\]"):
         compile_py_func(function)
 
 
-# What is refused.
+# Refusals.
 
 REFUSED = {
     "a gap in parameter numbers": (
         lambda scribe: parameter(0) + parameter(2),
-        r"<lambda> wants parameter numbers 0, 1, 2, … without gaps or repeats, got \[0, 2\]",
+        r"<lambda> needs parameter numbers 0, 1, 2, … without gaps or repeats, got \[0, 2\]",
     ),
     "a repeated parameter number": (lambda scribe: parameter(0) + parameter(0), r"repeats, got \[0, 0\]"),
     "a field that is not there": (
         lambda scribe: F32[2].Parameter(parameter_number=0, colour="red"),
-        r'f32\[2\]\.Parameter got a field that the wire format does not take: .*"colour"',
+        r'f32\[2\]\.Parameter got a field that the wire format does not accept: .*"colour"',
     ),
     "a field of the wrong type": (
         lambda scribe: F32[2].Parameter(parameter_number="first"),
-        r"f32\[2\]\.Parameter got a field that the wire format does not take",
+        r"f32\[2\]\.Parameter got a field that the wire format does not accept",
     ),
     "something that is no tensor": (
         lambda scribe: F32.Add(parameter(), 1.0),
-        r"Add wants tensors of the graph that is being written, got 1\.0",
+        r"Add needs tensors of the graph that is being written, got 1\.0",
     ),
-    "an output that is no tensor": (lambda scribe: None, r"<lambda> wants to return a tensor or several, got None"),
-    "negative sizes": (lambda scribe: F32[-1], r"f32\[-1\] wants sizes that are integers, none negative"),
-    "sizes that are no integers": (lambda scribe: F32[2, 0.5], r"f32\[2, 0\.5\] wants sizes that are integers"),
+    "an output that is no tensor": (lambda scribe: None, r"<lambda> must return one tensor or several, got None"),
+    "negative sizes": (lambda scribe: F32[-1], r"f32\[-1\]: sizes must be integers that are not negative"),
+    "sizes that are no integers": (lambda scribe: F32[2, 0.5], r"f32\[2, 0\.5\]: sizes must be integers"),
     "an unknown element type": (
         lambda scribe: scribe.get_dtype("f31"),
-        r"unknown element type 'f31'; there are pred",
+        r"unknown element type 'f31'; expected one of pred",
     ),
     "a tuple constant": (
         lambda scribe: scribe.tuple(F32[2]).Constant(constant_value=[1, 2]),
-        r"Constant wants one array, got the tuple \(f32\[2\]\): make a Tuple of constants",
+        r"Constant needs one array, got the tuple \(f32\[2\]\): make a Tuple of constants",
     ),
 }
 
@@ -266,16 +266,16 @@ def test_the_scribe_refuses(case):
 
 def test_an_unknown_operation_is_an_attribute_error_with_a_suggestion():
     for shape in (F32[2], F32, HloScribe().tuple(F32[2])):
-        with pytest.raises(AttributeError, match=r"has no operation 'Reshpae'; is it 'Reshape'\?"):
+        with pytest.raises(AttributeError, match=r"has no operation 'Reshpae'; did you mean 'Reshape'\?"):
             _ = shape.Reshpae
-    with pytest.raises(AttributeError, match=r"the scribe has no element type 'f31'; there are pred, s4"):
+    with pytest.raises(AttributeError, match=r"the scribe has no element type 'f31'; expected one of pred, s4"):
         _ = HloScribe().f31
 
 
 def test_a_tensor_of_another_graph_is_refused():
     kept = []
     compile_py_func(lambda scribe: kept.append(parameter()) or kept[0])
-    with pytest.raises(GraphError, match=r"Negate wants tensors of the graph that is being written, got parameter\.1:"):
+    with pytest.raises(GraphError, match=r"Negate needs tensors of the graph that is being written, got parameter\.1:"):
         compile_py_func(lambda scribe: F32.Negate(kept[0]))
 
 
@@ -326,7 +326,7 @@ def test_threads_write_graphs_of_their_own():
         assert [i.id for i in computation.instructions] == list(range(1, 52))
 
 
-# Where an instruction comes from.
+# Source locations of instructions.
 
 
 def test_metadata_names_the_line_of_the_graph():
@@ -369,5 +369,5 @@ def test_scopes_are_prefixes_of_the_names_in_metadata():
     names = {i.opcode: i.metadata.op_name for i in module.computations[-1].instructions}
     assert names["negate"] == "layer.3/mlp/negate"
     assert names["multiply"] == "multiply"
-    # Those of a nested computation are left to the engine, which puts the caller's before them.
+    # Names in a nested computation are left to the engine, which puts the caller's before them.
     assert module.computations[0].instructions[-1].metadata.op_name == "add"

@@ -1,10 +1,10 @@
-"""Programs with kernels at every level of instructions that the processor has."""
+"""Programs with kernels for each instruction set of the processor."""
 
 from transformers_neuronx.runtimes import get_runtime, kernels
 
 
 def at_every_level(program, *arrays):
-    """The results of a program on the CPU, which may take the memory of what it is given, level by level."""
+    """Yield a program's results on the CPU for each instruction set; it may reuse the memory of its arguments."""
     put = get_runtime("cpu", 1).put
     try:
         for level in kernels.built().levels():

@@ -23,7 +23,7 @@ def attend():
 
 
 def inputs(starts, lengths, n, slots=None, dtype="f32", cache_slots=None):
-    """q, k, v, keys, values, start, length and perhaps slots, as `_attend` takes them; a cache full of numbers."""
+    """Return q, k, v, keys, values, start, length and perhaps slots, as `_attend` takes them, with a full cache."""
     random = np.random.default_rng(len(starts) + n)
     b = len(starts)
     cache = [(cache_slots or b) * KV_HEADS, POSITIONS, D]
@@ -33,7 +33,7 @@ def inputs(starts, lengths, n, slots=None, dtype="f32", cache_slots=None):
 
 
 def reference(q, k, v, keys, values, start, length, slots=None, scale=0.5):
-    """Context [b, n, heads, d] with NaN for tokens that are not real, and the caches, token by token."""
+    """Compute token by token the context [b, n, heads, d], NaN for padding, and the caches."""
     slots = np.arange(len(q)) if slots is None else slots
     keys, values = (x.copy().reshape(-1, KV_HEADS, *x.shape[1:]) for x in (keys, values))
     context = np.full(q.shape, NAN)
@@ -50,7 +50,7 @@ def reference(q, k, v, keys, values, start, length, slots=None, scale=0.5):
 
 
 def enough(starts, lengths, n, **_):
-    """The smallest width that a bucket may have."""
+    """Return the smallest width that a bucket may have."""
     return max(n, *(start + length for start, length in zip(starts, lengths, strict=True)))
 
 
@@ -144,7 +144,7 @@ def test_nan_that_another_sequence_left_reaches_only_who_uses_its_slot(run, atte
     if kernels.level() == "off":
         assert np.isnan(context[0]).all()
     else:
-        np.testing.assert_allclose(context[0], want[0], rtol=1e-5, atol=1e-5)  # what is not in use is not read
+        np.testing.assert_allclose(context[0], want[0], rtol=1e-5, atol=1e-5)  # unused positions are not read
     np.testing.assert_allclose(context[1], want[1], rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Composites, loops and conditions: what the module says, and that it computes what the Python says."""
+"""Composites, loops and conditions: the module that is written, and that it computes the same as Python."""
 
 import json
 
@@ -20,7 +20,7 @@ scale = hlo.composite("scale", scaled)
 
 
 def calls(module):
-    """The calls of the entry computation, and the computations by their ids."""
+    """Return the calls of the entry computation, and the computations by their ids."""
     entry = module.computations[-1].instructions
     return [i for i in entry if i.opcode == "call"], {c.id: c for c in module.computations}
 
@@ -149,7 +149,7 @@ def test_conditional_wants_no_operands(run):
 
 
 def test_branches_and_loops_use_what_is_around_them(run):
-    """Also from two levels further out, and only what they use is handed in."""
+    """They may use values from two levels further out, and only used values are passed in."""
 
     def graph(p, x, y):
         double = x + x

@@ -1,4 +1,4 @@
-"""Executables as bytes: the same program in another process, at any degree, with its donations; and what they need."""
+"""Executables as bytes: the same program in another process, at any degree, with donations; and their memory."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.runtimes import get_runtime, processor, xla
 
-# Reads an executable from a file, and adds up what the devices have, in the memory of the parameter.
+# Reads an executable from a file, and sums over the devices, in the memory of the parameter.
 ELSEWHERE = """
 import sys
 import numpy as np
@@ -80,7 +80,7 @@ def test_a_program_with_a_sort_that_has_run():
 def test_an_engine_that_has_no_bytes(monkeypatch):
     runtime = get_runtime("cpu", 1)
     monkeypatch.setattr(runtime, "_as_bytes", lambda loaded: None)
-    with pytest.raises(EngineError, match="graph cannot be had as bytes from this engine"):
+    with pytest.raises(EngineError, match="graph cannot be serialized by this engine"):
         runtime.compile(summing(1)).serialize()
 
 

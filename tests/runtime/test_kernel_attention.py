@@ -1,4 +1,4 @@
-"""The CPU's attention against NumPy, at every level of instructions that the processor has."""
+"""The CPU's attention against NumPy, for each instruction set of the processor."""
 
 import math
 
@@ -10,9 +10,9 @@ from transformers_neuronx.layers.attention import _attend
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes import get_runtime, kernels
 
-pytestmark = pytest.mark.skipif(not kernels.built(), reason="the kernels were not built: they want a C++ compiler")
+pytestmark = pytest.mark.skipif(not kernels.built(), reason="the kernels were not built: they need a C++ compiler")
 
-# Of the largest value there is: what sums in f32 are off, and what the rounding of results is.
+# Relative to the largest value: the error of sums in f32, and the rounding of results.
 BOUNDS = dict(f32=2e-6, bf16=2**-8, f16=2**-11)
 
 
@@ -22,7 +22,7 @@ def random():
 
 
 def operands(random, rows, tokens, heads, kv_heads, size, positions, *, s8=False, slots=None):
-    """Rows at odd positions, of three one with nothing to do: q, k, v; start, length; the cache; slots, if not all."""
+    """Return q, k, v, start, length, cache, and slots if not all: rows at odd positions, one of three with no token."""
     active = [random.normal(size=(rows, tokens, count, size)) for count in (heads, kv_heads, kv_heads)]
     length = random.integers(1, tokens + 1, rows)
     length[[0, *range(2, rows, 3)]] = [tokens] + [0] * len(range(2, rows, 3))
@@ -35,13 +35,13 @@ def operands(random, rows, tokens, heads, kv_heads, size, positions, *, s8=False
 
 
 def stored(x):
-    """As a cache of 8 bits has it: whole numbers and scales."""
+    """Quantize as a cache of 8 bits does: whole numbers and scales."""
     scale = np.abs(x).max(-1, keepdims=True) * np.float32(1 / 127)
     return np.rint(x * (1 / np.where(scale == 0, 1, scale))), scale
 
 
 def reference(active, stands, cache, own, slopes, biases, scale, window=None, softcap=None):
-    """The context, for real tokens, and the cache after it."""
+    """Compute the context for real tokens, and the cache after it."""
     q, k, v = (x.astype(np.float32) for x in active)
     heads = q.shape[2]
     kv_heads = k.shape[2]
@@ -69,7 +69,7 @@ def reference(active, stands, cache, own, slopes, biases, scale, window=None, so
 
 
 def compiled(write, held, **attributes):
-    """The program of attention alone, whose cache stays where it lies."""
+    """Compile a program of attention alone, with its cache in place."""
     options = dict(width=held[5].shape[1], scale=held[0].shape[-1] ** -0.5) | attributes
 
     def graph(*tensors):
@@ -123,7 +123,7 @@ def test_features(write, random, tokens, size, dtype):
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_a_cache_of_eight_bits(write, random, tokens, dtype):
     active, *rest = operands(random, 3, tokens, 4, 2, 24, 100, s8=True)
-    active[1][0, 0], active[2][0, 0] = 0, 3e4  # of zeros the scale is zero
+    active[1][0, 0], active[2][0, 0] = 0, 3e4  # the scale of zeros is zero
     check(write, active, *rest, dtype)
 
 

@@ -1,4 +1,4 @@
-"""The CPU's attention to a memory against NumPy, at every level of instructions that the processor has."""
+"""The CPU's attention to a memory against NumPy, for each instruction set of the processor."""
 
 import itertools
 
@@ -10,9 +10,9 @@ from transformers_neuronx.layers.memory import _attend_to
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes import get_runtime, kernels
 
-pytestmark = pytest.mark.skipif(not kernels.built(), reason="the kernels were not built: they want a C++ compiler")
+pytestmark = pytest.mark.skipif(not kernels.built(), reason="the kernels were not built: they need a C++ compiler")
 
-# Of the largest value there is: what sums in f32 are off, and what the rounding of results is.
+# Relative to the largest value: the error of sums in f32, and the rounding of results.
 BOUNDS = dict(f32=2e-6, bf16=2**-8, f16=2**-11)
 HEADS = [(1, 1), (4, 4), (8, 2), (9, 1)]
 SHARED = list(itertools.product([False, True], repeat=3))  # a bias by rows, by heads, by tokens
@@ -24,14 +24,14 @@ def random():
 
 
 def operands(random, tokens, heads, kv_heads, size, positions):
-    """Rows that see nothing, one position, most, all, and were said to see more: q, keys, values, lengths."""
+    """Return q, keys, values, lengths: rows see no position, one, most, all, and more than there are."""
     lengths = np.array([0, 1, positions - positions // 3, positions, positions + 5], np.int32)
     q = random.normal(size=(len(lengths), tokens, heads, size))
     return [q, *random.normal(size=(2, len(lengths), positions, kv_heads, size)), lengths]
 
 
 def biases(random, given, shared=(False, False, False)):
-    """A bias for what is attended to, with one row, head or token where they share it."""
+    """Return a bias of scores, with one row, head or token where these share it."""
     rows, tokens, heads, _ = given[0].shape
     rows, heads, tokens = (1 if one else count for one, count in zip(shared, (rows, heads, tokens), strict=True))
     return random.normal(size=(rows, heads, given[1].shape[1], tokens)).astype(np.float32)
@@ -108,10 +108,10 @@ def test_biases(write, random, tokens, heads, shared):
 @pytest.mark.parametrize("tokens", [1, 5, 40])
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2)])
 def test_masks(write, random, tokens, heads, shared):
-    """Of every second position, of whole blocks from the first on, and of all; scores are so low that 0 is far away."""
+    """Mask every second position, whole blocks from the first on, and all; scores are low, so 0 would stand out."""
     q, keys, *rest = operands(random, tokens, *heads, 16, 200)
     given = [np.rint(q), np.rint(keys), *rest]
-    bias = np.rint(biases(random, given, shared)) - 300  # with which scores are exact in f32
+    bias = np.rint(biases(random, given, shared)) - 300  # scores are exact in f32 with it
     bias[..., ::2, :] = -np.inf
     bias[:, -1:, :130] = -np.inf
     bias[:, :, :, -1] = np.where(bias.shape[3] > 1, -np.inf, bias[:, :, :, -1])
@@ -130,11 +130,11 @@ def test_scores_far_apart(write, random, tokens):
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_what_is_not_finite_stays_with_those_that_see_it(write, random, tokens, dtype):
     q, keys, values, lengths = operands(random, tokens, 4, 2, 20, 66)
-    keys[:, 44, 1], values[:, 65, 0] = np.nan, np.nan  # of five rows the third sees 44 positions, the last two all
+    keys[:, 44, 1], values[:, 65, 0] = np.nan, np.nan  # the third of five rows sees 44 positions, the last two see all
     q[1, 0, 0, 0] = np.nan
     arrays = typed([q, keys, values, lengths], dtype)
     want = np.zeros(q.shape[:3], bool)
-    want[3:] = True  # of the first head's values, and of the second's keys
+    want[3:] = True  # values of the first head, and keys of the second
     want[1, 0, 0] = True
     for [context] in at_every_level(compiled(write, arrays, scale=0.25), *arrays):
         np.testing.assert_array_equal(np.isnan(context.astype(np.float32)).any(-1), want)
@@ -145,7 +145,7 @@ def test_what_is_not_finite_stays_with_those_that_see_it(write, random, tokens, 
 def test_a_bias_that_is_not_a_number(write, random, tokens, heads):
     given = operands(random, tokens, *heads, 20, 66)
     bias = biases(random, given)
-    bias[3, 1, 65, -1] = bias[2, 0, 50, 0] = np.nan  # the latter where its row sees nothing any more
+    bias[3, 1, 65, -1] = bias[2, 0, 50, 0] = np.nan  # the latter is past the row's length
     arrays = typed([*given, bias], "f32")
     want = np.zeros(given[0].shape[:3], bool)
     want[3, -1, 1] = True

@@ -1,4 +1,4 @@
-"""The CPU's kernels against the bodies that they replace, at every level of instructions that the processor has."""
+"""The CPU's kernels against the bodies that they replace, for each instruction set of the processor."""
 
 import json
 import math
@@ -26,9 +26,9 @@ from transformers_neuronx.runtimes import get_runtime, kernels
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 33, 64)
 ALL_BUT_FINITE = (np.nan, np.inf, -np.inf)
-ADDED = "residual = 1"  # what a program's text says of a linear layer whose kernel adds one
+ADDED = "residual = 1"  # in the text of a program, for a linear layer whose kernel adds a residual
 
-# Some logits of the bundled checkpoint, with what NEURONX_KERNELS says.
+# Prints some logits of the bundled checkpoint, with the value of NEURONX_KERNELS.
 LOGITS = """
 import json, logging, sys
 logging.basicConfig(format="%(message)s")
@@ -60,7 +60,7 @@ def test_without_kernels_it_is_said_once_what_that_costs():
 
 
 pytestmark = pytest.mark.skipif(
-    not (kernels.built() or shutil.which("c++")), reason="the kernels were not built: they want a C++ compiler"
+    not (kernels.built() or shutil.which("c++")), reason="the kernels were not built: they need a C++ compiler"
 )
 
 
@@ -79,11 +79,11 @@ def test_a_level_is_chosen_by_the_environment():
         errors[level] = np.abs(np.subtract(values, exact)).mean()
     assert 0 < errors["auto"] < errors["off"] and 0 < errors["portable"] < errors["off"], errors
     ran = logits("sse9")
-    assert "NEURONX_KERNELS wants to be auto, off, portable" in ran.stderr and "got 'sse9'" in ran.stderr
+    assert "NEURONX_KERNELS must be auto, off, portable" in ran.stderr and "got 'sse9'" in ran.stderr
 
 
 def compiled(write, graph, kernel, *operands):
-    """The program of a graph of calls that the kernel serves, all of them."""
+    """Compile a graph, and assert that the kernel runs all of its calls."""
     module = write(graph, *operands)
     program = get_runtime("cpu", 1).compile(module)
     calls = str(module).count(f'value: "{kernel}"')
@@ -92,13 +92,13 @@ def compiled(write, graph, kernel, *operands):
 
 
 def laid_out(matrix, word=None):
-    """A matrix in panels, as a parameter of a program is."""
+    """Return a matrix in panels, as a parameter of a program."""
     word = word or panels.WORDS[from_numpy(matrix.dtype).name]
     return torch_to_numpy(panels.laid_out(numpy_to_torch(np.ascontiguousarray(matrix)), word))
 
 
 def in_eight_bits(x, group):
-    """What is left of x [..., inputs] in 8 bits, with a scale for each group."""
+    """Round x [..., inputs] to 8 bits, with a scale for each group."""
     *lead, inputs = x.shape
     groups = np.pad(x.astype(np.float32), [(0, 0)] * len(lead) + [(0, -inputs % group)]).reshape(*lead, -1, group)
     scale = np.abs(groups).max(-1, keepdims=True) * np.float32(1 / 127)
@@ -108,7 +108,7 @@ def in_eight_bits(x, group):
 
 
 def check(write, xs, wide, *weight, rounded=0):
-    """Products held against NumPy in f64, as near as 16 bits of activations, or the sums of f32, come."""
+    """Compare products with NumPy in f64, within the rounding of 16-bit activations, or of sums in f32."""
     operands = [*xs, *weight]
     halved = weight[0].dtype == np.uint8
     attributes = dict(scaled=len(weight) > 1, panels=[(len(wide), wide.shape[1] // (1 + halved))], rounded=rounded)
@@ -127,7 +127,7 @@ def check(write, xs, wide, *weight, rounded=0):
 
 
 def activations(random, dtype, inputs):
-    """Rows of many counts and shapes."""
+    """Return activations with many numbers of rows and shapes."""
     xs = [random.normal(size=(rows, inputs)) for rows in ROWS]
     xs += [random.normal(size=(2, 3, inputs)), np.zeros((2, inputs)), np.full((1, inputs), 1e-36)]
     return [x.astype(element_type(dtype).numpy) for x in xs]
@@ -190,7 +190,7 @@ def test_linear_in_groups(write, stored, x_type, groups, outputs, group):
 
 
 def as_stored(values, stored):
-    """The whole numbers of an array. Of s4, four bytes have four inputs in their low bits, and then four more."""
+    """Return the whole numbers of an array. Four bytes of s4 have four inputs in their low bits, then four more."""
     bytes_of = values.numpy().view(np.int8)
     if stored == "s8":
         return bytes_of.astype(np.float64)
@@ -270,10 +270,10 @@ def test_a_residual_is_added_by_the_kernel(write, dtype, gated, rows):
     ("graph", "residuals"),
     [
         (lambda y, z, r: r + y + z, 2),
-        (lambda y, z, r: y + z, 1),  # one is the residual of the other
+        (lambda y, z, r: y + z, 1),  # one of them is the residual of the other
         (lambda y, z, r: y * z + r, 0),
         (lambda y, z, r: y + y, 0),
-        (lambda y, z, r: (y + r) * y, 0),  # what it is without is used as well
+        (lambda y, z, r: (y + r) * y, 0),  # the value without the residual is used as well
     ],
 )
 def test_only_what_a_layer_alone_is_added_to_is_its_residual(write, graph, residuals):
@@ -309,7 +309,7 @@ def test_norms(write, dtype, size):
 @pytest.mark.parametrize("vocabulary", [1, 5, 16, 50, 1003])
 def test_the_likeliest_token(write, vocabulary):
     random = np.random.default_rng(0)
-    logits = random.integers(-4, 5, (40, vocabulary)).astype(np.float32)  # many are level
+    logits = random.integers(-4, 5, (40, vocabulary)).astype(np.float32)  # with many ties
     logits[1:4] = [[np.nan], [np.inf], [-np.inf]]
     logits[4, : vocabulary // 2], logits[5, -1], logits[6, 0] = -np.inf, np.nan, np.inf
     seen, penalty = random.random((40, vocabulary)) < 0.5, random.choice([1, 0.5, 3], 40).astype(np.float32)
@@ -338,7 +338,7 @@ def test_what_a_kernel_does_not_take_is_left_to_its_body(write):
 
 
 def test_a_kernel_takes_whole_groups_alone():
-    """Of a module that was not traced: a body would not have come to be."""
+    """Checked with shapes alone: the body could not be written for the refused one."""
     attributes = dict(parts=1, scaled=True, biased=False, panels=[[16, 96]], rounded=0)
     for inputs, taken in ((96, True), (98, False)):
         sizes = ("F32", [1, inputs]), ("S8", [1, 24, 16, 4]), ("F32", [1, 3, 16, 1])
@@ -384,7 +384,7 @@ def test_rows_come_out_alike_in_every_company(run, dtype):
 
 
 def test_what_is_worked_out_before_is_laid_out_as_the_kernel_has_it(run):
-    # XLA is free to transpose by a layout alone.
+    # XLA may transpose by changing a layout alone.
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     w = np.random.default_rng(1).normal(size=(5, 40)).astype(np.float32)
     graph = lambda x, w: hlo.transpose(_linear(hlo.transpose(x * 2.0, 1, 0), w, panels=[(5, 40)]), 1, 0)  # noqa: E731

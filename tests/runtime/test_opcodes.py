@@ -1,4 +1,4 @@
-"""Operations that the scribe writes and `hlo` has no function for: `dtype[sizes].Op(...)`, as XLA:CPU runs it."""
+"""Operations without a function in `hlo`, written as `dtype[sizes].Op(...)` and run by XLA:CPU."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ X = np.array([[1, -2, 4, 0.5], [3, 8, -1, 6]], np.float32)
 
 
 def pair(op, dtype=F32, out=None, **fields):
-    """The computation `op(a, b)` of two scalars."""
+    """Write the computation `op(a, b)` of two scalars."""
 
     def combine(_):
         a, b = dtype.Parameter(parameter_number=0), dtype.Parameter(parameter_number=1)
@@ -30,7 +30,7 @@ def elements(x, count):
 
 
 def window(*sizes):
-    """Blocks of `sizes` side by side."""
+    """Return a window of adjacent blocks of `sizes`."""
     return dict(dimensions=[dict(size=size, stride=size, window_dilation=1, base_dilation=1) for size in sizes])
 
 
@@ -227,7 +227,7 @@ def test_call_and_a_barrier_of_a_tuple(run):
     close(run(graph, X), X, 2 * X)
 
 
-# Between devices.
+# Operations between devices.
 
 
 def rank():
@@ -235,7 +235,7 @@ def rank():
 
 
 def everyone(x, degree):
-    """What each device has, side by side on all of them."""
+    """Gather the values of all devices, side by side."""
     return hlo.all_gather(hlo.reshape(x, -1), degree, 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo.dtypes import ELEMENT_TYPES, FLOATS, element_type
 
-# How far a rounded result may lie from the exact one, relative to it.
+# Relative error of a rounded result.
 TOLERANCE = {"f64": 1e-12, "f32": 4e-6, "f16": 2e-3, "bf16": 1e-2, "f8e4m3fn": 0.07, "f8e5m2": 0.15}
 INF, NAN = math.inf, math.nan
 
@@ -19,12 +19,12 @@ def array(values, dtype="f32"):
 
 
 def wide(x):
-    """Floats as f64, so that NumPy's reference is exact enough; all else as it is."""
+    """Convert floats to f64, so that NumPy's reference is exact enough; leave other types unchanged."""
     return x.astype(np.float64) if x.dtype.kind in "fV" else x
 
 
 def same(got, want, dtype=None):
-    """Equal to the bit, or for floats of `dtype` within its rounding."""
+    """Assert equal bits, or for floats of `dtype` equality within its rounding."""
     if dtype in FLOATS:
         assert got.dtype == element_type(dtype).numpy
         np.testing.assert_allclose(wide(got), wide(array(want, dtype)), TOLERANCE[dtype], TOLERANCE[dtype] / 10)

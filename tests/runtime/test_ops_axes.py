@@ -1,4 +1,4 @@
-"""What `hlo` moves, sums, chooses and orders along axes comes out as NumPy has it."""
+"""Functions of `hlo` that move, sum, choose and sort along axes give NumPy's results."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo.dtypes import element_type
 
-MOVED = ["f32", "bf16", "s8", "pred", "f8e4m3fn"]  # moving does not look at what it moves
+MOVED = ["f32", "bf16", "s8", "pred", "f8e4m3fn"]  # moving does not depend on the values
 INF, NAN = math.inf, math.nan
 
 
@@ -26,12 +26,12 @@ def same(got, want):
 
 
 def check(run, function, reference, arrays):
-    """Assert that one program gives for each of `arrays` what `reference` gives."""
+    """Assert that one program gives the result of `reference` for each of `arrays`."""
     for got, array in zip(run(lambda *tensors: [function(x) for x in tensors], *arrays), arrays, strict=True):
         same(got, reference(array))
 
 
-# Moves: what PyHLO writes, and what NumPy does, on x [2, 3, 4].
+# Moves of x [2, 3, 4]: in PyHLO, and in NumPy.
 MOVES = dict(
     reshape=(lambda x: hlo.reshape(x, 4, -1), lambda x: x.reshape(4, -1)),
     reshape_to_a_scalar=(lambda x: hlo.reshape(hlo.slice(hlo.reshape(x, -1), 0, 5, 6)), lambda x: x.reshape(-1)[5]),
@@ -241,7 +241,7 @@ def test_max_and_min_start_from_the_limits_of_their_type(run, name, dtype, value
     same(run(lambda x: getattr(hlo, name)(x, 0), x)[0], REDUCTIONS[name](x))
 
 
-# Choice and order.
+# Choosing and sorting.
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "s8", "u32", "f16"])
@@ -257,7 +257,7 @@ def test_argmax_of_infinities_and_of_one(run):
 
 
 def test_argmax_stays_inside_where_there_is_a_nan(run):
-    assert run(lambda x: hlo.argmax(x, 0), array([1, NAN, 3]))[0] == 1  # as NumPy and PyTorch have it
+    assert run(lambda x: hlo.argmax(x, 0), array([1, NAN, 3]))[0] == 1  # as in NumPy and PyTorch
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "s8", "s32", "u32"])
@@ -296,7 +296,7 @@ def test_sort_has_nan_as_the_largest_and_minus_zero_as_zero(run, dtype):
 
 
 def test_sort_has_nan_as_the_largest_whatever_its_sign(run):
-    # The NaN that a processor makes is negative.
+    # The NaN that a processor produces is negative.
     _, positions = run(hlo.sort, np.copysign(array([1, NAN, 0]), array([1, -1, 1])))
     assert positions.tolist() == [2, 0, 1]
 

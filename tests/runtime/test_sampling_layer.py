@@ -1,4 +1,4 @@
-"""The choice of tokens against NumPy: which tokens may be drawn, and how often they are."""
+"""Sampling against NumPy: the tokens that may be drawn, and how often they are."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def draw(write):
 
 
 def probabilities(logits, top_k=0, top_p=1.0, temperature=1.0, min_p=0.0):
-    """What each token's share of the draws should be, one filter after the other, in f64. logits [v]"""
+    """Compute each token's expected share of draws in f64, one filter after the other. logits [v]"""
     logits = np.asarray(logits, np.float64) / temperature
     kept = logits > -INF
     if 0 < top_k < len(logits):
@@ -91,7 +91,7 @@ class TestWhichTokensAreDrawn:
         assert counts[share == 0].sum() == 0
         some = share > 0
         chi_square = ((counts - count * share)[some] ** 2 / (count * share[some])).sum()
-        # 1 in 10⁵ of right ones exceed these: for as many degrees of freedom as there are tokens less one.
+        # 1 in 10⁵ correct results exceed these, for one degree of freedom less than there are tokens.
         assert chi_square < [1e-9, 19.6, 23.1, 25.9, 28.5, 30.9, 33.2, 35.4, 37.6, 39.7][some.sum() - 1]
 
     def test_one_token_that_dominates_is_drawn_always(self, draw):
@@ -123,7 +123,7 @@ class TestWhichTokensAreDrawn:
             [Rules(1, seed=5), Rules(50, 0.5, 2.0, seed=5), Rules(0, 0.9, 0.5, seed=5), Rules(CANDIDATES, seed=5)]
         ):
             alone = [draw(logits, rules, position)[row] for position in range(20)]
-            assert alone == [drawn[row] for drawn in together]  # whichever way the vocabulary is gone through
+            assert alone == [drawn[row] for drawn in together]  # in both ways of searching the vocabulary
         assert len({drawn[2] for drawn in together}) > 10
 
     def test_the_draw_follows_from_seed_row_and_position(self, draw):

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).with_name("sanitized.cc")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not shutil.which("c++"), reason="sanitizers want a C++ compiler"),
+    pytest.mark.skipif(not shutil.which("c++"), reason="sanitizers need a C++ compiler"),
 ]
 
 

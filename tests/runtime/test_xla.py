@@ -1,4 +1,4 @@
-"""XLA's runtime: versions, its self-test, donation, several devices, errors, and living beside JAX."""
+"""XLA's runtime: versions, self-test, donation, several devices, errors, and JAX in the same process."""
 
 import importlib
 import subprocess
@@ -27,7 +27,7 @@ def cpu():
 
 
 class LmHeadHlo:
-    """The class of the original's developer guide, to the letter, with what it leaves to the reader."""
+    """The class of the original's developer guide, unchanged, with the parts that it leaves to the reader."""
 
     def __init__(self, dtype, hidden_size, n_active_tokens, batch_size, vocab_size):
         self.dtype = dtype
@@ -60,7 +60,7 @@ def test_the_guides_language_model_head_equals_numpy(cpu):
     np.testing.assert_allclose(got.numpy(), np.einsum("hv,hnb->vnb", weight, hidden), atol=1e-5)
 
 
-# Which jaxlib.
+# Versions of jaxlib.
 
 
 @pytest.mark.parametrize("version", ["0.10.2", "0.11.0", "0.12.0.1", "0.10.2.dev20260101"])
@@ -73,7 +73,7 @@ def test_other_versions_are_refused_with_what_to_install(version):
     with pytest.raises(EngineError) as caught:
         xla.check_version(version)
     wanted = f'at least 0.10.2 and below 0.13, got {version}: pip install "jaxlib>=0.10.2,<0.13"'
-    assert str(caught.value) == f"jaxlib wants to be {wanted}"
+    assert str(caught.value) == f"jaxlib must be {wanted}"
 
 
 def test_a_missing_jaxlib_is_an_error_that_says_what_to_install(monkeypatch):
@@ -81,7 +81,7 @@ def test_a_missing_jaxlib_is_an_error_that_says_what_to_install(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    with pytest.raises(EngineError, match="want jaxlib, which is not installed: pip install jaxlib"):
+    with pytest.raises(EngineError, match="need jaxlib, which is not installed: pip install jaxlib"):
         xla._jaxlib.__wrapped__()
 
 
@@ -98,7 +98,7 @@ def test_the_canary_dies_of_jaxlibs_defaults_and_lives_with_ours(cpu, monkeypatc
 
 
 def test_an_unknown_runtime_is_refused_with_those_that_there_are(monkeypatch):
-    message = "runtime wants to be one of cpu, cuda, neuron, got 'tpu'"
+    message = "runtime must be one of cpu, cuda, neuron, got 'tpu'"
     with pytest.raises(ConfigError, match=message):
         get_runtime("tpu", 1)
     monkeypatch.setenv("NEURONX_RUNTIME", "tpu")
@@ -117,14 +117,14 @@ def test_cuda_without_its_plugin_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(xla, "_cuda_client", xla._cuda_client.__wrapped__)
     with pytest.raises(
-        EngineError, match=r'the cuda runtime wants jaxlib\'s plugin: pip install "transformers-neuronx\['
+        EngineError, match=r'the cuda runtime needs jaxlib\'s plugin: pip install "transformers-neuronx\['
     ):
         xla.xla_runtime.__wrapped__("cuda", 1)
 
 
 def test_more_devices_than_there_are_is_an_error_about_tp_degree(monkeypatch):
     monkeypatch.setattr(xla, "_cuda_client", lambda: xla._cpu_client(1))
-    with pytest.raises(EngineError, match="tp_degree=2 wants as many devices, but cuda has 1: lower tp_degree"):
+    with pytest.raises(EngineError, match="tp_degree=2 needs that many devices, but cuda has 1: lower tp_degree"):
         xla.xla_runtime.__wrapped__("cuda", 2)
 
 
@@ -161,7 +161,7 @@ def test_a_parameter_that_is_gone_cannot_be_passed_again(degree):
     runtime = get_runtime("cpu", degree)
     executable, old = runtime.compile(incrementing(True)), runtime.put([np.zeros(1024, np.float32)])
     executable(old)
-    # It must not come to XLA: on several devices, jaxlib 0.10.2 ends the process.
+    # XLA must not see it: on several devices, jaxlib 0.10.2 ends the process.
     with pytest.raises(EngineError, match=r"incremented got a tensor as x\.1 that was donated to an earlier program"):
         executable(old)
 
@@ -174,7 +174,7 @@ def test_a_parameter_that_is_given_away_cannot_be_another_one_too(cpu):
         return z
 
     executable, tensor = cpu.compile(compile_py_func(graph)), cpu.put([np.zeros(8, np.float32)])
-    with pytest.raises(EngineError, match="graph got one tensor twice, of which it takes the memory once"):
+    with pytest.raises(EngineError, match="graph got one tensor twice, but can take over its memory only once"):
         executable(tensor, tensor)
     assert executable(tensor, cpu.put([np.ones(8, np.float32)]))[0].numpy().tolist() == [1] * 8
 
@@ -182,9 +182,9 @@ def test_a_parameter_that_is_given_away_cannot_be_another_one_too(cpu):
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        ([np.zeros(2), np.zeros(3)], r"put wants shards of one shape and type, got float64\[2\], float64\[3\]"),
-        ([np.zeros(2), np.zeros(2, "f")], r"put wants shards of one shape and type, got float64\[2\], float32\[2\]"),
-        ([np.zeros(2)] * 3, "put wants one array or 2, one per device, got 3"),
+        ([np.zeros(2), np.zeros(3)], r"put needs shards of one shape and type, got float64\[2\], float64\[3\]"),
+        ([np.zeros(2), np.zeros(2, "f")], r"put needs shards of one shape and type, got float64\[2\], float32\[2\]"),
+        ([np.zeros(2)] * 3, "put needs one array or 2, one per device, got 3"),
     ],
 )
 def test_shards_that_do_not_go_together_are_refused(shards, message):
@@ -224,7 +224,7 @@ def test_collectives_over_all_devices(run, degree):
     def graph(x):
         gathered = hlo.all_gather(hlo.reshape(x, 1, -1), degree, 0)
         largest = hlo.all_reduce(x, degree, "Maximum")
-        # Gathered, so that the first device shows what the others got.
+        # Gathered, so that the first device has the values of the others.
         summed = hlo.all_gather(hlo.reshape(hlo.all_reduce(x, degree), 1, -1), degree, 0)
         pieces = hlo.all_gather(hlo.reduce_scatter(x, degree, 0), degree, -1)
         ranks = hlo.all_gather(hlo.reshape(hlo.replica_id(), 1), degree, 0)
@@ -255,12 +255,12 @@ def test_collectives_of_one_device_are_nothing(write):
 
 def test_put_wants_one_array_or_one_per_device():
     runtime = get_runtime("cpu", 3)
-    with pytest.raises(EngineError, match="put wants one array or 3, one per device, got 2"):
+    with pytest.raises(EngineError, match="put needs one array or 3, one per device, got 2"):
         runtime.put([np.zeros(2)] * 2)
     assert runtime.put([np.zeros((2, 0))]).shape == (2, 0)
 
 
-# What goes wrong.
+# Errors.
 
 
 def test_a_module_that_xla_refuses_is_an_error_with_the_line_that_wrote_it(cpu):
@@ -300,10 +300,10 @@ def test_an_execution_that_fails_is_an_error_and_not_a_number(cpu, write):
 
 
 WRONG = dict(
-    too_few=([(2, "f")], "sum wants 2 arguments, got 1"),
-    too_many=([(2, "f")] * 3, "sum wants 2 arguments, got 3"),
-    another_size=([(2, "f"), (3, "f")], r"sum wants float32\[2\] as parameter 1, y\.2, got float32\[3\]"),
-    another_type=([(2, "i"), (2, "f")], r"sum wants float32\[2\] as parameter 0, x\.1, got int32\[2\]"),
+    too_few=([(2, "f")], "sum needs 2 arguments, got 1"),
+    too_many=([(2, "f")] * 3, "sum needs 2 arguments, got 3"),
+    another_size=([(2, "f"), (3, "f")], r"sum needs float32\[2\] as parameter 1, y\.2, got float32\[3\]"),
+    another_type=([(2, "i"), (2, "f")], r"sum needs float32\[2\] as parameter 0, x\.1, got int32\[2\]"),
 )
 
 
@@ -318,11 +318,11 @@ def test_arguments_that_the_program_does_not_take_are_refused_by_name(cpu, case)
         cpu.compile(compile_py_func(sum))(*(cpu.put([np.zeros(size, dtype)]) for size, dtype in given))
 
 
-# Beside JAX, whichever of the two comes first.
+# JAX in the same process, loaded before or after.
 
 
 def python(code):
-    """Run `code` in a fresh process; fail with what it said."""
+    """Run `code` in a new process; fail with its output."""
     code = "import sys\n" + textwrap.dedent(code)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"

@@ -1,15 +1,15 @@
-"""What tests of saves that fail have in common."""
+"""Helpers of tests of failing saves."""
 
 import itertools
 
 
 def snapshot(directory):
-    """What is in a directory, whole."""
+    """All files of a directory with their contents."""
     return {path: path.is_file() and path.read_bytes() for path in directory.rglob("*")}
 
 
 def fails_at(call, function, error):
-    """`function`, but for one of its calls, which raises `error`."""
+    """Return `function`, changed so that one of its calls raises `error`."""
     calls = itertools.count()
 
     def failing(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Artifacts: what was saved is what is loaded, without a compiler; what differs is listed, what is damaged is named."""
+"""Artifacts load as saved and without a compiler; errors list differences and name damaged files."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ from transformers_neuronx.serialization import open_artifact
 from transformers_neuronx.speculation import SpeculativeGenerator
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
-PROGRAMS = 6  # a prompt, the logits of all its tokens, a token, the loop, the choice, the exchange of slots
+PROGRAMS = 6  # prefill, logits of all its tokens, a token, the loop, sampling, reordering of slots
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def model(checkpoint):
 
 @pytest.fixture(scope="module")
 def artifact(model, tmp_path_factory):
-    """One with weights, not to be changed."""
+    """An artifact with weights, which tests must not change."""
     directory = tmp_path_factory.mktemp("saved") / "artifact"
     model.save(directory, sharded_weights=True)
     return directory
@@ -82,14 +82,14 @@ def no_compiler(monkeypatch):
 
 @pytest.fixture
 def modules_written(monkeypatch):
-    """What modules are written for; those of an artifact that this code has made need not be."""
+    """Names of the modules that are written; an artifact made by this code needs none."""
     written = []
     write = Programs.module
     monkeypatch.setattr(Programs, "module", lambda self, what, piece: written.append(what) or write(self, what, piece))
     return written
 
 
-# Loads what sys.argv[1] says with the options of sys.argv[2], and without a compiler, modules, or Transformers.
+# Loads sys.argv[1] with the options of sys.argv[2], without a compiler, modules or Transformers.
 ELSEWHERE = """
 import json, os, sys
 import torch
@@ -138,7 +138,7 @@ def test_programs_alone_take_the_weights_of_the_checkpoint(model, checkpoint, tm
     loaded._load_compiled_artifacts(tmp_path / "programs")
     loaded.to_neuron()
     assert loaded(IDS).equal(model(IDS))
-    with pytest.raises(ConfigError, match="has no weights: make it with from_pretrained"):
+    with pytest.raises(ConfigError, match="has no weights: create it with from_pretrained"):
         made(tmp_path / "programs")
 
 
@@ -163,7 +163,7 @@ def test_weights_in_fewer_bits(quant_dtype, checkpoint, tmp_path):
     stored = {tensor.dtype for file in tmp_path.glob("weights-layer*") for tensor in load_file(file).values()}
     values = {"s8": [torch.int8], "f8e4m3fn": [torch.float8_e4m3fn], "s4": [torch.uint8, torch.bfloat16]}
     assert stored == {torch.float32, *values[quant_dtype]}
-    with pytest.raises(ConfigError, match=rf"quant: saved .*{quant_dtype}.*, wanted None"):
+    with pytest.raises(ConfigError, match=rf"quant: saved .*{quant_dtype}.*, expected None"):
         made(tmp_path, neuron_config=NeuronConfig())
 
 
@@ -181,7 +181,7 @@ def test_weights_are_laid_out_as_the_runtime_wants_them(quant_dtype, saved, chec
     assert again(IDS).equal(model(IDS))
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="wants /proc, which says what is mapped")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc, which lists mapped files")
 def test_weights_are_used_as_they_lie_in_their_files(checkpoint, tmp_path):
     made(checkpoint).save(tmp_path, sharded_weights=True)
     again = made(tmp_path)
@@ -207,7 +207,7 @@ def test_weights_are_saved_layer_by_layer_and_tied_ones_once(checkpoint, tmp_pat
         "weights-layer-0000.safetensors",
         "weights-layer-0001.safetensors",
     }
-    # Split over the devices, the same on both, and tied to the head.
+    # Weights that are split over the devices, equal on both, and tied to the head.
     assert held["weights-shared.safetensors"] >= {"embed@0", "embed@1", "positions@0"}
     assert not held["weights-shared.safetensors"] & {"positions@1", "head.weight@0"}
     assert all(name.startswith("layer.1.") for name in held["weights-layer-0001.safetensors"])
@@ -249,7 +249,7 @@ def test_what_was_loaded_can_be_saved(artifact, tmp_path, no_compiler):
     assert open_artifact(tmp_path / "again").manifest == open_artifact(artifact).manifest
 
 
-# What does not fit.
+# Artifacts that do not fit the model.
 
 
 def test_every_difference_is_listed(artifact, tmp_path):
@@ -267,18 +267,18 @@ def test_every_difference_is_listed(artifact, tmp_path):
     with pytest.raises(ConfigError) as caught:
         other.load(artifact)
     assert str(caught.value) == (
-        f"the artifact {artifact} was saved of another model or with other options: "
-        "config.hidden_size: saved 16, wanted 32; config.inner_size: saved 64, wanted 128; "
-        "config.n_layer: saved 2, wanted 1; amp: saved f32, wanted bf16; batch_size: saved 1, wanted 3; "
-        "buckets.context: saved [8], wanted [4]; buckets.positions: saved [16], wanted [8]; chunk: saved 32, wanted 4; "
-        "prompt_batch_size: saved 1, wanted 3; tp_degree: saved 1, wanted 2"
+        f"the artifact {artifact} was saved from another model or with other options: "
+        "config.hidden_size: saved 16, expected 32; config.inner_size: saved 64, expected 128; "
+        "config.n_layer: saved 2, expected 1; amp: saved f32, expected bf16; batch_size: saved 1, expected 3; "
+        "buckets.context: saved [8], expected [4]; buckets.positions: saved [16], expected [8]; "
+        "chunk: saved 32, expected 4; prompt_batch_size: saved 1, expected 3; tp_degree: saved 1, expected 2"
     )
 
 
 def test_another_family(artifact, tmp_path):
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=41)).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="family: saved gpt2, wanted llama"):
+    with pytest.raises(ConfigError, match="family: saved gpt2, expected llama"):
         LlamaForSampling.from_pretrained(tmp_path).load(artifact)
 
 
@@ -291,7 +291,7 @@ def test_options_of_the_artifact_are_taken_where_none_are_given(checkpoint, tmp_
     model = GPT2ForSampling.from_pretrained(tmp_path)
     assert (model.options.tp_degree, model.options.buckets.positions, model.options.batch_size) == (2, (8, 16), 2)
     assert model.options.buckets.context == (4,)
-    with pytest.raises(ConfigError, match=r"tp_degree: saved 2, wanted 1$"):
+    with pytest.raises(ConfigError, match=r"tp_degree: saved 2, expected 1$"):
         GPT2ForSampling.from_pretrained(tmp_path, tp_degree=1)
 
 
@@ -303,14 +303,14 @@ def test_executables_for_elsewhere_are_compiled_from_the_modules_saved(fact, cop
     assert loaded(IDS).equal(model(IDS))
     [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert warning.startswith(
-        f"the executables in {copy} are not for here, and its programs are compiled anew: {fact}: "
+        f"the executables in {copy} are for another environment, compiling the programs again: {fact}: "
     )
 
 
 @pytest.mark.parametrize("code", ["of another version", ""])
 def test_modules_that_other_code_has_written_are_written_anew(code, copy, model, no_compiler, modules_written):
     change(copy, "code", code)
-    loaded = made(copy)  # and are the same, so that their executables are found
+    loaded = made(copy)  # and its modules are the same, so that their executables are found
     assert len(modules_written) == PROGRAMS
     assert loaded(IDS).equal(model(IDS))
 
@@ -329,7 +329,7 @@ def test_a_family_that_is_not_of_this_package_has_its_modules_written(model, tmp
 
 
 def change(directory, *path_and_value):
-    """Set a value in the manifest, which is as good as new."""
+    """Set a value in the manifest, and make its checksum valid again."""
     *path, last, value = path_and_value
     manifest = json.loads((directory / "manifest.json").read_text())
     inside = manifest
@@ -342,12 +342,12 @@ def change(directory, *path_and_value):
 def test_the_order_of_calls(model, artifact, checkpoint, tmp_path):
     with pytest.raises(ConfigError, match=r"call to_neuron\(\) first"):
         GPT2ForSampling.from_pretrained(checkpoint).save(tmp_path)
-    with pytest.raises(ConfigError, match=r"is on a device already: load\(\) comes before to_neuron\(\)"):
+    with pytest.raises(ConfigError, match=r"is already on a device: call load\(\) before to_neuron\(\)"):
         model.load(artifact)
-    with pytest.raises(CheckpointError, match=r"is a checkpoint; save the artifact to a directory of its own"):
+    with pytest.raises(CheckpointError, match=r"is a checkpoint; save the artifact to a separate directory"):
         model.save(checkpoint)
     assert open_checkpoint(checkpoint)
-    with pytest.raises(CheckpointError, match=r"manifest.json: wanted a regular file, found nothing"):
+    with pytest.raises(CheckpointError, match=r"manifest.json: expected a regular file, found nothing"):
         GPT2ForSampling.from_pretrained(checkpoint).load(tmp_path)
 
 
@@ -395,28 +395,26 @@ def test_a_file_that_is_not_there_as_it_was(kind, copy):
 def test_a_manifest_that_names_what_is_elsewhere(name, copy):
     (copy.parent / "secret").write_text("secret")
     change(copy, "files", name, {"size": 6, "sha256": ""})
-    with pytest.raises(
-        CheckpointError, match=r"manifest.json: (not the manifest of an artifact|no file can be called)"
-    ):
+    with pytest.raises(CheckpointError, match=r"manifest.json: (not the manifest of an artifact|invalid file name)"):
         open_artifact(copy)
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["format"], 1, "format 1, and this version reads 3"),
-        (["family"], None, "no name of a family"),
-        (["programs"], [], "wanted an object as 'programs'"),
+        (["format"], 1, "format 1, but this version reads 3"),
+        (["family"], None, "no name of a model family"),
+        (["programs"], [], "'programs' must be an object"),
         (["programs", "x"], {"hlo": "a", "executable": "b"}, "'a' is not among its files"),
-        (["programs", "x"], "a", "wanted two files of each program"),
-        (["weights", "weights-shared.safetensors", "embed"], [3], "wanted names of weights"),
+        (["programs", "x"], "a", "each program must have two files"),
+        (["weights", "weights-shared.safetensors", "embed"], [3], "expected names of weights"),
         (["weights", "x"], {}, "'x' is not among its files"),
-        (["weights", "weights-shared.safetensors"], {}, "lists other weights than the model has: embed"),
-        (["weights", "weights-shared.safetensors", "more"], ["embed"], "not the weights that manifest.json lists"),
-        (["options", "buckets"], 7, "not the options of a model"),
-        (["files", "config.json"], {}, "wanted size and checksum of 'config.json'"),
-        (["origin"], [], "wanted marks as 'origin'"),
-        (["origin", "wte.weight"], 3, "wanted marks as 'origin'"),
+        (["weights", "weights-shared.safetensors"], {}, "lists weights that differ from the model's: embed"),
+        (["weights", "weights-shared.safetensors", "more"], ["embed"], "is missing, but manifest.json lists it"),
+        (["options", "buckets"], 7, "not valid options of a model"),
+        (["files", "config.json"], {}, "'config.json' must have a size and a checksum"),
+        (["origin"], [], "'origin' must hold marks"),
+        (["origin", "wte.weight"], 3, "'origin' must hold marks"),
     ],
 )
 def test_a_manifest_that_is_none(path, value, message, copy):
@@ -480,8 +478,8 @@ def test_a_full_disk_leaves_what_was_there(model, copy):
         assert snapshot(copy) == before
 
 
-# Saves by turns what two artifacts hold, each in a process that is killed in the midst of it, and looks each time at
-# what is there. A runtime is not needed for that, nor are new processes: starting them takes the time.
+# Saves the contents of two artifacts in turn, each in a process that is killed during the save, and checks the
+# directory each time. It needs no runtime, and forks processes, since starting new ones takes most of the time.
 KILLED = """
 import collections, faulthandler, os, random, shutil, signal, sys, threading, time
 from types import SimpleNamespace as made_of
@@ -535,7 +533,7 @@ for number in range(kills):
     try:
         found = serialization.open_artifact(target)
     except CheckpointError as error:
-        assert "manifest.json: wanted a regular file, found nothing" in str(error), error
+        assert "manifest.json: expected a regular file, found nothing" in str(error), error
         seen["none"] += 1
         continue
     for name in found.manifest["files"]:

@@ -1,4 +1,4 @@
-"""Two models side by side: rounding accuses nobody, and what was changed in one place is found there."""
+"""Comparison of two models: rounding is not reported, and a change in one place is found there."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ TEXT = "And God said unto Moses, Go in unto Pharaoh, and say unto him,"
 
 @pytest.fixture(scope="module", autouse=True)
 def only_what_is_needed():
-    """Programs are compiled when they are needed: a comparison has no loops."""
+    """Compile programs when they are needed: a comparison has no loops."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "planned", lambda self: [])
         yield
@@ -51,7 +51,7 @@ def reference():
 
 
 def test_what_is_said_of_logits_is_so(model, reference, ids):
-    """Against the same numbers, worked out in another way, of a model that chooses other tokens after some."""
+    """Compare with the same numbers computed in another way, for a model that sometimes picks other tokens."""
     with torch.no_grad():
         reference.transformer.h[2].mlp.c_fc.weight *= 1.5
     found = compare(model, reference, ids, 12)
@@ -76,7 +76,7 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-ROUNDED = {  # options, and what errors of layers come to at least
+ROUNDED = {  # options, and the smallest error that layers have with them
     "f32 in windows": (dict(context_length_estimate=8), 1e-8),
     "bf16 and s8": (dict(amp="bf16", quant=QuantizationConfig("s8")), 1e-3),
     "three devices": (dict(tp_degree=3), 1e-8),
@@ -92,13 +92,13 @@ ROUNDED = {  # options, and what errors of layers come to at least
 
 @pytest.mark.parametrize("case", [*list(ROUNDED)[:2], *map(slow, list(ROUNDED)[2:])])
 def test_rounding_accuses_nobody(reference, ids, case):
-    """Errors grow from layer to layer, but each layer's own stays what rounding makes."""
+    """Errors grow from layer to layer, but each layer's own error stays within rounding."""
     options, least = ROUNDED[case]
     found = compare(made(**options), reference, ids, 16)
     assert found.agree and found.wrong == [] and found.weights == []
     assert all(least < part.own for part in found.parts[1:-1])
     assert found.parts[-2].so_far > found.parts[-2].own
-    assert "They agree" in str(found)
+    assert "The models agree" in str(found)
 
 
 @torch.no_grad()
@@ -151,12 +151,12 @@ def test_several_layers_and_one_that_is_not_in_the_weights(model, reference, ids
     found = compare(model, reference, ids, 4)
     assert found.wrong == ["layer.1", "layer.4"]
     assert [weight.name for weight in found.weights] == ["layer.4.mlp.down.weight"]
-    assert "layer.1 is the first of 2 parts with errors of their own beyond it." in str(found)
+    assert "layer.1 is the first of 2 parts with own errors above the tolerance." in str(found)
 
 
 @pytest.mark.parametrize("options", [dict(), slow(dict(amp="bf16", tp_degree=2, quant=QuantizationConfig("s8")))])
 def test_an_error_on_the_devices(ids, options):
-    """In what was loaded rather than in a file, beside a model of the same file and programs: whatever its size."""
+    """An error of any size in the loaded weights, next to a model with the same file and programs, is found."""
     broken, whole = made(**options), made(**options)
     key = 2, "attn.out.weight"
     shards = [shard.copy() for shard in broken.decoder.weights[key].shards()]
@@ -175,7 +175,7 @@ def test_what_rounding_hides_the_weights_still_show(reference, ids):
     found = compare(made(amp="bf16"), reference, ids, 4)
     assert found.wrong == [] and found.worst.difference < found.tolerance and not found.agree
     assert [weight.name for weight in found.weights] == ["layer.3.mlp.up.weight"]
-    assert str(found).endswith("\nlayer.3.mlp.up.weight is not the reference's.")
+    assert str(found).endswith("\nlayer.3.mlp.up.weight differs from the reference's.")
 
 
 def test_a_number_that_is_none(ids):
@@ -214,7 +214,7 @@ def test_weights_of_other_sizes(model, ids):
     sizes = dict(vocab_size=1023, n_embd=128, n_layer=6, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0)
     found = compare(model, AutoModelForCausalLM.from_config(GPT2Config(**sizes, n_inner=64)).eval(), ids, 2)
     assert found.weights is None and found.wrong == [part.name for part in found.parts]
-    assert "weights    cannot be laid out alike" in str(found)
+    assert "weights    not compared: layouts differ" in str(found)
 
 
 def test_for_people_and_machines(model, reference, ids):
@@ -233,7 +233,7 @@ def test_for_people_and_machines(model, reference, ids):
 
 
 def test_what_cannot_be_compared(model, reference, ids):
-    with pytest.raises(InputError, match=r"n_positions=64 is what the models take, got 19 tokens and new_tokens=46"):
+    with pytest.raises(InputError, match=r"the models take n_positions=64, got 19 tokens and new_tokens=46"):
         compare(model, reference, ids, 46)
     with pytest.raises(InputError, match="the prompt is empty"):
         compare(model, reference, [])

@@ -1,4 +1,4 @@
-"""The switches and names of the original: what docs/compatibility.md says of them holds."""
+"""The switches and names of the original library behave as docs/compatibility.md says."""
 
 import dataclasses
 import importlib
@@ -30,7 +30,7 @@ from transformers_neuronx.utils import batch_tokenize
 ROOT = Path(__file__).parents[2]
 TINY_KJV = ROOT / "examples" / "tiny-kjv"
 GUIDE = (ROOT / "docs" / "compatibility.md").read_text()
-# A value other than the default, where that is no truth value.
+# A value other than the default, for switches that are not booleans.
 OTHER = {
     "runtime": "cpu",
     "on_device_generation": GenerationConfig(),
@@ -69,7 +69,7 @@ OTHER = {
 
 
 def table(heading):
-    """What a table of the guide says: its first column, without the code marks, and the second."""
+    """Read a table of the guide: its first column, without backticks, and the second."""
     section = re.search(rf"^## `?{heading}`?\n(.*?)(?=^## |\Z)", GUIDE, re.S | re.M)[1]
     return re.findall(r"^\| `(.+?)` \| (.+?) \|", section, re.M)
 
@@ -81,7 +81,7 @@ def rows(*names):
 CLASSES = [
     "NeuronConfig", "ContinuousBatchingConfig", "GenerationConfig", "QuantizationConfig", "KVCacheQuantizationConfig",
 ]  # fmt: skip
-# What a value other than the default goes with.
+# Other switches that a value other than the default needs.
 NEEDED = {
     ("QuantizationConfig", "quantize_method"): dict(quant_dtype="f8e4m3fn"),
     ("KVCacheQuantizationConfig", "quantize_method"): dict(quant_dtype="f8e4m3fn"),
@@ -103,7 +103,7 @@ def test_switches_do_what_the_guide_says(name, switch, verdict):
     needed = {"max_num_seqs": 2} if name == "ContinuousBatchingConfig" else NEEDED.get((name, switch), {})
     cls(**needed | {switch: field.default} if field.default is not None else needed)
     if verdict == "refused":
-        with pytest.raises(ConfigError, match=f"^{switch} wants {field.default}: .+, got"):
+        with pytest.raises(ConfigError, match=f"^{switch} must be {field.default}: .+, got"):
             cls(**needed, **{switch: other})
     else:
         assert verdict in ("works", "no effect")
@@ -131,33 +131,33 @@ def test_the_guide_has_every_variable_of_the_environment():
 @pytest.mark.parametrize(
     ("cls", "options", "message"),
     [
-        (NeuronConfig, dict(padding_side="up"), "padding_side wants one of left, right, got 'up'"),
-        (NeuronConfig, dict(attention_layout="SBH"), "attention_layout wants one of HSB, BSH, got 'SBH'"),
-        (NeuronConfig, dict(group_query_attention="x"), "group_query_attention wants one of shard-over-heads, .* None"),
-        (NeuronConfig, dict(fuse_qkv="yes"), "fuse_qkv wants one of False, True, got 'yes'"),
-        (NeuronConfig, dict(all_reduce_dtype="f32"), "all_reduce_dtype wants one of float32, .* or None, got 'f32'"),
-        (NeuronConfig, dict(compilation_worker_count=0), "compilation_worker_count wants .* at least 1 or None, got 0"),
-        (NeuronConfig, dict(mlp_in_weight_tiling_permute_order=[0, 1, 3, 2]), "wants an order .* that has 2 before 3"),
-        (NeuronConfig, dict(mlp_out_weight_tiling_permute_order=None), "wants an order of the axes .*, got None"),
-        (NeuronConfig, dict(on_device_generation={}), "on_device_generation wants a GenerationConfig or None, got {}"),
-        (NeuronConfig, dict(continuous_batching=4), "wants a ContinuousBatchingConfig or None, got 4"),
+        (NeuronConfig, dict(padding_side="up"), "padding_side must be one of left, right, got 'up'"),
+        (NeuronConfig, dict(attention_layout="SBH"), "attention_layout must be one of HSB, BSH, got 'SBH'"),
+        (NeuronConfig, dict(group_query_attention="x"), "query_attention must be one of shard-over-heads, .* None"),
+        (NeuronConfig, dict(fuse_qkv="yes"), "fuse_qkv must be one of False, True, got 'yes'"),
+        (NeuronConfig, dict(all_reduce_dtype="f32"), "all_reduce_dtype must be one of float32, .* or None, got 'f32'"),
+        (NeuronConfig, dict(compilation_worker_count=0), "worker_count must be .* at least 1, or None, got 0"),
+        (NeuronConfig, dict(mlp_in_weight_tiling_permute_order=[0, 1, 3, 2]), "must be an order .* has 2 before 3"),
+        (NeuronConfig, dict(mlp_out_weight_tiling_permute_order=None), "must be an order of the axes .*, got None"),
+        (NeuronConfig, dict(on_device_generation={}), "generation must be a GenerationConfig or None, got {}"),
+        (NeuronConfig, dict(continuous_batching=4), "must be a ContinuousBatchingConfig or None, got 4"),
         (
             NeuronConfig,
             dict(on_device_generation=GenerationConfig(), output_all_logits=True),
-            "output_all_logits wants logits, and on_device_generation has tokens in their place",
+            "output_all_logits needs logits, but on_device_generation returns tokens",
         ),
-        (ContinuousBatchingConfig, {}, "wants max_num_seqs, or batch_size_for_shared_caches .* None and None"),
+        (ContinuousBatchingConfig, {}, "needs max_num_seqs, or batch_size_for_shared_caches .* None and None"),
         (
             ContinuousBatchingConfig,
             dict(max_num_seqs=2, batch_size_for_shared_caches=3),
-            "wants max_num_seqs, .* 2 and 3",
+            "needs max_num_seqs, .* 2 and 3",
         ),
-        (ContinuousBatchingConfig, dict(max_num_seqs=0), "max_num_seqs wants a whole number of at least 1 .*, got 0"),
-        (GenerationConfig, dict(top_k=-1), "top_k wants a whole number of at least 0, or a list of .* None, got -1"),
-        (GenerationConfig, dict(top_k=[5, 0.5]), r"top_k wants .*, got \[5, 0.5\]"),
-        (GenerationConfig, dict(top_p=0), "top_p wants a number above 0 and at most 1, or a list of such, got 0"),
-        (GenerationConfig, dict(temperature=[1, -1]), r"temperature wants a number from 0 on, .* got \[1, -1\]"),
-        (GenerationConfig, dict(top_p_min_tokens=2), "top_p_min_tokens wants one of 0, 1, or a list of such, got 2"),
+        (ContinuousBatchingConfig, dict(max_num_seqs=0), "max_num_seqs must be a whole number of at least 1, .* got 0"),
+        (GenerationConfig, dict(top_k=-1), "top_k must be a whole number of at least 0, or a list of .* None, got -1"),
+        (GenerationConfig, dict(top_k=[5, 0.5]), r"top_k must be .*, got \[5, 0.5\]"),
+        (GenerationConfig, dict(top_p=0), r"top_p must be a number in \(0, 1\], or a list of them, got 0"),
+        (GenerationConfig, dict(temperature=[1, -1]), r"temperature must be a number of at least 0, .* got \[1, -1\]"),
+        (GenerationConfig, dict(top_p_min_tokens=2), "top_p_min_tokens must be one of 0, 1, or a list of them, got 2"),
     ],
 )
 def test_values_are_checked_when_a_configuration_is_made(cls, options, message):
@@ -168,7 +168,7 @@ def test_values_are_checked_when_a_configuration_is_made(cls, options, message):
 def test_a_cache_of_pages_is_refused():
     batching = ContinuousBatchingConfig(2, max_model_len=64)
     batching.init_cache_engine(block_size=64, num_blocks=2)
-    with pytest.raises(ConfigError, match="block_size wants to be max_model_len=64 or more, got 16"):
+    with pytest.raises(ConfigError, match="block_size must be at least max_model_len=64, got 16"):
         batching.init_cache_engine(block_size=16, num_blocks=9)
 
 
@@ -232,7 +232,7 @@ def test_element_types_by_their_names():
     assert dtypes.to_amp(torch.float16) == "f16"
     with pytest.raises(GraphError, match="unknown element type 'float32'"):
         dtypes.to_torch_dtype("float32")
-    with pytest.raises(ConfigError, match=r"dtype wants one of torch.float32, .*, got torch.int8"):
+    with pytest.raises(ConfigError, match=r"dtype must be one of torch.float32, .*, got torch.int8"):
         dtypes.to_amp(torch.int8)
 
 
@@ -262,7 +262,7 @@ class TestTokensChosenOnTheHost:
 
     @pytest.mark.parametrize("bad", [dict(top_k=0), dict(top_k=1.5), dict(top_p=0.0), dict(temperature=0)], ids=str)
     def test_rules_that_are_none_are_refused(self, bad):
-        with pytest.raises(InputError, match=f"^{next(iter(bad))} wants"):
+        with pytest.raises(InputError, match=f"^{next(iter(bad))} must be"):
             sampling.select_tokens(self.SCORES, **bad)
 
 
@@ -338,7 +338,7 @@ class TestTokensChosenOnTheDevice:
         assert torch.equal(scores[1].argmax(1), tokens[:, 4])
 
     def test_stopping_criteria_of_either_kind(self, model):
-        class LongEnough(StoppingCriteria):  # returns a truth value, as the original's did
+        class LongEnough(StoppingCriteria):  # returns a boolean, as the original's did
             def __call__(self, input_ids, scores, **kwargs):
                 return input_ids.shape[1] >= 9
 

@@ -1,4 +1,4 @@
-"""Requests that come and go over a few slots: each gets the tokens that it gets alone."""
+"""Requests that share a few slots over time: each gets the tokens that it gets alone."""
 
 from collections import deque
 from pathlib import Path
@@ -31,7 +31,7 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def drawing():
-    """A model that returns tokens, by rules for each slot."""
+    """A model that returns tokens, sampled by rules per slot."""
     rules = GenerationConfig(do_sample=True, dynamic=True, per_batch_line=True, top_k=[1] * SLOTS, global_top_k=64)
     switches = NeuronConfig(continuous_batching=ContinuousBatchingConfig(SLOTS), on_device_generation=rules)
     model = GPT2ForSampling.from_pretrained(TINY_KJV, **OPTIONS, neuron_config=switches)
@@ -41,7 +41,7 @@ def drawing():
 
 @pytest.fixture(scope="module")
 def requests():
-    """Ten prompts, one of a single token and one longer than a window, and how many tokens each wants."""
+    """Ten prompts, one of a single token and one longer than a window, each with its number of new tokens."""
     rows = torch.randint(1, 1000, (10, 60), generator=torch.Generator().manual_seed(0)).tolist()
     sizes = [(60, 30), (5, 4), (1, 9), (12, 14), (24, 1), (3, 20), (8, 7), (17, 12), (2, 25), (30, 6)]
     return [(row[:length], wanted) for row, (length, wanted) in zip(rows, sizes, strict=True)]
@@ -58,9 +58,9 @@ def alone(requests):
 
 
 def step(model, sequences, slots):
-    """Feed what is new of the sequences in these slots, prompts and single tokens in one call; append a token to each.
+    """Feed the new tokens of the sequences in these slots, in one call, and append a sampled token to each.
 
-    A sequence is its tokens, and how many of them are in the cache.
+    A sequence is a pair: its tokens, and how many of them are in the cache.
     """
     fed = [sequences[slot] for slot in slots]
     width = max(len(tokens) - cached for tokens, cached in fed)
@@ -76,13 +76,13 @@ def step(model, sequences, slots):
 
 
 def moving(model, monkeypatch):
-    """A list that grows by the bytes of each array that goes to the devices, or comes from them, from then on."""
+    """Return a list that gets the bytes of each array that is moved to or from the devices from now on."""
     moved, runtime = [], model.decoder.runtime
     put = type(runtime).put
 
-    def sent(self, shards, given=False):
+    def sent(self, shards, donate=False):
         moved.append(sum(shard.nbytes for shard in shards))
-        return put(self, shards, given)
+        return put(self, shards, donate)
 
     numpy = XlaTensor.numpy
 
@@ -98,20 +98,20 @@ def moving(model, monkeypatch):
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_the_loop_on_the_host_moves_tokens_only(monkeypatch, penalty):
-    """As on Neuron: with `tokens_per_dispatch=0` each token is a step and a choice, between which logits stay."""
+    """As on Neuron: with `tokens_per_dispatch=0` each token takes a step and a sampling program; logits stay."""
     model = GPT2ForSampling.from_pretrained(TINY_KJV, **OPTIONS, neuron_config=NeuronConfig(tokens_per_dispatch=0))
     model.to_neuron()
     ids = torch.tensor([[5, 6, 7]])
     want = model.sample(ids, 64, top_k=1, repetition_penalty=penalty, eos_token_override=-1)
     moved = moving(model, monkeypatch)
     assert torch.equal(model.sample(ids, 64, top_k=1, repetition_penalty=penalty, eos_token_override=-1), want)
-    assert sum(moved) - (penalty != 1) * 1023 < 61 * 100, sum(moved)  # what the prompt has is sent once
+    assert sum(moved) - (penalty != 1) * 1023 < 61 * 100, sum(moved)  # the prompt's tokens are sent once
 
 
 def serve(model, requests, apart):
-    """All requests through the slots, the last free slot first, in calls whose rows have another order every time.
+    """Run all requests through the slots, the last free slot first, with another order of rows in every call.
 
-    `apart`, prompts have calls of their own, as serving stacks make them; else they join those of running sequences.
+    With `apart`, prompts have their own calls, as in serving stacks; otherwise they join those of running sequences.
     """
     waiting, free, made = deque(enumerate(requests)), list(range(SLOTS)), {}
     running, sequences, calls = {}, {}, 0
@@ -178,25 +178,25 @@ def test_sampling_a_batch_uses_the_first_slots_and_repeats_no_prompt(model, requ
     got = model.sample(ids, 24, top_k=1, eos_token_override=-1)
     assert got[0, 12:].tolist() == alone[3][:12]
     assert len(got) == 1
-    with pytest.raises(InputError, match=r"start_ids wants the slots 0, 1, … in order for sample\(\), got \[2\]"):
+    with pytest.raises(InputError, match=r"start_ids must be the slots 0, 1, … in order for sample\(\), got \[2\]"):
         model.sample(ids, 24, cache_ids=[[*range(12)]], start_ids=[2])
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (dict(start_ids=[0, 4]), r"start_ids wants slots below batch_size=4, each once, got \[0, 4\]"),
-        (dict(start_ids=[0, -1]), r"start_ids wants slots below batch_size=4, each once, got \[0, -1\]"),
-        (dict(start_ids=[2, 2]), r"start_ids wants slots below batch_size=4, each once, got \[2, 2\]"),
-        (dict(start_ids=[2]), r"input_ids, cache_ids and start_ids want shapes .* \[2, 3\], \[2, 3\] and \[1\]"),
-        (dict(cache_ids=[[0, 2, 3], [0, 1, 2]]), "cache_ids wants positions that count up"),
-        (dict(cache_ids=[[0, 1, 2], [2, 1, 0]]), "cache_ids wants positions that count up"),
-        (dict(cache_ids=[[0, 0, 1], [0, 1, 2]]), "cache_ids wants positions that count up"),  # padding on the left
-        (dict(cache_ids=[[-1, 0, 1], [0, 1, 2]]), "cache_ids wants positions that count up"),
-        (dict(cache_ids=[0, 1, 2]), r"cache_ids wants integers in 2 dimensions, got int64\[3\]"),
-        (dict(cache_ids=None), r"start_ids names slots, and wants cache_ids \[batch, n\]"),
+        (dict(start_ids=[0, 4]), r"start_ids must be distinct, .* below batch_size=4, got \[0, 4\]"),
+        (dict(start_ids=[0, -1]), r"start_ids must be distinct, .* below batch_size=4, got \[0, -1\]"),
+        (dict(start_ids=[2, 2]), r"start_ids must be distinct, .* below batch_size=4, got \[2, 2\]"),
+        (dict(start_ids=[2]), r"input_ids, cache_ids and start_ids must have shapes .* \[2, 3\], \[2, 3\] and \[1\]"),
+        (dict(cache_ids=[[0, 2, 3], [0, 1, 2]]), "cache_ids must be positions that count up"),
+        (dict(cache_ids=[[0, 1, 2], [2, 1, 0]]), "cache_ids must be positions that count up"),
+        (dict(cache_ids=[[0, 0, 1], [0, 1, 2]]), "cache_ids must be positions that count up"),  # padding on the left
+        (dict(cache_ids=[[-1, 0, 1], [0, 1, 2]]), "cache_ids must be positions that count up"),
+        (dict(cache_ids=[0, 1, 2]), r"cache_ids must be integers in 2 dimensions, got int64\[3\]"),
+        (dict(cache_ids=None), r"start_ids names slots and needs cache_ids \[batch, n\]"),
         (dict(cache_ids=[[94, 95, 96], [0, 1, 2]]), "n_positions=96 is the longest sequence this model takes, got 97"),
-        (dict(attention_mask=[[1, 1, 1], [1, 1, 1]]), "and so do start_ids and cache_ids: pass either"),
+        (dict(attention_mask=[[1, 1, 1], [1, 1, 1]]), "and so do start_ids and cache_ids: pass one or"),
     ],
 )
 def test_bad_slots_and_positions_are_refused_and_the_others_go_on(model, requests, alone, call, message):
@@ -219,15 +219,15 @@ def test_contradictory_sizes_are_refused():
     assert build(batch_size=SLOTS).options.batch_size == SLOTS
     assert build().options.prompt_batch_size == 1
     assert build(max_model_len=96).options.buckets.longest == 96
-    with pytest.raises(ConfigError, match="batch_size wants to be max_num_seqs=4, got 2"):
+    with pytest.raises(ConfigError, match="batch_size must be max_num_seqs=4, got 2"):
         build(batch_size=2)
-    with pytest.raises(ConfigError, match="n_positions=64 wants to be max_model_len=96 or more"):
+    with pytest.raises(ConfigError, match="n_positions must be at least max_model_len=96, got 64"):
         build(max_model_len=96, n_positions=64)
 
 
 @pytest.fixture
 def dispatches(monkeypatch):
-    """`dispatches(model)`: a list that grows by the name of each program that the model runs from then on."""
+    """`dispatches(model)`: a list that gets the name of each program that the model runs from then on."""
 
     def watch(model):
         run = []
@@ -261,7 +261,7 @@ def test_a_prompt_and_running_rows_are_two_dispatches(model, requests, alone, di
 
 
 def test_the_last_token_of_a_prompt_goes_with_the_single_ones(model, requests, alone, dispatches):
-    """A prompt of 25 tokens, where programs take 24."""
+    """Feed a prompt of 25 tokens to programs that take 24."""
     prompt = (requests[0][0] * 2)[:25]
     want = model.forward(torch.tensor([prompt]), torch.arange(25)[None], [1])
     step(model, sequences := {0: (requests[1][0], 0)}, [0])
@@ -283,7 +283,7 @@ class TestTokensChosenOnTheDevice:
         before = set(drawing.decoder._built)
         rules = GenerationConfig(do_sample=True, top_k=[1, 50, 50, 50], temperature=[1.0, 3.0, 0.0, 3.0])
         drawing.update_generation_config(rules)
-        rules.top_k[0] = 50  # without effect until it is updated again
+        rules.top_k[0] = 50  # without effect until the configuration is updated again
         drawn = set()
         for _ in range(4):
             sequences = dict.fromkeys((3, 0, 2, 1), (requests[3][0], 0))
@@ -303,7 +303,7 @@ class TestTokensChosenOnTheDevice:
         assert sequences[0] == sequences[1]
 
     def test_a_draw_follows_from_its_own_seed_wherever_it_is_made(self, drawing, requests):
-        """The same request, with the same seed: in each slot, alone and in company."""
+        """Run the same request with the same seed in each slot, alone and with others."""
         hot = dict(do_sample=True, top_k=0, temperature=2.0)
         made = {}
         for slots in ([0], [3], [2, 0], [1, 3, 2, 0]):
@@ -329,7 +329,7 @@ class TestTokensChosenOnTheDevice:
         assert made[1, 0] == made[2, 0] != made[2, 1]
 
     def test_neither_logits_nor_what_was_seen_go_by_the_host(self, drawing, requests, monkeypatch):
-        """Of a step no more than the rows and the tokens: a few hundred bytes, whatever the vocabulary."""
+        """A step moves only the rows and the tokens: a few hundred bytes for any vocabulary."""
         sequences = {slot: (requests[slot][0], 0) for slot in range(SLOTS)}
         step(drawing, sequences, [0, 1, 2, 3])
         moved = moving(drawing, monkeypatch)
@@ -341,5 +341,5 @@ class TestTokensChosenOnTheDevice:
             drawing.update_generation_config(GenerationConfig(do_sample=True, top_k=[1, 2]))
 
     def test_a_model_that_returns_logits_has_no_rules_to_update(self, model):
-        with pytest.raises(ConfigError, match="wants a model with on_device_generation in its NeuronConfig"):
+        with pytest.raises(ConfigError, match="needs a model with on_device_generation in its NeuronConfig"):
             model.update_generation_config(GenerationConfig())

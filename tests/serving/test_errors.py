@@ -1,4 +1,4 @@
-"""What cannot be served is refused by a typed error that names it, and the model serves the next call."""
+"""Bad input raises a typed error that names it, and the model serves the next call."""
 
 import json
 import shutil
@@ -33,25 +33,25 @@ def model():
         (lambda m: m(torch.zeros(2, 33, dtype=int)), r"n_positions=32 is the longest .* got 33 tokens"),
         (lambda m: m(torch.zeros(1, 0, dtype=int)), r"prompt is empty: .* got \[1, 0\]"),
         (lambda m: m(torch.zeros(0, 3, dtype=int)), r"prompt is empty: .* got \[0, 3\]"),
-        (lambda m: m(PROMPT, attention_mask=[[1, 1, 1], [0, 0, 0]]), "prompt is empty: row 1 is padding only"),
-        (lambda m: m(PROMPT, start_ids=[0, 3]), "prompt is empty: row 1 is padding only"),
+        (lambda m: m(PROMPT, attention_mask=[[1, 1, 1], [0, 0, 0]]), "prompt is empty: row 1 has only padding"),
+        (lambda m: m(PROMPT, start_ids=[0, 3]), "prompt is empty: row 1 has only padding"),
         (lambda m: m(torch.tensor([[5, 1023]])), r"ids from 0 to 1022, got 1023 in row 0"),
         (lambda m: m(torch.tensor([[5, 6], [-1, 6]])), r"ids from 0 to 1022, got -1 in row 1"),
-        (lambda m: m(torch.zeros(3, 2, dtype=int)), r"batch_size=2 .* got 3 rows"),
-        (lambda m: m(torch.tensor([5, 6])), r"input_ids wants integers in 2 dimensions, got int64\[2\]"),
-        (lambda m: m(torch.tensor([[0.5]])), r"input_ids wants integers in 2 dimensions, got float32\[1, 1\]"),
-        (lambda m: m(PROMPT, cache_ids=[0, 2, 3]), r"cache_ids wants consecutive columns for 3 tokens"),
+        (lambda m: m(torch.zeros(3, 2, dtype=int)), r"batch_size=2 .* got 3"),
+        (lambda m: m(torch.tensor([5, 6])), r"input_ids must be integers in 2 dimensions, got int64\[2\]"),
+        (lambda m: m(torch.tensor([[0.5]])), r"input_ids must be integers in 2 dimensions, got float32\[1, 1\]"),
+        (lambda m: m(PROMPT, cache_ids=[0, 2, 3]), r"cache_ids must be consecutive columns for 3 tokens"),
         (lambda m: m(PROMPT, cache_ids=[0, 1]), r"of shape \[3\] or \[2, 3\], got \[0, 1\]"),
         (lambda m: m(PROMPT, cache_ids=[30, 31, 32]), r"n_positions=32 is the longest .* got 33 tokens"),
-        (lambda m: m(PROMPT, start_ids=[0]), r"start_ids wants a number of columns for each of 2 rows, got \[0\]"),
-        (lambda m: m(PROMPT, attention_mask=[[1, 1]]), r"\[2, 3 or more\], over all columns, got \[1, 2\]"),
-        (lambda m: m(PROMPT, attention_mask=PROMPT, start_ids=[0, 0]), "and so do start_ids .*: pass either"),
-        (lambda m: m(PROMPT, attention_mask=PROMPT, cache_ids=[0, 1, 2]), "and so do start_ids .*: pass either"),
-        (lambda m: m.sample(PROMPT, 3), "sequence_length wants to be more than the 3 columns of the prompt, got 3"),
-        (lambda m: m.sample(PROMPT, 2), "sequence_length wants to be more than the 3 columns of the prompt, got 2"),
+        (lambda m: m(PROMPT, start_ids=[0]), r"start_ids must be the padding columns of each of 2 rows, got \[0\]"),
+        (lambda m: m(PROMPT, attention_mask=[[1, 1]]), r"must be \[2, 3 or more\], for all columns, got \[1, 2\]"),
+        (lambda m: m(PROMPT, attention_mask=PROMPT, start_ids=[0, 0]), "and so do start_ids .*: pass one or"),
+        (lambda m: m(PROMPT, attention_mask=PROMPT, cache_ids=[0, 1, 2]), "and so do start_ids .*: pass one or"),
+        (lambda m: m.sample(PROMPT, 3), "sequence_length must be more than the 3 columns of the prompt, got 3"),
+        (lambda m: m.sample(PROMPT, 2), "sequence_length must be more than the 3 columns of the prompt, got 2"),
         (lambda m: m.sample(PROMPT, 33), "sequence_length=33 needs 33"),
-        (lambda m: m.sample(PROMPT, 9, top_k=-1), "top_k must be at least 1, or 0 for all tokens, got -1"),
-        (lambda m: m.sample(PROMPT, 9, top_p=1.5), r"top_p must be above 0 and at most 1, got 1.5"),
+        (lambda m: m.sample(PROMPT, 9, top_k=-1), "top_k must be a whole number of at least 1, or 0 .*, got -1"),
+        (lambda m: m.sample(PROMPT, 9, top_p=1.5), r"top_p must be in \(0, 1\], got 1.5"),
         (
             lambda m: m.sample(PROMPT, 9, temperature=0),
             r"temperature must be above 0 .* got 0",
@@ -91,15 +91,15 @@ def test_a_nan_in_the_cache_does_not_reach_the_next_sequence(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(n_positions=513), "n_positions=513 is more than the 512 the model was made with"),
-        (dict(n_positions=[]), "n_positions wants one or more positive sizes"),
+        (dict(n_positions=513), "n_positions=513 is more than the 512 the model was trained with"),
+        (dict(n_positions=[]), "n_positions must be one or more positive sizes"),
         (dict(context_length_estimate=600), r"from 1 to n_positions=512, got \[600\]"),
-        (dict(amp="f64"), "amp wants one of f32, bf16, f16, got 'f64'"),
-        (dict(batch_size=0), "batch_size wants a positive number, got 0"),
+        (dict(amp="f64"), "amp must be one of f32, bf16, f16, got 'f64'"),
+        (dict(batch_size=0), "batch_size must be a positive number, got 0"),
         (dict(tp_degree=-1), "tp_degree must be from 1 to 64, .*, got -1"),
-        (dict(tp_degree=1000), "tp_degree must be from 1 to 64, which is as many devices as .*, got 1000"),
-        (dict(unroll=0), "unroll wants a positive number, got 0"),
-        (dict(batch_size=3, prompt_batch_size=2), "batch_size=3 wants to be a multiple of prompt_batch_size=2"),
+        (dict(tp_degree=1000), "tp_degree must be from 1 to 64, the number of devices of .*, got 1000"),
+        (dict(unroll=0), "unroll must be a positive number, got 0"),
+        (dict(batch_size=3, prompt_batch_size=2), "batch_size must be a multiple of prompt_batch_size=2, got 3"),
     ],
 )
 def test_options_are_checked_when_given(options, message):
@@ -115,7 +115,7 @@ def test_no_instance_has_more_devices_than_a_model_may_be_split_over():
 
 def test_an_unknown_runtime_is_named():
     model = GPT2ForSampling.from_pretrained(TINY_KJV, neuron_config=NeuronConfig(runtime="tpu"))
-    with pytest.raises(ConfigError, match="runtime wants to be one of cpu, cuda, neuron, got 'tpu'"):
+    with pytest.raises(ConfigError, match="runtime must be one of cpu, cuda, neuron, got 'tpu'"):
         model.to_neuron()
 
 
@@ -127,7 +127,7 @@ def test_calling_before_to_neuron_says_so():
 def test_more_devices_than_there_are(monkeypatch):
     monkeypatch.setattr(xla, "_cuda_client", lambda: xla._cpu_client(1))
     model = GPT2ForSampling.from_pretrained(TINY_KJV, tp_degree=4, neuron_config=NeuronConfig(runtime="cuda"))
-    with pytest.raises(EngineError, match="tp_degree=4 wants as many devices, but cuda has 1"):
+    with pytest.raises(EngineError, match="tp_degree=4 needs that many devices, but cuda has 1"):
         model.to_neuron()
 
 
@@ -179,7 +179,7 @@ def test_a_tensor_missing_in_every_layer_is_named_once(directory):
 
 def test_a_tensor_left_over_is_named(directory):
     change_tensors(directory, lambda tensors: tensors.update({"transformer.h.0.adapter.weight": torch.zeros(2)}))
-    with pytest.raises(CheckpointError, match=r"has no use for transformer\.h\.0\.adapter\.weight$"):
+    with pytest.raises(CheckpointError, match=r"has unexpected transformer\.h\.0\.adapter\.weight$"):
         GPT2ForSampling.from_pretrained(directory).to_neuron()
 
 
@@ -212,7 +212,7 @@ def test_an_index_that_points_outside_is_refused(directory):
         (dict(add_cross_attention=True), "add_cross_attention=True; supported: False"),
         (dict(activation_function="mish"), "activation_function='mish'; supported: 'gelu'"),
         (dict(rope_theta=10000.0), r"attributes that are not supported: rope_theta=10000\.0"),
-        (dict(quantization_config={"bits": 4}), r"is quantized \(a format without a name, 4 bits\), and"),
+        (dict(quantization_config={"bits": 4}), r"is quantized \(an unnamed format, 4 bits\), and"),
         (dict(n_embd=None), "gpt2 configuration: Validation error for field 'n_embd'"),
     ],
 )

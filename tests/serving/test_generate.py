@@ -49,7 +49,7 @@ def adapter(reference):
 
 @pytest.fixture(scope="module")
 def draft(reference):
-    """Transformers' model, and not quite: what it drafts is often rejected."""
+    """A changed copy of Transformers' model: its draft tokens are often rejected."""
     torch.manual_seed(0)
     model = copy.deepcopy(reference)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def batch(tokenizer):
 
 
 def generated(model, inputs, **options):
-    """From the same seed, since some options draw."""
+    """Call `generate` with the same seed each time, since some options draw."""
     torch.manual_seed(0)
     return model.generate(**inputs, **dict(max_length=60, pad_token_id=0, do_sample=False) | options)
 
@@ -117,7 +117,7 @@ def test_four_beams(adapter, reference, tokenizer, sampled):
 
 
 def test_rows_padded_on_the_right_go_on_as_each_does_alone(adapter, reference, tokenizer):
-    """Transformers goes on from the padding there, and says so."""
+    """Transformers itself continues from the padding, and warns about it."""
     batch = tokenizer(TEXTS, return_tensors="pt", padding=True, padding_side="right")
     width = batch.input_ids.shape[1]
     for options in (dict(), dict(num_beams=2)):
@@ -184,7 +184,7 @@ class TestWhatIsReturned:
         assert torch.equal(adapter(**batch, logits_to_keep=2).logits, got.logits[:, -2:])
         assert torch.equal(adapter(**batch, logits_to_keep=torch.tensor([9, 5])).logits, got.logits[:, [9, 5]])
         assert torch.equal(adapter(**batch, return_dict=False)[0], got.logits)
-        with pytest.raises(InputError, match="position_ids want to count"):
+        with pytest.raises(InputError, match="position_ids must count"):
             adapter(**batch, position_ids=positions + 1)
 
 
@@ -231,7 +231,7 @@ class TestDrafts:
         assert torch.equal(got[0, 20:], want[0, one.input_ids.shape[1] :])
 
     def test_by_the_model_itself_are_refused(self, adapter, one):
-        with pytest.raises(InputError, match="assistant_model must have a model of its own"):
+        with pytest.raises(InputError, match="assistant_model must wrap another model"):
             generated(adapter, one, assistant_model=adapter)
 
 
@@ -308,7 +308,7 @@ def test_the_checkpoints_own_defaults_hold(reference, tmp_path):
 
 
 class Gone:
-    """A streamer that has seen what it should not."""
+    """A streamer that fails if any token is generated."""
 
     def put(self, value):
         assert value.ndim == 2, "generation has begun"
@@ -319,11 +319,11 @@ class Gone:
     [
         (dict(max_length=LONGEST + 1), f"n_positions={LONGEST} is the longest .*; max_length=129 .* needs 129"),
         (dict(max_new_tokens=200, max_length=None), "n_positions=128 is .*max_new_tokens=200"),
-        (dict(num_return_sequences=3, do_sample=True), "batch_size=8 .* got 9 rows: 3 prompts .*return_sequences=3"),
+        (dict(num_return_sequences=3, do_sample=True), "batch_size=8 .* got 9: 3 prompts .*return_sequences=3"),
         (dict(output_attentions=True, return_dict_in_generate=True), "output_attentions is not supported"),
         (dict(output_hidden_states=True, return_dict_in_generate=True), "output_hidden_states is not supported"),
         (dict(inputs_embeds=torch.zeros(3, 4, 128)), "inputs_embeds is not supported"),
-        (dict(past_key_values=DynamicCache()), "past_key_values wants those that this model returned, got DynamicC"),
+        (dict(past_key_values=DynamicCache()), "past_key_values must be those that this model returned, got Dyn"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_runs(adapter, batch, options, message):
@@ -332,7 +332,7 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(adapter, batch, o
 
 
 def test_more_beams_than_the_batch_are_refused(adapter, batch):
-    with pytest.raises(InputError, match="batch_size=8 is what this model takes, got 12 rows: 3 prompts with num_beam"):
+    with pytest.raises(InputError, match="batch_size=8 is the most rows this model takes, got 12: 3 prompts with num_"):
         generated(adapter, batch, num_beams=4)
 
 
@@ -342,7 +342,7 @@ def test_padding_does_not_count_as_length(adapter, tokenizer):
 
 
 def test_cached_rows_are_selected_and_repeated(adapter, reference, one):
-    """What Transformers' caches can do with a prompt that several are to go on from."""
+    """Transformers' caches can do this with a prompt that several sequences continue."""
     results = []
     for model in (adapter, reference):
         with torch.no_grad():

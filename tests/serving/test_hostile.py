@@ -1,6 +1,6 @@
-"""Files that were changed at random or on purpose: each is read right, or refused by an error that names it.
+"""Files changed at random or on purpose: each is read correctly, or refused by an error that names it.
 
-Run as a program, this file reads what it is told to and prints what became of it; so a crash is a test that fails.
+Run as a program, this file reads its inputs and prints the outcomes, so that a crash is a failing test.
 """
 
 import collections
@@ -25,12 +25,12 @@ from transformers_neuronx.manifest import sealed
 from transformers_neuronx.module import load_config, open_checkpoint
 from transformers_neuronx.serialization import open_artifact
 
-OUTSIDE = 666.0  # the values of files that nobody may be led to
+OUTSIDE = 666.0  # the values of files outside that must never be read
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.tensor(3)}
 NAMES = ["../outside", "../outside.bin", "/etc/passwd", "..", ".", "", "a/b", "~", "\0", "x" * 300, "\ud800", "%s"]
 VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**400, 1e308, "", [], {}, [[]], "F32", "F4", "BF16", *NAMES]
 DEEP = ["[" * 100_000, '{"a":' * 50_000, "1" * 5000, '{"weight_map":{"a":1e999}}', "{}", ""]
-TRAPS = [  # as pickle's opcodes
+TRAPS = [  # in pickle's opcodes
     b"cos\nsystem\n(S'touch ../trap'\ntR",
     b'cbuiltins\neval\n(S\'open("../trap", "w")\'\ntR',
     b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0dtouch ../trap\x85R",
@@ -42,7 +42,7 @@ TRAPS = [  # as pickle's opcodes
 ]
 
 
-# What is changed, and how it is read. Each reader returns what it was told, to compare with the original.
+# The files to change, and how to read them. Each reader returns what it has read, to compare with the original.
 
 
 def read_checkpoint(directory):
@@ -100,7 +100,7 @@ def write_artifact(directory):
 
 
 def changed_bytes(chance, content, within=None):
-    """A few bytes flipped, cut out, doubled or put in."""
+    """Flip, cut out, double or insert a few bytes."""
     content = bytearray(content)
     for _ in range(chance.choice([1, 1, 1, 2, 5, 20])):
         at = chance.randrange(min(within or len(content), len(content)) + 1)
@@ -120,7 +120,7 @@ def changed_bytes(chance, content, within=None):
 
 
 def changed_json(chance, text):
-    """The same with a value, a name or a whole part exchanged for another."""
+    """Exchange a value, a name or a whole part of a JSON file for another."""
     content = json.loads(text)
     places = []
 
@@ -194,7 +194,7 @@ def change_pickle(chance, path):
             archive.writestr(name, content)
 
 
-# What is changed, how, how what it belongs to is made and read.
+# The file to change, how to change it, and how its directory is made and read.
 KINDS = {
     "safetensors": ("model.safetensors", change_header, write_safetensors, read_checkpoint),
     "index": ("model.safetensors.index.json", change_json, write_index, read_checkpoint),
@@ -207,7 +207,7 @@ KINDS = {
 
 
 class Watch:
-    """What Python opens and starts while it is watched."""
+    """Records the files that Python opens and the processes that it starts."""
 
     def __init__(self):
         self.on = False
@@ -226,7 +226,7 @@ class Watch:
 
 
 def main(folder, count):
-    """Change, read, put back, `count` times each kind; print what came of it."""
+    """Change, read and restore `count` times for each kind, and print the outcomes."""
     watch = Watch()
     for kind, (name, change, _, read) in KINDS.items():
         directory = Path(folder) / kind / "directory"
@@ -242,13 +242,13 @@ def main(folder, count):
 
 
 def attempt(where, read, directory, wanted, watch):
-    """Read it; what came of it, once that has been found to be right."""
+    """Read the changed file, check the outcome, and return it."""
     outcome = "read"
     watch.on = True
     try:
         got = read(directory)
     except TransformersNeuronxError as error:
-        # A ConfigError is about a value of the configuration or an option, which it names.
+        # A ConfigError must name the value of the configuration or the option.
         named, outcome = isinstance(error, ConfigError) or str(directory) in str(error), type(error).__name__
         text = str(error)
     watch.on = False
@@ -263,7 +263,7 @@ def attempt(where, read, directory, wanted, watch):
 
 
 def is_code(path):
-    """Python's own files, which it opens when something is imported late, and where it shows errors."""
+    """Whether it is one of Python's own files, which late imports and tracebacks open."""
     return re.search(r"\.pyc?$|/proc/|/lib/python", path)
 
 

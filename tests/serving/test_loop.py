@@ -1,4 +1,4 @@
-"""The loop on the devices, what ends it, and what the host may say: the same tokens, whoever has the loop."""
+"""The token loop on the devices and what ends it: the tokens are the same as with a loop on the host."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -70,7 +70,7 @@ def test_wherever_the_loop_is_the_tokens_are_the_same(model, batch, options):
 class TestAgainstTransformers:
     @pytest.mark.parametrize("options", [dict(repetition_penalty=1.3), dict(no_repeat_ngram_size=3)], ids=str)
     def test_greedy_with_what_processors_change(self, model, reference, batch, options):
-        # One prompt: with several, Transformers counts padding among the tokens that are there already.
+        # One prompt: with several, Transformers also penalizes padding as tokens that are there already.
         ids = batch.input_ids[2:]
         want = reference.generate(ids, max_length=90, eos_token_id=None, do_sample=False, pad_token_id=0, **options)
         plain = model.sample(ids, 90, top_k=1, eos_token_override=-1)
@@ -150,7 +150,7 @@ class TestWhatEndsIt:
     def test_a_conversation_goes_on_where_it_was(self, model, reference):
         first = torch.tensor([[5, 6, 7, 8]])
         answer = model.sample(first, 20, top_k=1, eos_token_override=-1)
-        # The last token has been chosen and not yet been read: it starts the next turn.
+        # The last token has been sampled but not been fed: it starts the next call.
         turn = torch.cat([answer[:, -1:], torch.tensor([[9, 10, 11]])], 1)
         got = model.sample(turn, 40, top_k=1, cache_ids=torch.arange(19, 23), eos_token_override=-1)
         whole = torch.cat([answer[:, :-1], turn], 1)
@@ -191,7 +191,7 @@ class TestWhenSomethingGoesWrong:
         decoder.caches = [decoder.runtime.put([poison]) for _ in decoder.caches]
         with pytest.raises(EngineError, match=r"the logits of rows \[0\] are NaN or all -inf"):
             model.sample([[5]], 20, cache_ids=[10], top_k=1)
-        decoder.tainted[:] = True  # all of them were poisoned, behind the decoder's back
+        decoder.tainted[:] = True  # all caches were poisoned, which the decoder does not know
         assert torch.equal(model.sample(batch.input_ids, 40, **options), before)
 
     @pytest.mark.parametrize("what", ["loop", "sample", "step"])
@@ -213,14 +213,14 @@ class TestWhenSomethingGoesWrong:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (dict(min_p=1.5), "min_p must be from 0 to 1, got 1.5"),
-            (dict(top_p=0.0), "top_p must be above 0 and at most 1, got 0.0"),
+            (dict(min_p=1.5), r"min_p must be in \[0, 1\], got 1.5"),
+            (dict(top_p=0.0), r"top_p must be in \(0, 1\], got 0.0"),
             (dict(repetition_penalty=0), "repetition_penalty must be above 0, got 0"),
             (dict(temperature=-1.0), "temperature must be above 0 .* got -1.0"),
             (dict(temperature=[1.0, 0.0, 1.0]), r"temperature must be above 0 .* got \[1.0, 0.0, 1.0\]"),
             (dict(top_k=[1, 2]), "top_k must be one value, or one for each of 3 rows, got 2"),
-            (dict(top_k=2.5), "top_k must be at least 1, or 0 for all tokens, got 2.5"),
-            (dict(seed=-1), "seed must be a whole number of at least 0, or one for each row, got -1"),
+            (dict(top_k=2.5), "top_k must be a whole number of at least 1, .*, got 2.5"),
+            (dict(seed=-1), "seed must be a whole number of at least 0, or one per row, got -1"),
         ],
         ids=str,
     )

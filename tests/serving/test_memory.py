@@ -1,4 +1,4 @@
-"""Loading holds the weights once, and no more than two of them besides; of what was there before it keeps nothing."""
+"""Loading holds the weights once, plus at most two of them, and keeps nothing of an earlier model."""
 
 import gc
 import json
@@ -53,25 +53,25 @@ def checkpoint(request, tmp_path_factory):
     return directory
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="wants /proc, which says a process's peak memory")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc, which has a process's peak memory")
 @pytest.mark.parametrize(("amp", "quant", "degree"), [("f32", "", 2), ("bf16", "s8", 1)])
 def test_peak_memory_while_loading(checkpoint, amp, quant, degree):
     command = [sys.executable, "-c", LOADED, checkpoint, amp, quant, str(degree)]
-    # What was freed is given back at once, or it counts what the heaps of threads keep for themselves.
+    # Free memory is returned at once; otherwise the heaps of threads would be counted.
     heap = dict(MALLOC_ARENA_MAX="1", MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
     result = subprocess.run(command, capture_output=True, text=True, env=os.environ | heap)
     assert result.returncode == 0, result.stderr
     memory = json.loads(result.stdout)
     print(f"peak {memory['peak'] / memory['resident']:.2f} of the weights on the devices")
-    assert memory["peak"] <= memory["resident"] + memory["two"]  # less where weights stay in their file until used
+    assert memory["peak"] <= memory["resident"] + memory["two"]  # less if weights stay in their file until used
 
 
-# What a model had before.
+# Memory of an earlier model.
 
 
 @pytest.fixture
 def uncollected():
-    """Without the collector: what a cycle or an engine keeps is there until somebody asks."""
+    """Turn off the garbage collector: what a cycle or an engine keeps then stays."""
     gc.collect()
     gc.disable()
     yield
@@ -80,7 +80,7 @@ def uncollected():
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory):
-    """With weights, which are used as they lie in its files."""
+    """An artifact with weights, which are used in place in its files."""
     torch.manual_seed(0)
     sizes = dict(n_layer=2, n_embd=16, n_head=2, n_positions=16, vocab_size=41)
     directory = tmp_path_factory.mktemp("artifact")
@@ -92,7 +92,7 @@ def artifact(tmp_path_factory):
 
 
 def parts(model):
-    """What may not outlive a model's time on the devices."""
+    """Objects that must be freed when a model leaves the devices."""
     decoder = model.decoder
     executables = [executable for _, executable in decoder.executables.values()]
     assert executables and decoder.weights and decoder.caches
@@ -100,11 +100,11 @@ def parts(model):
 
 
 def mapped(directory):
-    """How often files in a directory are mapped, as /proc has it."""
+    """Count the mappings of files in a directory, from /proc."""
     return Path("/proc/self/maps").read_text().count(str(directory))
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="wants /proc, which says what is mapped")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc, which lists mapped files")
 def test_of_what_was_on_the_devices_nothing_is_kept(artifact, uncollected):
     model = GPT2ForSampling.from_pretrained(artifact)
     model.to_neuron()
@@ -137,7 +137,7 @@ def unreachable(uncollected):
 
 
 def test_nothing_waits_for_the_collector(artifact, unreachable):
-    """As graphs did, which hold each instruction: megabytes for a model of many layers, at every to_neuron()."""
+    """Graphs once did, and they hold each instruction: megabytes for many layers at every to_neuron()."""
     model = GPT2ForSampling.from_pretrained(artifact.parent / "checkpoint")
     model.to_neuron()
     model.sample(torch.ones(1, 4, dtype=torch.long), 12, top_k=1)

@@ -1,4 +1,4 @@
-"""What is measured of calls: how many tokens, in how many steps, and that times add up."""
+"""Metrics of calls: the number of tokens and of steps, and times that add up."""
 
 import json
 from pathlib import Path

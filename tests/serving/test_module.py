@@ -1,4 +1,4 @@
-"""Checkpoint files: formats round-trip and are read lazily, damage has its message, a save is all or nothing."""
+"""Checkpoint files: formats round-trip, reading is lazy, damage has a message, a save is all or nothing."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def save_safetensors_index(state, directory):
 
 
 def save_split(state, directory):
-    """As the original library wrote it: every tensor in a file of its own, tied or not."""
+    """Save as the original library did: every tensor in its own file, tied or not."""
     split = directory / "pytorch_model.bin"
     split.mkdir()
     listing = {name: f"p{idx}.{name}" for idx, name in enumerate(state)}
@@ -142,7 +142,7 @@ def test_tensors_outlive_the_checkpoint_and_writes_stay_private(write, state, tm
 
 
 def test_the_first_format_wins(tmp_path):
-    writers = [write for write in WRITERS if write is not save_bin]  # shares its name with the split directory
+    writers = [write for write in WRITERS if write is not save_bin]  # has the name of the split directory
     for value, write in enumerate(writers):
         write({"w": torch.full((2,), value), "other": torch.zeros(1)}, tmp_path)
     assert open_checkpoint(tmp_path).read("w")[0] == 0
@@ -210,7 +210,7 @@ def test_cut_short_is_found_at_open(write, file, keep, state, tmp_path):
     write(state, tmp_path)
     whole = (tmp_path / file).read_bytes()
     (tmp_path / file).write_bytes(whole[: int(keep * len(whole)) if keep == 0.5 else keep])
-    reason = "not a whole safetensors file" if "safetensors" in file else "cut short, damaged, or older than torch 1.6"
+    reason = "not a whole safetensors file" if "safetensors" in file else "truncated, damaged, or older than torch 1.6"
     refused(tmp_path, f"{tmp_path / file}: {reason}")
 
 
@@ -232,7 +232,7 @@ def write_listing(directory, path, text):
 @pytest.mark.parametrize("file", ["../secret", "/etc/passwd", "sub/file", "", ".", "..", "\0", "\ud800"])
 def test_listed_files_are_plain_names(path, file, tmp_path):
     listing = write_listing(tmp_path, path, LISTINGS[path]({"h.0.weight": file}))
-    refused(tmp_path, f"{listing}: 'h.0.weight' is listed in {file!r}; wanted a plain file name beside the listing")
+    refused(tmp_path, f"{listing}: 'h.0.weight' is listed in {file!r}; expected a plain name next to the listing")
 
 
 @pytest.mark.parametrize("path", LISTINGS)
@@ -252,19 +252,19 @@ def test_listed_files_are_regular(path, file, found, tmp_path):
     (listing.parent / "dangling").symlink_to("nowhere")
     (listing.parent / "folder").mkdir()
     os.mkfifo(listing.parent / "pipe")
-    refused(tmp_path, f"{file}: wanted a regular file, which {listing.name} lists for tensor 'h.0.weight'", found)
+    refused(tmp_path, f"{file}: expected a regular file, which {listing.name} lists for tensor 'h.0.weight'", found)
 
 
 @pytest.mark.parametrize("path", LISTINGS)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"weight_map": {"a": "f", "a": "g"}, "b": {"a": "f", "a": "g"}}', "not valid JSON ('a' is there twice)"),
+        ('{"weight_map": {"a": "f", "a": "g"}, "b": {"a": "f", "a": "g"}}', "not valid JSON ('a' occurs twice)"),
         ('{"weight_map": {"a": 1}}', "from tensor name to file name"),
         ('{"weight_map": ["a"]}', "from tensor name to file name"),
         ('{"weight_map": ', "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
-        ("[]", "wanted a JSON object, got list"),
+        ("[]", "expected a JSON object, got list"),
         ("\ud800", "not valid JSON"),
     ],
 )
@@ -309,9 +309,9 @@ def test_pickles_are_not_executed(write, tmp_path):
     ("content", "options", "reason"),
     [
         ({"w": torch.zeros(1)}, {"_use_new_zipfile_serialization": False}, "older than torch 1.6"),
-        ({"model": {"w": torch.zeros(1)}}, {}, "wanted tensors by name, got dict at 'model'"),
-        ({3: torch.zeros(1)}, {}, "wanted tensors by name, got Tensor at 3"),
-        (torch.zeros(1), {}, "wanted a state dict, got Tensor"),
+        ({"model": {"w": torch.zeros(1)}}, {}, "expected tensors by name, got dict at 'model'"),
+        ({3: torch.zeros(1)}, {}, "expected tensors by name, got Tensor at 3"),
+        (torch.zeros(1), {}, "expected a state dict, got Tensor"),
     ],
 )
 def test_bin_that_is_no_state_dict(content, options, reason, tmp_path):
@@ -321,13 +321,13 @@ def test_bin_that_is_no_state_dict(content, options, reason, tmp_path):
 
 def test_split_entries(tmp_path):
     save_split({"w": {"not": "a tensor"}}, tmp_path)
-    refused(tmp_path, "p0.w: wanted tensors by name, got dict at 'w'")
+    refused(tmp_path, "p0.w: expected tensors by name, got dict at 'w'")
     listing = tmp_path / "pytorch_model.bin" / "key_to_filename.json"
     listing.write_text('{"w": "p0.w.empty_json"}')
-    refused(tmp_path, listing, "'w'", "stands for random weights and is refused")
+    refused(tmp_path, listing, "'w'", "means random weights and is refused")
     listing.unlink()
     wanted = "a regular file, or a directory with key_to_filename.json"
-    refused(tmp_path, f"pytorch_model.bin: wanted {wanted}, found a directory")
+    refused(tmp_path, f"pytorch_model.bin: expected {wanted}, found a directory")
 
 
 def test_parameters_in_a_bin_are_plain_tensors(tmp_path):
@@ -354,16 +354,16 @@ def test_no_such_directory(find, path):
         find(path)
     told = os.path.expanduser(path) or "''"
     assert str(caught.value) == (
-        f"{told}: no such directory, and no valid hub name, which looks like 'owner/model'; check the path"
+        f"{told}: no such directory, and not a valid hub name such as 'owner/model'; check the path"
     )
 
 
 def test_a_file_is_no_directory(tmp_path):
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointError, match=r"wanted a checkpoint directory, found a file; pass its directory"):
+    with pytest.raises(CheckpointError, match=r"expected a checkpoint directory, found a file; pass the directory"):
         resolve(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
-    refused(tmp_path, "no checkpoint here; wanted one of model.safetensors, model.safetensors.index.json")
+    refused(tmp_path, "no checkpoint here; expected one of model.safetensors, model.safetensors.index.json")
 
 
 ADAPTER = dict(peft_type="LORA", base_model_name_or_path="owner/base")
@@ -376,16 +376,16 @@ def test_a_directory_of_an_adapter_says_what_to_do(find, tmp_path):
     with pytest.raises(CheckpointError) as refused:
         find(tmp_path)
     assert str(refused.value) == (
-        f"{tmp_path}: an adapter (adapter_config.json) for owner/base, and no model; merge it into that model with "
-        "PEFT's merge_and_unload(), and save what comes of it with save_pretrained(…)"
+        f"{tmp_path}: expected a model, found an adapter (adapter_config.json) for owner/base; merge it "
+        "into that model with PEFT's merge_and_unload(), and save the result with save_pretrained(…)"
     )
     (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"\(adapter_config.json\), and no model; merge it into its model"):
+    with pytest.raises(CheckpointError, match=r"\(adapter_config.json\); merge it into its model"):
         find(tmp_path)
 
 
 GGUF = (
-    ": weights in GGUF, which cannot be read; make a checkpoint of them with Transformers: "
+    ": weights in GGUF cannot be read; convert them to a checkpoint with Transformers: "
     "from_pretrained(…, gguf_file='tiny.Q4_1.gguf', quantization_config=GgufConfig(dequantize=True)) and "
     "save_pretrained(…)"
 )
@@ -408,7 +408,7 @@ def test_a_file_of_gguf_says_what_to_do(name, tmp_path):
     assert str(refused.value) == f"{path}{GGUF.replace('tiny.Q4_1.gguf', name)}"
     if path.suffix == ".gguf":
         for find in (load_config, open_checkpoint):
-            with pytest.raises(CheckpointError, match=r"weights in GGUF, which cannot be read; make a checkpoint"):
+            with pytest.raises(CheckpointError, match=r"weights in GGUF cannot be read; convert them"):
                 find(path)
 
 
@@ -455,7 +455,7 @@ def test_hub_model_in_the_cache(write, state, hub_cache):
 
 @pytest.mark.parametrize("name", ["owner/other", "other"])
 def test_hub_model_out_of_reach(name, hub_cache):
-    message = f"{name!r} is neither a directory here nor a hub model that is cached or can be reached"
+    message = f"{name!r} is neither a local directory nor a hub model that is cached or reachable"
     with pytest.raises(CheckpointError, match=message):
         resolve(name)
 
@@ -480,9 +480,9 @@ def test_pickles_are_downloaded_only_without_safetensors(safe, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (None, "wanted a regular file, found nothing"),
+        (None, "expected a regular file, found nothing"),
         ("{", "not valid JSON"),
-        ("[1]", "wanted a JSON object, got list"),
+        ("[1]", "expected a JSON object, got list"),
     ],
 )
 def test_broken_config(text, reason, tmp_path):
@@ -600,7 +600,7 @@ def fill(directory, earlier):
         save_pretrained_split(gpt2(), directory)
 
 
-RENAMES = {"nothing": 3, "single file": 4, "split": 6}  # what the exchange needs; each may be the one that fails
+RENAMES = {"nothing": 3, "single file": 4, "split": 6}  # renames that the exchange needs; any of them may fail
 STEPS = [("torch.save", 3, OSError), ("torch.save", 3, KeyboardInterrupt)]
 STEPS += [("os.fsync", 0, OSError), ("os.fsync", -1, OSError)]
 FAILURES = [(earlier, *step) for earlier in RENAMES for step in STEPS]

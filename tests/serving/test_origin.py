@@ -1,4 +1,4 @@
-"""An artifact's weights are used for the checkpoint that they are of, in whatever files it lies, and for no other."""
+"""An artifact's weights serve the checkpoint that they came from, in any file format, and no other."""
 
 import ctypes
 import json
@@ -36,12 +36,12 @@ from transformers_neuronx.serialization import open_artifact
 from transformers_neuronx.t5.model import T5ForSampling
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
-ALL = RUNS * NUMBERS  # the numbers of a tensor of which a mark has all
+ALL = RUNS * NUMBERS  # the largest tensor that a mark covers whole
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Of numbers that bf16 holds."""
+    """A checkpoint of numbers that bf16 can represent."""
     torch.manual_seed(0)
     sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 41}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
@@ -52,7 +52,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def artifact(checkpoint, tmp_path_factory):
-    """Of the checkpoint, with weights; not to be changed."""
+    """An artifact of the checkpoint, with weights, which tests must not change."""
     directory = tmp_path_factory.mktemp("artifact")
     made(checkpoint).save(directory, sharded_weights=True)
     return directory
@@ -60,7 +60,7 @@ def artifact(checkpoint, tmp_path_factory):
 
 @pytest.fixture
 def other(checkpoint, tmp_path):
-    """Of the same shape: one number of one layer is another."""
+    """A checkpoint of the same shape in which one number differs."""
     return trained_further(checkpoint, tmp_path / "other", "transformer.h.1.mlp.c_fc.weight")
 
 
@@ -83,7 +83,7 @@ def trained_further(checkpoint, directory, *names, auto=AutoModelForCausalLM):
 
 @pytest.fixture
 def said(caplog):
-    """What is said in the log; what is said once may be said again."""
+    """`said()`: the messages of the log; those that are logged once may come again."""
     caplog.set_level(logging.INFO, "transformers_neuronx.serialization")
     cache.warn_once.cache_clear()
     return lambda: [r.getMessage() for r in caplog.records if "weights" in r.getMessage()]
@@ -94,11 +94,11 @@ def test_weights_of_another_checkpoint_are_refused(artifact, checkpoint, other):
     with pytest.raises(ConfigError) as caught:
         model.load(artifact)
     assert str(caught.value) == (
-        f"load: the weights in {artifact} must be those of {other}, but 1 of 28 tensors are others: "
-        f"h.1.mlp.c_fc.weight; save the artifact again from a model of that checkpoint, or take the artifact's own "
+        f"load: the weights in {artifact} must be those of {other}, but 1 of 28 tensors differ: "
+        f"h.1.mlp.c_fc.weight; save the artifact again from a model of that checkpoint, or load the artifact's own "
         f"weights with from_pretrained({str(artifact)!r})"
     )
-    model.to_neuron()  # it is what it was before
+    model.to_neuron()  # the model is unchanged
     assert model(IDS).equal(made(other)(IDS))
     assert not model(IDS).equal(made(checkpoint)(IDS))
 
@@ -106,7 +106,7 @@ def test_weights_of_another_checkpoint_are_refused(artifact, checkpoint, other):
 def test_a_few_of_many_tensors_are_named(artifact, checkpoint, tmp_path):
     names = ["transformer.wte.weight", *(f"transformer.h.{n}.attn.c_proj.weight" for n in range(2))]
     model = GPT2ForSampling.from_pretrained(trained_further(checkpoint, tmp_path, *names))
-    with pytest.raises(ConfigError, match=r"3 of 28 tensors are others: h\.\*\.attn\.c_proj\.weight \(2 layers\), wte"):
+    with pytest.raises(ConfigError, match=r"3 of 28 tensors differ: h\.\*\.attn\.c_proj\.weight \(2 layers\), wte"):
         model.load(artifact)
 
 
@@ -126,7 +126,7 @@ def of_the_bare_model(model, directory):
 
 def in_a_pickle(model, directory):
     model.config.save_pretrained(directory)
-    torch.save(model.state_dict(), directory / "pytorch_model.bin")  # with the tied head beside the embedding
+    torch.save(model.state_dict(), directory / "pytorch_model.bin")  # with the tied head next to the embedding
 
 
 def in_a_pickle_with_other_strides(model, directory):
@@ -146,11 +146,11 @@ def test_the_same_checkpoint_in_other_files(write, artifact, checkpoint, tmp_pat
     write_to(write, model, tmp_path / "same")
     same = made(tmp_path / "same", artifact)
     assert same(IDS).equal(made(checkpoint)(IDS)) and not said()
-    # And there as well a change is seen.
+    # A change is detected there as well.
     with torch.no_grad():
         model.transformer.h[0].ln_2.weight[3] += 0.25
     write_to(write, model, tmp_path / "changed")
-    with pytest.raises(ConfigError, match=r"1 of 28 tensors are others: h\.0\.ln_2\.weight;"):
+    with pytest.raises(ConfigError, match=r"1 of 28 tensors differ: h\.0\.ln_2\.weight;"):
         NeuronAutoModelForCausalLM.from_pretrained(tmp_path / "changed").load(artifact)
 
 
@@ -168,7 +168,7 @@ def test_however_the_weights_are_stored(amp, degree, quant, checkpoint, other, t
     model = made(checkpoint, **options)
     model.save(tmp_path / "artifact", sharded_weights=True)
     assert made(shutil.copytree(checkpoint, tmp_path / "copy"), tmp_path / "artifact", **options)(IDS).equal(model(IDS))
-    with pytest.raises(ConfigError, match=r"1 of 28 tensors are others: h\.1\.mlp\.c_fc\.weight;"):
+    with pytest.raises(ConfigError, match=r"1 of 28 tensors differ: h\.1\.mlp\.c_fc\.weight;"):
         made(other, tmp_path / "artifact", **options)
 
 
@@ -178,7 +178,7 @@ def test_weights_that_were_only_compiled_for(meanwhile, checkpoint, other, artif
     model.cpu_compile(weights=meanwhile)
     model.save(tmp_path, sharded_weights=True)
     assert open_artifact(tmp_path).marks == open_artifact(artifact).marks
-    with pytest.raises(ConfigError, match=r"are others: h\.1\.mlp\.c_fc\.weight;"):
+    with pytest.raises(ConfigError, match=r"differ: h\.1\.mlp\.c_fc\.weight;"):
         GPT2ForSampling.from_pretrained(other).load(tmp_path)
 
 
@@ -198,13 +198,13 @@ def test_a_model_with_an_encoder(tied, tmp_path):
     model.cpu_compile()
     model.save(tmp_path / "artifact", sharded_weights=True)
     T5ForSampling.from_pretrained(tmp_path / "same", **options).load(tmp_path / "artifact")
-    with pytest.raises(ConfigError, match=rf"are others: {name};"):
+    with pytest.raises(ConfigError, match=rf"differ: {name};"):
         T5ForSampling.from_pretrained(tmp_path / "b", **options).load(tmp_path / "artifact")
 
 
 @torch.no_grad()
 def test_tensors_under_other_names_are_left_out(tmp_path):
-    """Experts lie in files one by one, and stacked in Transformers' models."""
+    """Experts are stored one by one in files, and stacked in Transformers' models."""
     torch.manual_seed(0)
     sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, vocab_size=41)
     reference = MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=1, num_local_experts=2))
@@ -220,11 +220,11 @@ def test_tensors_under_other_names_are_left_out(tmp_path):
     MixtralForSampling.from_pretrained(tmp_path / "stacked", **options).load(tmp_path / "artifact")
     reference.model.layers[0].self_attn.v_proj.weight += 0.1
     write_to(in_a_pickle, reference, tmp_path / "changed")
-    with pytest.raises(ConfigError, match=r"are others: layers\.0\.self_attn\.v_proj\.weight;"):
+    with pytest.raises(ConfigError, match=r"differ: layers\.0\.self_attn\.v_proj\.weight;"):
         MixtralForSampling.from_pretrained(tmp_path / "changed", **options).load(tmp_path / "artifact")
 
 
-# What has no checkpoint of its own, or no marks.
+# Models without a checkpoint, and artifacts without marks.
 
 
 def test_programs_are_anybodys(checkpoint, other, tmp_path, said):
@@ -239,7 +239,7 @@ def test_programs_are_anybodys(checkpoint, other, tmp_path, said):
 def test_weights_beside_programs_are_compared_with_those_of_an_artifact(artifact, checkpoint, other, tmp_path):
     made(checkpoint).save(tmp_path / "programs")
     model = GPT2ForSampling.from_pretrained(tmp_path / "programs", weights=other)
-    with pytest.raises(ConfigError, match=r"are others: h\.1\.mlp\.c_fc\.weight;"):
+    with pytest.raises(ConfigError, match=r"differ: h\.1\.mlp\.c_fc\.weight;"):
         model.load(artifact)
 
 
@@ -261,7 +261,7 @@ def test_a_model_without_weights_says_whose_it_takes(programs, artifact, checkpo
     else:
         model = GPT2ForSampling(json.loads((checkpoint / "config.json").read_text()))
     model.load(artifact)
-    assert said() == [f"the model has no weights of its own, and takes those in {artifact}"]
+    assert said() == [f"the model has no weights of its own, using those in {artifact}"]
     model.to_neuron()
     assert model(IDS).equal(made(checkpoint)(IDS)) and len(said()) == 1
 
@@ -274,14 +274,14 @@ def test_of_an_earlier_artifact_it_is_said_once_that_nothing_can_be_told(artifac
     for _ in range(2):
         assert made(other, copy)(IDS).equal(made(checkpoint)(IDS))
     assert said() == [
-        f"the weights in {copy} are used; whether they are those of {other} cannot be told, since the artifact has no "
-        "marks of these tensors: save it again, and it will have them"
+        f"using the weights in {copy} without checking that they are those of {other}, because the artifact has no "
+        "marks of these tensors: save it again to add them"
     ]
-    made(copy).save(copy, sharded_weights=True)  # of what was never told, nothing is
+    made(copy).save(copy, sharded_weights=True)  # an unknown origin stays unknown
     assert open_artifact(copy).marks == {}
 
 
-# What marks see.
+# Changes that marks detect.
 
 
 def test_a_small_tensor_is_seen_whole():
@@ -309,7 +309,7 @@ def test_runs_of_a_large_tensor_are_seen_from_its_first_number_to_its_last():
 
 
 def test_a_change_of_one_number_in_a_thousand_is_seen():
-    """As when most of what training changes is lost in rounding to bf16."""
+    """Most changes of training may be lost in rounding to bf16."""
     torch.manual_seed(0)
     tensor = torch.randn(4096, 512).bfloat16()
     changed = tensor.clone()
@@ -332,7 +332,7 @@ def test_numbers_are_alike_in_every_type_and_layout(dtype, sizes):
     assert mark(tensor) == mark(tensor.float()) == mark(tensor.float().mT.contiguous().mT if len(sizes) > 1 else tensor)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wants mincore, which says what of a file was read")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mincore, which shows the pages read")
 def test_little_of_a_large_file_is_read(tmp_path):
     size = 64 * 2**20
     header = json.dumps({"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
@@ -348,7 +348,7 @@ def test_little_of_a_large_file_is_read(tmp_path):
 
 
 def resident(path):
-    """Bytes of a file that are in memory."""
+    """Return the bytes of a file that are in memory."""
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         pages = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
         lies = np.frombuffer(mapped, np.uint8)

@@ -1,4 +1,4 @@
-"""What is planned for the CPU is what is there: on the devices, and in the memory of a process."""
+"""A plan for the CPU agrees with the memory of devices and of the process."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from transformers_neuronx.runtimes import get_runtime
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 CLOSE = 0.05
 
-# Of each: a configuration at two sizes, and how it is compiled.
+# For each: a configuration at two sizes, and its options.
 SMALL = dict(vocab_size=301, max_position_embeddings=64, hidden_size=64, intermediate_size=172, num_hidden_layers=2)
 HEADS = dict(num_attention_heads=8, num_key_value_heads=2)
 WIDE = dict(vocab_size=16000, max_position_embeddings=256)
@@ -64,7 +64,7 @@ MODELS = {
 
 
 def saved(config, directory):
-    """A checkpoint of a model whose numbers nobody looks at."""
+    """A checkpoint whose values do not matter."""
     kind = T5ForConditionalGeneration if config.model_type == "t5" else AutoModelForCausalLM
     make = kind._from_config if config.model_type == "t5" else kind.from_config
     with torch.device("meta"):
@@ -96,8 +96,8 @@ def test_weights_and_caches_are_what_is_held(tmp_path, name):
     assert planned.caches * degree == decoder.memory_use.caches
 
 
-# Programs are compiled before, and have run with weights that were let go: what code, compiler and threads take is not
-# meant. What is free in the heap is given back, or a weight that is let go would be seen for one that is there.
+# Programs are compiled and run once before, with weights that are freed: memory of code, compiler and threads must not
+# count. Free heap memory is returned first, or a freed weight would count as one that is there.
 RESIDENT = """
 import ctypes, gc, json, sys
 from test_planning import opened
@@ -140,7 +140,7 @@ print(json.dumps(dict(resident=resident, peak=memory("VmHWM") - before, kept=kep
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="wants /proc, which says what is resident")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc, which has the resident memory")
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_resident(tmp_path, name):
     _, large, options = MODELS[name]

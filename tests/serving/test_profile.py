@@ -32,4 +32,4 @@ def test_profile(degree):
     assert text.splitlines()[-1].split()[0] == "all" and text.endswith("100.0%")
     again = model.sample([[1, 2, 3]], 8, top_k=1)
     assert again.shape == (1, 8)
-    assert profile.programs["loop_width64_steps8"].calls == 2  # nothing is watched any more
+    assert profile.programs["loop_width64_steps8"].calls == 2  # nothing is measured any more

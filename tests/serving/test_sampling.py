@@ -74,7 +74,7 @@ def test_a_row_past_its_end_repeats_it_and_all_ended_stops(model, tokenizer):
     width = batch.input_ids.shape[1]
     where = dict(top_k=1, attention_mask=batch.attention_mask)
     free = model.sample(batch.input_ids, width + 150, eos_token_override=-1, **where)[:, width:]
-    # A token that every row comes to, and not all at once.
+    # A token that every row reaches, at different steps.
     end = next(
         token
         for token in range(1023)
@@ -180,7 +180,7 @@ def test_caches_stay_on_the_device_in_the_same_memory(model, tokenizer):
 
     results = {
         StepKey: lambda shape: (0, 4 * shape.rows * 1023 if shape.active == 1 else of_prompt(shape)),
-        LoopKey: lambda loop: (1, 4 * 8 * loop.steps + 8),  # which tokens are seen is state as well
+        LoopKey: lambda loop: (1, 4 * 8 * loop.steps + 8),  # the seen tokens are state as well
     }
     for what, [(_, executable)] in model.decoder._built.items():
         if type(what) not in results:

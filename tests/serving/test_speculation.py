@@ -1,4 +1,4 @@
-"""Speculative decoding gives the tokens of the target alone, whoever guesses."""
+"""Speculative decoding gives the same tokens as the target alone, with any draft."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def batch():
 
 @pytest.fixture
 def checks(target, monkeypatch):
-    """How many steps the target took."""
+    """Records the target's steps."""
     calls = []
     verify = target.decoder.verify
     monkeypatch.setattr(target.decoder, "verify", lambda *operands: calls.append(1) or verify(*operands))
@@ -115,7 +115,7 @@ class TestPromptLookup:
         ("ids", "guesses"),
         [
             ([1, 2, 3, 4, 1, 2], [3, 4, 1]),
-            ([1, 2, 3, 9, 2, 3, 4, 2, 3], [4, 2, 3]),  # the last time, not the first
+            ([1, 2, 3, 9, 2, 3, 4, 2, 3], [4, 2, 3]),  # the last occurrence, not the first
             ([7, 5, 7], [5, 7, 7]),
             ([1, 2, 3], [3, 3, 3]),
             ([1], [1, 1, 1]),
@@ -126,15 +126,15 @@ class TestPromptLookup:
 
 
 def test_what_does_not_go_together_is_refused(target, draft, batch):
-    with pytest.raises(ConfigError, match="batch_size wants to be the same for draft and target, got 3 and 1"):
+    with pytest.raises(ConfigError, match="batch_size must be the same for draft and target, got 3 and 1"):
         SpeculativeGenerator(draft, GPT2ForSampling.from_pretrained(TINY_KJV))
-    with pytest.raises(ConfigError, match="tp_degree wants to be the same for draft and target, got 1 and 2"):
+    with pytest.raises(ConfigError, match="tp_degree must be the same for draft and target, got 1 and 2"):
         FusedSpeculativeDecoder(
             draft, GPT2ForSampling.from_pretrained(TINY_KJV, batch_size=3, n_positions=128, tp_degree=2)
         )
-    with pytest.raises(ConfigError, match="n_positions wants to be at least the target's 128 for the draft, got 64"):
+    with pytest.raises(ConfigError, match="n_positions of the draft must be at least the target's 128, got 64"):
         SpeculativeGenerator(GPT2ForSampling.from_pretrained(TINY_KJV, batch_size=3, n_positions=64), target)
-    with pytest.raises(ConfigError, match="k wants at least one guess, got 0"):
+    with pytest.raises(ConfigError, match="k must be at least 1, got 0"):
         SpeculativeGenerator(draft, target, 0)
     with pytest.raises(InputError, match="neither no_repeat_ngram_size nor output_scores"):
         SpeculativeGenerator(draft, target).sample(batch.input_ids, 100, output_scores=True)

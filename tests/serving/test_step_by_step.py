@@ -1,4 +1,4 @@
-"""The adapter without `generate()`: programs that call it for every token, as serving stacks for the original do."""
+"""The adapter without `generate()`: called for every token, as serving stacks of the original library do."""
 
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def test_sequences_that_another_call_took_the_place_of_are_an_error(adapter):
     adapter.reset_generation()
     adapter(**adapter.prepare_inputs_for_generation(IDS[:, :COLUMNS]))
     adapter.generate(IDS[:, :4], attention_mask=torch.ones(2, 4), max_length=8, pad_token_id=0)
-    with pytest.raises(InputError, match=r"no longer on the devices.*begin anew, after reset_generation\(\)"):
+    with pytest.raises(InputError, match=r"no longer on the devices.*call reset_generation\(\)"):
         adapter(**adapter.prepare_inputs_for_generation(IDS[:, :1]))
 
 
@@ -160,10 +160,8 @@ def test_masks_of_any_type(adapter, reference, kind):
 
 def test_options_that_need_a_second_cache_are_named(adapter):
     options = dict(attention_mask=torch.ones_like(IDS), max_length=16, pad_token_id=0)
-    with pytest.raises(
-        InputError, match=r"guidance_scale=1.5 is not supported: it runs this model for a second sequence"
-    ):
+    with pytest.raises(InputError, match=r"guidance_scale=1.5 is not supported: each row would need a second"):
         adapter.generate(IDS, guidance_scale=1.5, **options)
-    with pytest.raises(InputError, match="assistant_model must have a model of its own"):
+    with pytest.raises(InputError, match="assistant_model must wrap another model"):
         adapter.generate(IDS[:1], assistant_model=adapter, **options | dict(attention_mask=torch.ones_like(IDS[:1])))
     adapter.generate(IDS, guidance_scale=1.0, **options)

@@ -1,4 +1,4 @@
-"""One model, many callers: every call has the tokens that it has alone."""
+"""One model with many callers: every call gets the tokens that it gets alone."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +80,7 @@ def test_two_models_that_guess_for_each_other_do_not_wait_for_each_other(model):
 
 
 class Meddling:
-    """A streamer that calls the model which is streaming."""
+    """A streamer that calls the model that is streaming."""
 
     def __init__(self, call):
         self.call = call
@@ -112,7 +112,7 @@ def test_a_call_inside_another_is_an_error(model, adapter, kind):
 
 
 def test_what_follows_a_lost_sequence_is_an_error(model, monkeypatch):
-    """After a failure of the engine the caches are empty: nobody's next token may be made from them."""
+    """After a failure of the engine the caches are empty, so no sequence may continue from them."""
     ids = prompt(3)
     model.forward(ids)
     with pytest.raises(InputError, match=r"tokens from position 20 on must follow .*: slot 0 holds \d+ tokens"):

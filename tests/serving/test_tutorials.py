@@ -1,6 +1,6 @@
-"""The tutorials of decoders: what they show is what they print, and that is what Transformers says of the same weights.
+"""The tutorials of decoders: they print what they show, and Transformers agrees for the same weights.
 
-Models that cannot be bundled are small ones here, with random weights, in directories of the names that are mentioned.
+Small random models stand in for those that cannot be bundled, in directories with the names that tutorials use.
 """
 
 import ast
@@ -29,7 +29,7 @@ def reference():
 
 
 def unshown(tutorial, printed):
-    """What the tutorial prints besides what it shows, which has to come in order."""
+    """Return what the tutorial prints in addition to the output that it shows, which must come in order."""
     rest = ""
     for block in blocks(tutorial, "text"):
         before, found, printed = printed.partition(block)
@@ -45,7 +45,7 @@ def greedy(model, tokenizer, text, length, **options):
 
 
 def stand_in(config, directory, tokenizer):
-    """A checkpoint of a small model whose logits say something; the model."""
+    """Save a small model whose logits differ clearly, and return it."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(directory)
@@ -55,7 +55,7 @@ def stand_in(config, directory, tokenizer):
 
 @torch.inference_mode()
 def shortfall(model, tokens, prompt):
-    """How far a choice after `prompt` of the tokens is from the largest logit, at most, as a part of that."""
+    """Return how far chosen tokens after `prompt` are from the largest logit, at most, relative to it."""
     logits = model(torch.tensor([tokens])).logits[0, prompt - 1 : -1]
     chosen = logits.gather(1, torch.tensor(tokens)[prompt:, None])[:, 0]
     return ((logits.amax(1) - chosen) / logits.abs().amax(1)).max().item()
@@ -68,7 +68,7 @@ def held_out(tokenizer, rows, columns):
 
 @torch.inference_mode()
 def nats(model, windows, **options):
-    """The mean loss of a token after those before it in its window."""
+    """Return the mean loss of a token given those before it in its window."""
     logits = model(windows, **options).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item()
 
@@ -139,14 +139,14 @@ def test_llama(tmp_path, tokenizer):
 
 
 def rounded(model, bits, group):
-    """The model with its layers' weights as `bits` hold them, `group` inputs of an output with one scale."""
+    """Round the weights of the model's layers to `bits`, with one scale per `group` inputs of an output."""
     for module in model.modules():
         if isinstance(module, Conv1D):  # [in, out]
             weight = module.weight.data.T
             groups = weight.unflatten(1, (-1, group or weight.shape[1]))
             if bits == 8:
                 scale = groups.abs().amax(2, keepdim=True) / 127
-            else:  # of the 16 numbers the one that has no opposite is the largest weight's
+            else:  # of the 16 values, the one without an opposite is the largest weight's
                 least, most = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
                 scale = (torch.where(most > -least, most, least) / -8).bfloat16().float()
             low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1

@@ -1,4 +1,4 @@
-"""Every lowering against PyTorch itself: many operations a program, each an output of its name."""
+"""Compare every lowering with PyTorch: each program has many operations, with a named output for each."""
 
 import math
 
@@ -29,7 +29,7 @@ CALLED, FINISHED = set(), []
 
 @pytest.fixture(scope="module", autouse=True)
 def _lowerings_are_noted():
-    """Which of the table's functions the tests of this file call."""
+    """Collect the table's functions that this file's tests call."""
     before = dict(TABLE)
 
     def noted(operation, lowering):
@@ -52,7 +52,7 @@ def agree(name, got, want, tolerance=1e-5):
 
 
 def compare(functions, *inputs, tolerance=1e-5):
-    """Trace all the functions as one, and hold each result against PyTorch's."""
+    """Trace all functions as one, and compare each result with PyTorch's."""
 
     def together(*inputs):
         results = {name: function(*inputs) for name, function in functions.items()}
@@ -421,7 +421,7 @@ def test_attention():
 
 
 W, B = torch.randn(7, 5), torch.randn(7)
-# What follows a layer, and how many operations are left of the two.
+# What follows a layer, and how many of the two operations remain.
 FOLLOWING = dict(
     gelu=(1, lambda y: F.gelu(y)),
     gelu_tanh=(1, lambda y: F.gelu(y, approximate="tanh")),
@@ -445,7 +445,7 @@ def test_activations_of_layers(left, activation, given):
     compare(dict(layer=layer), *inputs)
 
 
-# Masks [2, 1, 3, 6] of which keys [2, 6] are seen, and how many of their rows are read.
+# Masks [2, 1, 3, 6] for visible keys [2, 6], and the number of their rows that are read.
 MASKS = dict(
     expanded=(1, lambda seen: seen[:, None, None].expand(2, 1, 3, 6)),
     of_all_queries=(1, lambda seen: seen[:, None, None] & (torch.arange(3)[:, None] >= 0)),
@@ -476,7 +476,7 @@ def weights_of(q, k, scale=0.3, *biases):
     return F.softmax(scores, -1)
 
 
-# Attention that is made of products, and whether there is one operation for it.
+# Attention written as products, and whether it becomes one operation.
 MADE_OF_PRODUCTS = dict(
     plain=(1, lambda q, k, v: F.softmax(q @ k.mT, -1) @ v),
     scaled_twice=(1, lambda q, k, v: F.dropout(F.softmax(q @ k.mT / 3 * 2, 3), 0.1, training=False) @ v),
@@ -544,7 +544,7 @@ def test_pooling():
 
 
 def test_where_the_largest_of_a_window_was():
-    """Of equal ones the first counts, of NaNs the last, and padding never, though all were minus infinity."""
+    """The first of equal values counts, the last NaN, and never padding, even if all values are minus infinity."""
 
     def places(pool, *sizes, **options):
         return lambda x: pool(x, *sizes, return_indices=True, **options)
@@ -575,7 +575,7 @@ def test_where_the_largest_of_a_window_was():
 
 
 def test_operations_that_are_called_by_their_own_names():
-    """What PyTorch writes otherwise, or takes apart, unless it is called so."""
+    """Operations that PyTorch rewrites or decomposes unless they are called directly."""
     weight, bias = torch.randn(5), torch.randn(5)
     compare(
         dict(
@@ -611,12 +611,12 @@ def test_operations_that_are_called_by_their_own_names():
     ],
 )
 def test_what_a_model_does_in_training_is_refused(function):
-    with pytest.raises(GraphError, match=r"at random while a model is trained: call its eval\(\) first"):
+    with pytest.raises(GraphError, match=r"at random in training mode: call the model's eval\(\) first"):
         trace(function, X)
 
 
 def test_no_lowering_is_dead():
-    """None is of an operation that PyTorch takes apart before."""
+    """No lowering is for an operation that PyTorch decomposes first."""
     table = decompositions()
     assert not [str(operation) for operation in TABLE if operation in table]
 
@@ -639,7 +639,7 @@ def test_resizing():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_as_near_as_pytorch_s_own(dtype):
-    """Of a block of everything: in the mean not further from f32 than one and a half times PyTorch's own result."""
+    """The mean error of a block against f32 is at most one and a half times that of PyTorch's own result."""
     torch.manual_seed(1)
     weight, bias = torch.randn(32, 32) / 6, torch.randn(32)
 
@@ -661,5 +661,5 @@ def test_half_precision_is_as_near_as_pytorch_s_own(dtype):
 def test_every_lowering_was_called(request):
     here = [item.name for item in request.session.items if item.path == request.node.path]
     if set(here) - {*FINISHED, request.node.name}:
-        pytest.skip("wants all other tests of this file to have run before")
+        pytest.skip("needs all other tests of this file to have run before")
     assert sorted(str(operation) for operation in TABLE if operation not in CALLED) == []

@@ -1,5 +1,5 @@
 # ruff: noqa: UP006, UP035
-"""One module for several sizes: the autobucketing guide's kernels and state preprocessors, as they stand there."""
+"""One module for several sizes: the kernels and state preprocessors of the autobucketing guide, unchanged."""
 
 from typing import List
 
@@ -62,7 +62,7 @@ def test_bert_in_two_buckets(tmp_path):
     config = torch_neuronx.BucketModelConfig(get_bucket_kernel)
     traced = torch_neuronx.bucket_model_trace(lambda *_: (bert(), {}), examples, config)
     single = torch_neuronx.trace(model, examples[0])
-    assert len(traced.weights) == len(single.weights)  # though each bucket's model was made anew
+    assert len(traced.weights) == len(single.weights)  # though each bucket has a new model
     torch.jit.save(traced, tmp_path / "bert.pt")
     loaded = torch.jit.load(tmp_path / "bert.pt")
     wanted = []
@@ -73,7 +73,7 @@ def test_bert_in_two_buckets(tmp_path):
         for module in (traced, loaded):
             torch.testing.assert_close(module(*inputs)[0], want, atol=1e-4, rtol=1e-4)
     assert torch.cat(wanted).std() > 0.01
-    with pytest.raises((GraphError, RuntimeError), match="wants 2 inputs, got 0"):
+    with pytest.raises((GraphError, RuntimeError), match="needs 2 inputs, got 0"):
         traced(*encoded(513, 5, 0))
 
 
@@ -99,7 +99,7 @@ def state_preprocessor(
 
 
 class Cached(torch.nn.Module):
-    """Attention of one token over a cache that is shifted, the newest last, of `width` positions."""
+    """Attention of one token over a shifting cache of `width` positions, the newest last."""
 
     def __init__(self, width):
         super().__init__()
@@ -124,7 +124,7 @@ def by_width(inputs: List[torch.Tensor], widths: List[int]):
 
 
 def test_buckets_share_one_cache(tmp_path):
-    """A sequence that outgrows its bucket goes on in the next with all that the first has cached."""
+    """A sequence that outgrows its bucket continues in the next one with the same cache."""
     widths = [4, 16]
 
     def model(width):
@@ -158,14 +158,14 @@ def test_buckets_share_one_cache(tmp_path):
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        (dict(shared_state_buffer=[torch.zeros(1, 16, 8)]), "want the 1 states of shared_state_buffer, got one with 2"),
-        (dict(shared_state_buffer=[torch.zeros(1, 16, 8)] * 2), r"state wants to be torch.float32\[1, 4, 8\], got"),
+        (dict(shared_state_buffer=[torch.zeros(1, 16, 8)]), "must have the 1 states of shared_state_buffer, got 2"),
+        (dict(shared_state_buffer=[torch.zeros(1, 16, 8)] * 2), r"state must be torch.float32\[1, 4, 8\], got"),
         (
             dict(
                 shared_state_buffer=[torch.zeros(1, 16, 8), torch.zeros(1, 16, 8)],
                 shared_state_buffer_preprocessor=lambda: lambda shapes, states, bucket: [s[:, ::4] for s in states],
             ),
-            "slices of the states, without steps",
+            "slices of the states without steps",
         ),
     ],
 )

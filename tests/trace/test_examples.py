@@ -1,4 +1,4 @@
-"""The tutorials of traced models, run as they stand beside small local checkpoints of the names they mention."""
+"""The tutorials of traced models, run unchanged with small local checkpoints under the names that they use."""
 
 import re
 

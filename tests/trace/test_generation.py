@@ -1,4 +1,4 @@
-"""A decoder compiled at a fixed length, and driven by `generate()`: what came so far is padded to that length."""
+"""A decoder compiled at a fixed length for `generate()`, which pads the tokens so far to that length."""
 
 import pytest
 import torch

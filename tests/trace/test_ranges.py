@@ -1,4 +1,4 @@
-"""Indices that are outside: an error where PyTorch has one, and the numbers that PyTorch has everywhere else."""
+"""Indices out of range: an error where PyTorch raises one, and PyTorch's numbers everywhere else."""
 
 import io
 
@@ -86,13 +86,13 @@ def test_what_is_said():
         IndexError, match=r"^tokens must be from 0 to 39 for aten\.embedding\.default, got 57\. "
     ) as raised:
         traced(ids([1, 57]), ids([0, 0]))
-    assert "table (Embedding) asks for it in" in str(raised.value)
+    assert "Source: table (Embedding) in" in str(raised.value)
     assert "test_ranges.py, line" in str(raised.value) and "self.table(tokens)" in str(raised.value)
     assert isinstance(raised.value, InputError)
     assert traced.state_0.item() == 0  # nothing has run
     with pytest.raises(IndexError, match=r"^tokens must be from 0 to 39 .*, got -1\. "):
         traced(ids([1, -1]), ids([0, 0]))
-    with pytest.raises(IndexError, match=r"^an index that the program works out must be from 0 to 39 .*, got 41\. "):
+    with pytest.raises(IndexError, match=r"^an index that the program computes must be from 0 to 39 .*, got 41\. "):
         traced(ids([1, 2]), ids([0, 11]))
     assert traced.state_0.item() == 1
     traced(ids([1, 39]), ids([0, 9]))
@@ -110,7 +110,7 @@ def test_what_is_constant_costs_a_call_nothing_and_is_refused_at_once():
 
 
 def test_an_index_in_fewer_bits():
-    """What a conversion changes is looked at as it is then."""
+    """An index that a conversion changes is checked after the conversion."""
     for dtype in (torch.int32, torch.int16, torch.uint8):
         traced = trace(lambda i: F.embedding(i.long(), TABLE), ids(0, 1, dtype=dtype))
         assert traced(ids(4, 4, dtype=dtype)).shape == (2, 3)
@@ -150,7 +150,7 @@ def test_what_a_function_asserts():
 
     traced = trace(function, torch.ones(3))
     assert traced(torch.ones(3)).tolist() == [2, 2, 2]
-    with pytest.raises(InputError, match=r"^x must be positive\. .*asks for it"):
+    with pytest.raises(InputError, match=r"^x must be positive\. Source: "):
         traced(torch.tensor([1.0, 0.0, 1.0]))
 
 

@@ -1,4 +1,4 @@
-"""What cannot be traced, or called, is said in one error of ours: what it is, who asks for it where, and what to do."""
+"""Errors for what cannot be traced or called: one exception with the cause, the source line and what to do."""
 
 import copy
 import io
@@ -108,25 +108,23 @@ class Normalizes(torch.nn.Module):
         return self.norm(x)  # the line
 
 
-VALUES = (
-    r"follows from the values of tensors here, and a program is the same for all values\. {} asks for it in {}.* Use "
-)
+VALUES = r"sizes depend on tensor values here, but a program is the same for all values\. Source: {} in {}.* Use "
 SIZES = (
-    r"aten\.{}\.\w+ gives as many elements as values ask for, and a program has fixed sizes\. The function asks for it"
+    r"aten\.{}\.\w+ returns a size that depends on tensor values, but a program has fixed sizes\. Source: the function"
 )
-NUMBER = r"aten\._local_scalar_dense\.default reads a number out of a tensor, .* The function asks for it"
+NUMBER = r"aten\._local_scalar_dense\.default reads a number from a tensor, .* Source: the function"
 HERE = r"\S*test_refusals\.py, line \d+, `{}"
 IN = HERE.format(".*# the line`")
 
-# Functions, what they are given, and what is said.
+# Functions, their inputs, and the expected message.
 FUNCTIONS = {
     "if": (If(), X, VALUES.format("If", IN)),
     "if inside": (Outer(If()), X, VALUES.format(r"inner \(If\)", IN)),
-    "while": (while_positive, X, VALUES.format("The function", IN)),
-    "assert": (asserted, X, VALUES.format("The function", IN)),
-    "range": (counted, X, VALUES.format("The function", IN)),
-    "slice": (cut, X, VALUES.format("The function", IN)),
-    "classes": (lambda i: F.one_hot(i), X.long(), VALUES.format("The function", HERE.format(""))),
+    "while": (while_positive, X, VALUES.format("the function", IN)),
+    "assert": (asserted, X, VALUES.format("the function", IN)),
+    "range": (counted, X, VALUES.format("the function", IN)),
+    "slice": (cut, X, VALUES.format("the function", IN)),
+    "classes": (lambda i: F.one_hot(i), X.long(), VALUES.format("the function", HERE.format(""))),
     "item": (lambda x: x * x.max().item(), X, NUMBER),
     "tolist": (lambda x: x * x.tolist()[0][0], X, NUMBER),
     "numpy": (lambda x: torch.from_numpy(x.numpy() * 2), X, r"cannot trace this: \.numpy\(\) is not supported.*, line"),
@@ -137,10 +135,10 @@ FUNCTIONS = {
     "unique": (lambda x: x.unique(), X, SIZES.format("_unique2")),
     "repeat_interleave": (lambda i: X.repeat_interleave(i, 0), torch.arange(3), SIZES.format("repeat_interleave")),
     "bincount": (torch.bincount, torch.arange(3), SIZES.format("bincount")),
-    "inverse": (inverse, SQUARE, r"aten\.linalg_inv_ex\.default has no lowering to HLO\. The function .* in " + IN),
+    "inverse": (inverse, SQUARE, r"aten\.linalg_inv_ex\.default has no lowering.*\. Source: the function in " + IN),
     "solve": (lambda x: torch.linalg.solve(x, x), SQUARE, r"aten\._linalg_solve_ex\.default has no lowering"),
     "cholesky": (torch.linalg.cholesky, SQUARE, r"aten\.linalg_cholesky_ex\.default has no lowering to HLO"),
-    "helper": (Helper(), X, r"special_bessel_j0\.default has no lowering to HLO\. Helper asks for it in " + IN),
+    "helper": (Helper(), X, r"special_bessel_j0\.default has no lowering to HLO\. Source: Helper in " + IN),
     "statistics": (
         lambda x: torch.native_layer_norm(x, [4], None, None, 1e-5)[1],
         X,
@@ -151,21 +149,21 @@ FUNCTIONS = {
         X,
         "while_loop has no",
     ),
-    "random": (Draws(), X, r"aten\.rand\.default draws numbers at random, .* Draws asks .*line`\. Draw them"),
-    "training": (Normalizes(), X, r"is trained\. norm \(BatchNorm1d\) asks .* Call its eval\(\)"),
+    "random": (Draws(), X, r"aten\.rand\.default draws random numbers, .* Source: Draws .*line`\. Draw them"),
+    "training": (Normalizes(), X, r"in training mode\. Source: norm \(BatchNorm1d\) .* Call the model's eval\(\)"),
     "gradient": (
         lambda x: torch.autograd.grad((x.requires_grad_() ** 2).sum(), x),
         X,
         r"cannot trace this: .*, line \d+",
     ),
-    "sizes": (lambda x: x @ x, X, r"cannot trace this: .*same reduction dim.*\. The function asks .*line"),
+    "sizes": (lambda x: x @ x, X, r"cannot trace this: .*same reduction dim.*\. Source: the function .*line"),
     "view": (lambda x: x.view(5, 5), X, r"cannot trace this: shape '\[5, 5\]' is invalid for input of size 12"),
     "vmap": (lambda x: torch.vmap(lambda a: a * 2)(x), X, "PyTorch cannot export the function: "),
     "script": (lambda x: torch.jit.script(torch.nn.ReLU())(x), X, "a ScriptModule cannot be traced: use what"),
-    "input": (written, X.clone(), "must leave its inputs and parameters alone, but writes to x: clone it first"),
-    "weight": (WritesToItsWeight(), X, "must leave its inputs and parameters alone, but writes to weight: clone"),
-    "set": (lambda x: {x}, X, "wants tensors to be returned, .* got set$"),
-    "keys": (lambda x: {1: x}, X, "a dictionary that is returned must have strings as its keys, got 1"),
+    "input": (written, X.clone(), "must not change its inputs and parameters, but writes to x: clone it first"),
+    "weight": (WritesToItsWeight(), X, "must not change its inputs and parameters, but writes to weight: clone"),
+    "set": (lambda x: {x}, X, "the function must return tensors, .* got set$"),
+    "keys": (lambda x: {1: x}, X, "a returned dictionary must have strings as keys, got 1"),
 }
 
 
@@ -205,11 +203,14 @@ def test_what_a_function_raises_itself_comes_out_as_it_is():
 
 
 KINDS = {
-    "meta": (lambda: X.to("meta"), "got one on the device meta: it has a shape, but no elements"),
-    "sparse": (X.to_sparse, r"got one of layout torch\.sparse_coo: to_dense\(\) makes it dense"),
-    "mkldnn": (X.to_mkldnn, r"got one of layout torch\._mkldnn: to_dense\(\)"),
-    "quantized": (lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), r"got a quantized one: dequantize\(\)"),
-    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "got a nested one: "),
+    "meta": (lambda: X.to("meta"), "got a tensor on device meta: it has a shape, but no elements"),
+    "sparse": (X.to_sparse, r"got a tensor of layout torch\.sparse_coo: call to_dense\(\)"),
+    "mkldnn": (X.to_mkldnn, r"got a tensor of layout torch\._mkldnn: call to_dense\(\)"),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+        r"got a quantized tensor: call dequantize",
+    ),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "got a nested tensor: "),
 }
 
 
@@ -247,7 +248,7 @@ def test_a_weight_of_another_kind():
             return x + torch.zeros(4) if x.is_meta else x + 1, self.weight * 2
 
     with pytest.raises(
-        GraphError, match="the weight weight must be a dense tensor on the CPU, got one on the device meta"
+        GraphError, match="the weight weight must be a dense tensor on the CPU, got a tensor on device meta"
     ):
         trace(Weighted(), X)
 
@@ -258,12 +259,12 @@ def test_a_weight_of_another_kind():
         (lambda x: x, None, "^example_inputs must be a tensor, or a tuple or list with .* got None"),
         (lambda x: x, 3, "^example_inputs must be .* got int"),
         (lambda x: x, "abc", "^example_inputs must be .* got str"),
-        (lambda x: x, dict(x=X), "^example_inputs must be .* in its order, got dict"),
-        (lambda x: x, X.numpy(), "^example_inputs must be .* got ndarray: torch.from_numpy"),
-        (lambda x, y: x, X, "with the 1 example inputs, by their places: missing a required argument: 'y'"),
-        (lambda x, *, y: x, X, r"by their places: missing a required .*argument: 'y'"),
-        (3, X, "must be given a module or a function, got int"),
-        (torch.nn.ReLU, X, "must be given a module or a function, got the class ReLU: make one of it"),
+        (lambda x: x, dict(x=X), "^example_inputs must be .* in order, got dict"),
+        (lambda x: x, X.numpy(), "^example_inputs must be .* got ndarray: convert an array with torch.from_numpy"),
+        (lambda x, y: x, X, "the 1 example inputs as positional arguments: missing a required argument: 'y'"),
+        (lambda x, *, y: x, X, r"as positional arguments: missing a required .*argument: 'y'"),
+        (3, X, "trace expects a module or a function, got int"),
+        (torch.nn.ReLU, X, "a module or a function, got the class ReLU: pass an instance of it"),
     ],
 )
 def test_functions_and_inputs_that_are_none(function, given, said):
@@ -273,7 +274,7 @@ def test_functions_and_inputs_that_are_none(function, given, said):
 
 def test_script_modules_are_not_traced():
     with pytest.raises(
-        GraphError, match="a module or a function of Python, got a ScriptModule, ReLU: trace what it was"
+        GraphError, match="a Python module or function, got a ScriptModule, ReLU: trace the module that it"
     ):
         trace(torch.jit.script(torch.nn.ReLU()), X)
     torch.testing.assert_close(trace(torch.jit.trace(torch.nn.ReLU(), X), X)(X), X.relu())
@@ -282,9 +283,9 @@ def test_script_modules_are_not_traced():
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        (dict(input_output_aliases=[X]), GraphError, "must be a dictionary of tensors, with the number .* got list"),
-        (dict(input_output_aliases={"x": 0}), GraphError, "must be a dictionary of tensors, .* got str"),
-        (dict(input_output_aliases={X: None}), GraphError, "the number of one of the 1 outputs, got None"),
+        (dict(input_output_aliases=[X]), GraphError, "must map tensors to the numbers .* got list"),
+        (dict(input_output_aliases={"x": 0}), GraphError, "must map tensors to .* got str"),
+        (dict(input_output_aliases={X: None}), GraphError, "must number one of the 1 outputs, got None"),
         (dict(compiler_args=3), ConfigError, "compiler_args must be a string or a list of strings, got 3"),
         (dict(compiler_args=[3]), ConfigError, r"compiler_args must be a string or a list of strings, got \[3\]"),
         (dict(compiler_args="--logfile 'a"), ConfigError, "compiler_args must be .*: No closing quotation"),
@@ -307,10 +308,10 @@ def double():
     ("function", "given", "config", "said"),
     [
         (double, [X], None, "bucket_config must be a BucketModelConfig, got NoneType"),
-        (double, X, BucketModelConfig(lambda: whole), "must be a list, of the example inputs of .*, got Tensor"),
-        (double, [], BucketModelConfig(lambda: whole), "must be a list, of the example inputs of .*, got none"),
-        (lambda: If(), [X], BucketModelConfig(lambda: whole), "must return a pair, .* got If: return model, {}"),
-        (double, [X], BucketModelConfig(lambda: None), r"a function that torch\.jit\.script takes, got NoneType"),
+        (double, X, BucketModelConfig(lambda: whole), "must be a list with the example inputs of .*, got Tensor"),
+        (double, [], BucketModelConfig(lambda: whole), "must be a list with the example inputs of .*, got none"),
+        (lambda: If(), [X], BucketModelConfig(lambda: whole), "must return a pair of .* got If: return model, {}"),
+        (double, [X], BucketModelConfig(lambda: None), r"a function that torch\.jit\.script accepts, got NoneType"),
     ],
 )
 def test_buckets(function, given, config, said):
@@ -319,14 +320,14 @@ def test_buckets(function, given, config, said):
 
 
 def test_a_kernel_is_made_by_a_function_and_scripted_if_it_is_not_yet():
-    with pytest.raises(GraphError, match="a function that returns the scripted one, got that itself"):
+    with pytest.raises(GraphError, match="a function that returns a scripted function, got a scripted function"):
         bucket_model_trace(double, [X], BucketModelConfig(torch.jit.script(whole)))
     assert bucket_model_trace(double, [X], BucketModelConfig(lambda: whole))(X)[0, 0] == -10
 
 
 def test_what_is_no_traced_module(tmp_path):
     for use in (read_states, move_trace_to_device, lambda module: save(module, tmp_path / "module.pt")):
-        with pytest.raises(GraphError, match=r"must be .* that trace made, got If"):
+        with pytest.raises(GraphError, match=r"expect.* a module that trace returned, got If"):
             use(If())
 
 
@@ -334,12 +335,12 @@ def test_errors_of_a_call_come_as_they_are(tmp_path):
     traced = trace(lambda x: x + 1, X)
     save(traced, tmp_path / "traced.pt")
     for module in (traced, load(tmp_path / "traced.pt")):
-        with pytest.raises(GraphError, match=r"^x wants to be torch\.float32\[3, 4\]"):
+        with pytest.raises(GraphError, match=r"^x must be torch\.float32\[3, 4\]"):
             module(X[:2])
     file = io.BytesIO()
     torch.jit.save(traced, file)
     for module in (torch.jit.load(io.BytesIO(file.getvalue())), copy.deepcopy(traced)):
-        with pytest.raises(RuntimeError, match=r"GraphError: x wants to be torch\.float32\[3, 4\]"):
+        with pytest.raises(RuntimeError, match=r"GraphError: x must be torch\.float32\[3, 4\]"):
             module(X[:2])
     assert "transformers_neuronx.run" in traced.code  # as of any ScriptModule
 

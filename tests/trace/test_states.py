@@ -1,5 +1,5 @@
 # ruff: noqa: UP006, UP035
-"""States as they are on the device, however the host looks at them."""
+"""States show the device's values however the host reads them."""
 
 import copy
 import gc
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning",
 
 
 class Total(torch.nn.Module):
-    """A total, given out and kept, and the number of calls, that is written to in place."""
+    """A total, which is returned and kept, and a count of calls, which is written in place."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ def number(value):
 
 
 def called():
-    """After calls with 4 and 5: a call with 4 more has to give 13."""
+    """Return a traced `Total` after calls with 4 and 5. A further call with 4 must return 13."""
     module = Total()
     traced = trace(module, number(0), input_output_aliases={module.total: 1})
     traced(number(4))
@@ -215,7 +215,7 @@ def test_states_that_a_failed_call_has_taken_are_lost_and_not_those_of_before(mo
         with pytest.raises((EngineError, RuntimeError), match="out of memory"):
             traced(number(4))
     for use in (further, copy.deepcopy, lambda traced: traced.state_0.tolist()):
-        with pytest.raises((EngineError, RuntimeError), match="state_0 was given to a call that failed, and is lost"):
+        with pytest.raises((EngineError, RuntimeError), match="state_0 is lost, because a call that used it failed"):
             use(traced)
     for state, value in zip(traced.parameters(), (number(9), torch.tensor(2)), strict=True):
         state.copy_(value)
@@ -297,7 +297,7 @@ def test_a_bucket_kernel_that_is_a_module():
 
 
 class Apart:
-    """A runtime whose devices have memory of their own, as GPUs have."""
+    """A runtime whose devices have their own memory, as GPUs do."""
 
     def __init__(self, runtime):
         self.runtime = runtime
@@ -316,7 +316,7 @@ def test_on_a_runtime_with_memory_of_its_own(monkeypatch):
 
 
 def test_on_the_stand_in_for_neuron(tmp_path, monkeypatch):
-    """Its runtime keeps tensors on the host until a program wants them; its devices are lists of tensors."""
+    """The runtime keeps tensors on the host until a program needs them; its devices are lists of tensors."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "neuron")
     import standin_cc
     import standin_device

@@ -1,4 +1,4 @@
-"""What a traced function is: a ScriptModule that is called, saved, loaded and put into others as any."""
+"""A traced function is a ScriptModule: it is called, saved, loaded and nested like any other."""
 
 import dataclasses
 import gc
@@ -200,7 +200,7 @@ def test_engines_end_with_their_modules():
 
 
 class Counter(torch.nn.Module):
-    """Two states: a history that is shifted, given out, and a count that is written to in place."""
+    """Two states: a shifted history, which is returned, and a count, which is written in place."""
 
     def __init__(self):
         super().__init__()
@@ -272,8 +272,8 @@ def test_calls_from_several_threads():
 @pytest.mark.parametrize(
     ("inputs", "wanted"),
     [
-        ((torch.zeros(2, 3), Y), r"x wants to be torch.float32\[3, 4\].*got torch.float32\[2, 3\]"),
-        ((X, Y.double()), r"other wants to be torch.float32\[3, 4\].*got torch.float64\[3, 4\]"),
+        ((torch.zeros(2, 3), Y), r"x must be torch.float32\[3, 4\].*got torch.float32\[2, 3\]"),
+        ((X, Y.double()), r"other must be torch.float32\[3, 4\].*got torch.float64\[3, 4\]"),
         ((X, Y, X), "expected at most 3"),
     ],
 )
@@ -333,14 +333,14 @@ def test_an_unknown_operation_is_named_with_its_module_and_line():
 @pytest.mark.parametrize(
     ("call", "wanted"),
     [
-        (lambda: trace(lambda x: x, [3]), "wants tensors and None as example inputs, got int for 'x'"),
-        (lambda: trace(lambda x: object(), X), "wants tensors to be returned"),
+        (lambda: trace(lambda x: x, [3]), "example input must be a tensor or None, got int for 'x'"),
+        (lambda: trace(lambda x: object(), X), "the function must return tensors"),
         (lambda: trace(lambda x: x, (X, X)), "takes 1 arguments, got 2"),
-        (lambda: trace(lambda x: x + 1, X, input_output_aliases={Y: 0}), "does not use the one"),
+        (lambda: trace(lambda x: x + 1, X, input_output_aliases={Y: 0}), "does not use the tensor"),
         (lambda: trace(lambda x: x + 1, X, input_output_aliases={X: 3}), "one of the 1 outputs, got 3"),
         (lambda: trace(lambda x: x.sum(), X, input_output_aliases={X: 0}), "output of the state's sizes"),
         (lambda: trace(lambda x: x.add_(1), X.clone()), "writes to"),
-        (lambda: trace(lambda x: x[x > 0], X), "as many elements as values ask for"),
+        (lambda: trace(lambda x: x[x > 0], X), "returns a size that depends on tensor values"),
     ],
 )
 def test_what_cannot_be_traced_is_said(call, wanted):
@@ -370,14 +370,14 @@ def test_auto_cast():
         assert got.dtype == torch.float32
         assert 0 < (got - want).abs().max() <= 2 * far
         assert all(weight.element_size() == 2 for weight in traced.weights if weight.ndim > 1)
-    with pytest.warns(UserWarning, match="mean nothing to this compiler: --logfile log.txt -O1"):
+    with pytest.warns(UserWarning, match="ignores these compiler_args: --logfile log.txt -O1"):
         trace(model, x, compiler_args="--auto-cast-type fp16 --logfile log.txt -O1")
     with pytest.raises(ConfigError, match="auto-cast"):
         trace(model, x, compiler_args="--auto-cast sometimes")
 
 
 def test_hlo_goes_to_the_work_directory(tmp_path):
-    with pytest.warns(UserWarning, match="no use for inline_weights_to_neff"):
+    with pytest.warns(UserWarning, match="ignores these arguments: inline_weights_to_neff"):
         trace(Block().eval(), IDS, compiler_workdir=tmp_path / "work", inline_weights_to_neff=False)
     assert "ENTRY" in (tmp_path / "work" / "traced_0.hlo.txt").read_text()
     assert (tmp_path / "work" / "traced_0.hlo.pb").stat().st_size > 1000
@@ -405,7 +405,7 @@ print("close")
 
 
 def test_calls_go_to_neuron_s_own_where_it_is(monkeypatch):
-    """A stand-in: what it gets is what the caller gave."""
+    """A stand-in that records the caller's arguments."""
     theirs = types.ModuleType("torch_neuronx")
     theirs.__spec__ = importlib.machinery.ModuleSpec("torch_neuronx", None)
     calls = []

@@ -1,4 +1,4 @@
-"""Architectures of Transformers, traced: what comes out is what comes out of PyTorch."""
+"""Traced architectures of Transformers give PyTorch's results."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from zoo import ZOO, make
 
 from transformers_neuronx.trace import trace
 
-# What is not traced, and why.
+# Architectures that are not traced, and why.
 REFUSED = {"mixtral": "grouped_mm"}
 QUICK = ["bert", "swin"]
 

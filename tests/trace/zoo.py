@@ -1,4 +1,4 @@
-"""Tiny models of many architectures of Transformers, with weights that mean something and inputs for them."""
+"""Tiny models of many architectures of Transformers, with weights that make errors visible, and their inputs."""
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
@@ -31,7 +31,7 @@ CLIP = dict(
     text_config=TEXT | dict(projection_dim=16), vision_config=PATCHES | dict(projection_dim=16), projection_dim=16
 )
 
-# By name: the configuration, and what the model is given besides it.
+# By name: the configuration, and the model's other arguments.
 TEXT_INPUTS, DECODER_INPUTS = dict(input_ids=IDS, attention_mask=MASK), dict(input_ids=IDS)
 TWO_INPUTS = dict(input_ids=IDS, attention_mask=MASK, decoder_input_ids=IDS[:, :4])
 IMAGES, SOUNDS = dict(pixel_values=PIXELS), dict(input_values=SOUND)
@@ -99,7 +99,7 @@ ZOO = {
 
 
 def randomized(model):
-    """Weights that keep numbers at the size of one, and statistics that are some."""
+    """Set weights that keep activations near one, and statistics that are not trivial."""
     generator = torch.Generator().manual_seed(0)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if not tensor.is_floating_point():
@@ -115,7 +115,7 @@ def randomized(model):
 
 
 class Positional(torch.nn.Module):
-    """A model that is called with its inputs one by one."""
+    """Calls a model with positional inputs."""
 
     def __init__(self, model, names):
         super().__init__()
@@ -127,7 +127,7 @@ class Positional(torch.nn.Module):
 
 
 def make(name):
-    """The model, and its inputs."""
+    """Return the model and its inputs."""
     options, inputs = ZOO[name]
     config = AutoConfig.for_model(name, **options)
     kind = AutoModelForCausalLM if inputs is DECODER_INPUTS else AutoModel

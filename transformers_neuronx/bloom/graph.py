@@ -1,4 +1,4 @@
-"""BLOOM as maths: scores that fall with distance, and layer norms, one of them of the embeddings (arXiv:2211.05100)."""
+"""BLOOM's forward pass: scores that fall with distance, and layer norms, also of the embeddings (arXiv:2211.05100)."""
 
 from typing import Any
 

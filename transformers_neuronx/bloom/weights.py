@@ -1,4 +1,4 @@
-"""BLOOM's weight table. Its checkpoints hold the query, key and value of a head beside each other."""
+"""BLOOM's weight table. Its checkpoints store queries, keys and values in one layer, head by head."""
 
 from functools import partial
 

@@ -1,8 +1,8 @@
 """The command line: `transformers-neuronx`, or `python -m transformers_neuronx`.
 
-Exit status: 0 all is well; 1 it cannot be done, as a checkpoint, a file, the disk or a device is not what it must be; 2
-the command is wrong, as an option or argument has a value that it cannot have, or two do not go together; 3 some lines
-of the data are; 4 the answer is no; 130 Ctrl-C.
+Exit status: 0 success; 1 failure: a checkpoint, a file, the disk or a device cannot be used; 2 wrong usage: an option
+or argument has an invalid value, or two conflict; 3 some input lines could not be used; 4 `plan`, `lint` or `check`
+found a problem; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Large language models from Hugging Face checkpoints, compiled for fixed shapes.",
-    epilog="Exit status: 0 all is well, 1 it cannot be done, 2 the command is wrong, 3 some lines of the data are, "
-    "4 the answer is no, 130 Ctrl-C.",
+    help="Compile and run large language models from Hugging Face checkpoints.",
+    epilog="Exit status: 0 success, 1 failure, 2 wrong usage, 3 some input lines could not be used, "
+    "4 plan, lint or check found a problem, 130 Ctrl-C.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -66,16 +66,16 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", help="Say the version.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Of every command `--help` says more."""
+    """Handle options that come before the command."""
 
 
 def main() -> None:
-    """Run the command that the arguments say."""
+    """Run the command given by the arguments."""
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):  # what it cannot read is found later, what it cannot write is escaped
+        if isinstance(stream, io.TextIOWrapper):  # bad input is reported later, bad output is escaped
             stream.reconfigure(errors=errors)
     try:
         app()

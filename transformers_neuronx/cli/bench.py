@@ -1,4 +1,4 @@
-"""`bench`: how long prompts and tokens take, for each size of a batch and of a prompt."""
+"""`bench`: how long prompts and tokens take, for each batch size and prompt length."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from transformers_neuronx.progress import bar
 from transformers_neuronx.sampling import ForSampling
 
 Batches = Annotated[
-    list[int], o.option("--batch-size", "-b", help="Sequences at once; may be repeated.", default=True, least=1)
+    list[int], o.option("--batch-size", "-b", help="Sequences per batch; may be repeated.", default=True, least=1)
 ]
 Prompts = Annotated[
-    list[int], o.option("--prompt", "-p", help="Tokens of prompts; may be repeated.", default=True, least=1)
+    list[int], o.option("--prompt", "-p", help="Tokens per prompt; may be repeated.", default=True, least=1)
 ]
-News = Annotated[list[int], o.option("--new", "-n", help="New tokens; may be repeated.", default=True, least=1)]
-Rounds = Annotated[int, o.option("--rounds", help="Times that each is done; medians are shown.", default=True, least=1)]
-Plot = Annotated[str | None, o.option("--plot", help="A picture of it, .svg or .png; wants matplotlib.")]
+News = Annotated[list[int], o.option("--new", "-n", help="Tokens to generate; may be repeated.", default=True, least=1)]
+Rounds = Annotated[
+    int, o.option("--rounds", help="Measurements of each size; medians are shown.", default=True, least=1)
+]
+Plot = Annotated[str | None, o.option("--plot", help="Also draw a plot to this .svg or .png file; needs matplotlib.")]
 
-# Of a result: its name, and how it is shown.
+# Columns of a result, and how they are formatted.
 COLUMNS = dict(
     batch="d", prompt="d", new="d", first_ms=".1f", token_p50_ms=".2f", token_p99_ms=".2f", tokens_per_second=".1f"
 )
@@ -36,7 +38,7 @@ COLUMNS = dict(
 
 def bench(
     model: o.Model,
-    batch_size: Batches = [1],  # noqa: B006 - typer reads it, nobody writes to it
+    batch_size: Batches = [1],  # noqa: B006 - typer only reads it
     prompt: Prompts = [16, 128],  # noqa: B006
     new: News = [64],  # noqa: B006
     rounds: Rounds = 5,
@@ -49,19 +51,19 @@ def bench(
     runtime: o.Runtime = None,
     as_json: o.Json = False,
 ) -> None:
-    """Time to the first token, time of a token, and tokens a second of all sequences, with random prompts.
+    """Measure time to first token, latency and throughput.
 
-    For every batch size programs are compiled once; what is shown are medians of all rounds.
+    Prompts are random tokens. Programs are compiled once for each batch size.
     """
     source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
     if plot is not None:
-        _check_plot(plot)  # before minutes are spent
+        _check_plot(plot)  # fail before minutes of compiling
     sizes, results = source.fitting(max(prompt), max(new)), list[dict[str, Any]]()
     for batch in batch_size:
         model_of_size = source.open(how, batch_size=batch, **sizes)
         if max(prompt) > room(model_of_size, max(new)):
             longest = f"n_positions={model_of_size.options.buckets.longest} is the longest sequence this model takes"
-            raise ConfigError(f"{longest}, got {max(prompt)} tokens of a prompt and {max(new)} new ones")
+            raise ConfigError(f"{longest}, got {max(prompt)} prompt tokens and {max(new)} new ones")
         results += list(_measured(model_of_size, prompt, new, rounds))
     if plot is not None:
         _draw(results, plot)
@@ -104,7 +106,7 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _draw(results: Sequence[dict[str, Any]], path: str) -> None:
-    """Tokens a second over the batch, a line for each prompt and number of new tokens."""
+    """Plot throughput and time to first token over the batch size, a line per prompt length and token count."""
     figure = _figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for prompt, new in sorted({(result["prompt"], result["new"]) for result in results}):
@@ -112,20 +114,20 @@ def _draw(results: Sequence[dict[str, Any]], path: str) -> None:
         batches, label = [result["batch"] for result in line], f"{prompt} + {new}"
         left.plot(batches, [result["tokens_per_second"] for result in line], "o-", label=label)
         right.plot(batches, [result["first_ms"] for result in line], "o-", label=label)
-    for axes, title in ((left, "tokens a second"), (right, "ms to the first token")):
-        axes.set(title=title, xlabel="sequences at once", ylim=(0, None))
+    for axes, title in ((left, "tokens per second"), (right, "ms to first token")):
+        axes.set(title=title, xlabel="batch size", ylim=(0, None))
         axes.grid(alpha=0.3)
     left.legend(title="prompt + new tokens", fontsize="small")
     picture = io.BytesIO()
     figure.savefig(picture, format=Path(path).suffix[1:])
-    files.save(Path(path).expanduser(), picture.getvalue(), "the picture")
+    files.save(Path(path).expanduser(), picture.getvalue(), "the plot")
 
 
 def _check_plot(path: str) -> None:
-    """Raise ConfigError if a picture cannot be made or written there."""
+    """Raise ConfigError if a plot cannot be drawn or written there."""
     kinds = _figure().canvas.get_supported_filetypes()
     if Path(path).suffix[1:].lower() not in kinds:
-        raise ConfigError(f"--plot wants a name that ends in one of .{', .'.join(sorted(kinds))}, got {path!r}")
+        raise ConfigError(f"--plot must end in one of .{', .'.join(sorted(kinds))}, got {path!r}")
     files.want_writable(Path(path).expanduser())
 
 
@@ -133,5 +135,5 @@ def _figure(**options: Any) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise TransformersNeuronxError('--plot wants matplotlib: pip install "transformers-neuronx[plot]"') from error
+        raise TransformersNeuronxError('--plot needs matplotlib: pip install "transformers-neuronx[plot]"') from error
     return Figure(**options)

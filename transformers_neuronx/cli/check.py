@@ -1,4 +1,4 @@
-"""`check`: a model beside another, token by token and layer by layer."""
+"""`check`: compare a model with another, token by token and layer by layer."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.sampling import ForSampling
 
 NONE = "none"
-RANDOM = 64  # tokens, where no text is given
-SETTINGS = dict(amp="amp", tp="tp_degree", quant="neuron_config", runtime="neuron_config")  # the options they are in
+RANDOM = 64  # tokens, if no text is given
+SETTINGS = dict(amp="amp", tp="tp_degree", quant="neuron_config", runtime="neuron_config")  # options they set
 
 Text = Annotated[
     str | None,
-    typer.Argument(metavar="TEXT", help=f"What both read; by default {RANDOM} random tokens.", show_default=False),
+    typer.Argument(metavar="TEXT", help=f"Text to compare on; by default {RANDOM} random tokens.", show_default=False),
 ]
 Against = Annotated[
     list[str] | None,
     o.option(
         "--against",
-        help="The other side: hf, another MODEL, or what is different there: amp=f32, tp=2, quant=s8 or none, "
-        "runtime=cuda; may be given several times. By default hf: Transformers, in f32.",
+        help="The reference: hf (Transformers in f32, the default), another MODEL, or settings that differ: amp=f32, "
+        "tp=2, quant=s8 or none, runtime=cuda; may be repeated.",
     ),
 ]
 New = Annotated[
-    int, o.option("--max-new-tokens", "-n", help="Tokens that the other side goes on with.", default=True, least=0)
+    int, o.option("--max-new-tokens", "-n", help="Tokens that the reference generates.", default=True, least=0)
 ]
 Tolerance = Annotated[
     float | None,
     o.option(
         "--tolerance",
-        help="How far apart they may be, of the largest logit; by default what rounding explains.",
+        help="Largest allowed error, relative to the largest logit; by default what rounding explains.",
         least=0,
     ),
 ]
@@ -67,14 +67,15 @@ def check(
     runtime: o.Runtime = None,
     as_json: o.Json = False,
 ) -> None:
-    """Where and by how much the logits of two models part, which layer is to blame, and which weight.
+    """Compare a model with Transformers, or with another model.
 
-    Both read a text, and what the other side then finds likeliest. Each layer
-    is given what that side has before it, so that an error is the layer's own;
-    the smallest are found in f32.
+    Shows how much the logits differ, and which layers and weights are to blame.
+    Both models read the text and the tokens that the reference generates. Each
+    layer gets the reference's input, so that its error is its own. Small errors
+    are easiest to find in f32.
 
-    The exit status is 4 where logits or a layer are further apart than the
-    tolerance, or a weight is not the same.
+    Exit status: 0 if the models agree, 4 if logits or a layer differ by more
+    than the tolerance, or if a weight differs.
     """
     source, other = o.Source(model, cache_dir), Other.of(against or [])
     _refuse(source, other)
@@ -93,30 +94,30 @@ def check(
 
 def _refuse(source: o.Source, other: Other) -> None:
     if issubclass(source.cls, EncoderDecoderForSampling):
-        raise CheckpointError("check wants a model without an encoder")
+        raise CheckpointError("check needs a model without an encoder")
     if source.is_artifact and other.hf and other.path is None:
-        wanted = "name its checkpoint or another model as well, --against PATH"
+        wanted = "add --against PATH with its checkpoint or another model"
         raise ConfigError(f"{source.path} is an artifact, which Transformers cannot read: {wanted}")
 
 
 def _fitting(source: o.Source, how: o.How, ids: list[int] | None, new: int) -> ForSampling:
-    """The model, not on a device yet, with room for the text."""
+    """Return the model, not on a device yet, with room for the text."""
     count = RANDOM if ids is None else len(ids)
     model = source.open(how, tag=source.path, **source.fitting(count, new))
     if count > (longest := model.options.buckets.longest) - new:
-        raise InputError(f"{longest} tokens are what the model takes, got {count} and {new} new ones")
+        raise InputError(f"the model takes {longest} tokens, got {count} and {new} new ones")
     return model
 
 
 def _tokenizer(source: o.Source, wanted: bool) -> Any:
-    """The model's; None if it has none, unless it is wanted."""
+    """Return the model's tokenizer. If it has none, raise an error if one is needed, or return None."""
     with nullcontext() if wanted else suppress(CheckpointError):
         return source.tokenizer()
 
 
 @dataclass(frozen=True)
 class Other:
-    """The other side, as the words after --against have it."""
+    """The reference, as given by the values of --against."""
 
     hf: bool
     path: str | None
@@ -134,17 +135,17 @@ class Other:
                 hf = True
             elif "=" in word and not os.path.exists(word):
                 wanted = ", ".join(f"{name}=" for name in SETTINGS)
-                raise typer.BadParameter(f"--against wants hf, a model, or some of {wanted}, got {word!r}")
+                raise typer.BadParameter(f"--against must be hf, a model, or some of {wanted}, got {word!r}")
             else:
                 paths.append(word)
         if len(paths) > 1:
-            raise typer.BadParameter(f"--against wants one other model, got {', '.join(paths)}")
+            raise typer.BadParameter(f"--against takes one other model, got {', '.join(paths)}")
         if hf and settings.keys() - {"amp"}:
-            raise typer.BadParameter("--against hf is Transformers, which has no setting here but amp")
+            raise typer.BadParameter("--against hf is Transformers, which takes no setting but amp")
         return cls(hf, paths[0] if paths else None, settings)
 
     def open(self, source: o.Source, model: ForSampling) -> Any:
-        """A model that is ready, with the settings of `model` where there are no others."""
+        """Return a model ready to run, with the settings of `model` unless others are given."""
         other = source if self.path is None else o.Source(self.path, source.cache_dir)
         return self._transformers(other) if self.hf else self._ours(other, model)
 
@@ -156,7 +157,7 @@ class Other:
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         amp = self.settings.get("amp", "f32")
         if amp not in o.DTYPES.values():
-            raise ConfigError(f"--against amp wants one of {', '.join(o.DTYPES.values())}, got {amp!r}")
+            raise ConfigError(f"--against amp must be one of {', '.join(o.DTYPES.values())}, got {amp!r}")
         directory = resolve(source.path, source.cache_dir)
         with explain(f"{source.path}: Transformers cannot load it"):
             return AutoModelForCausalLM.from_pretrained(directory, dtype=to_torch(amp))
@@ -170,7 +171,7 @@ class Other:
             tp_degree=_whole(said["tp"]) if "tp" in said else model.options.tp_degree,
             neuron_config=replace(switches, runtime=said.get("runtime", switches.runtime)),
         )
-        if source.is_artifact:  # which has its own, and says if others are wanted
+        if source.is_artifact:  # it has its own options, and rejects different ones
             options = {name: options[name] for name in {SETTINGS[name] for name in said}}
         else:
             options |= dict(n_positions=buckets.positions, context_length_estimate=buckets.context or 0)
@@ -183,4 +184,4 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(f"--against tp= wants a whole number, got {text!r}") from None
+        raise typer.BadParameter(f"--against tp= must be a whole number, got {text!r}") from None

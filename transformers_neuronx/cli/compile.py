@@ -1,4 +1,4 @@
-"""`compile`: a checkpoint becomes an artifact."""
+"""`compile`: compile a checkpoint into an artifact."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from transformers_neuronx.module import GENERATION_CONFIG
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import want_place
 
-Target = Annotated[str, typer.Argument(metavar="ARTIFACT", help="The directory that it is saved to.")]
+Target = Annotated[str, typer.Argument(metavar="ARTIFACT", help="Directory to save to.")]
 Weights = Annotated[
-    bool, o.option("--weights/--no-weights", help="With the weights, or the programs alone.", default=True)
+    bool, o.option("--weights/--no-weights", help="Save the weights too, or the programs alone.", default=True)
 ]
 
 
@@ -37,36 +37,37 @@ def compile_artifact(
     runtime: o.Runtime = None,
     as_json: o.Json = False,
 ) -> None:
-    """Compile a checkpoint's programs and save them, with the weights as the devices have them.
+    """Compile a checkpoint and save the artifact.
 
-    What is saved starts in a second, where processor and jaxlib are the same: `generate ARTIFACT`, `run ARTIFACT`. For
-    Neuron the compiler is needed, and no device.
+    Use the artifact in place of a model, as in `generate ARTIFACT`. It loads in
+    a second if processor and jaxlib are the same. Compiling for Neuron needs
+    its compiler, but no device.
     """
     try:
-        want_place(artifact)  # before minutes are spent, if it cannot be there
-    except CheckpointError as error:  # of ARTIFACT, which is a checkpoint
+        want_place(artifact)  # fail before minutes of compiling
+    except CheckpointError as error:  # ARTIFACT is a checkpoint
         raise ConfigError(str(error)) from error
     source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
     sizes: dict[str, Any] = dict(
         n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size
     )
     compiled = source.open(how, needs_weights=weights, weights=checkpoint_name, **sizes)
-    compiled.cpu_compile(weights)  # nothing is run, so there need be no device
+    compiled.cpu_compile(weights)  # nothing runs, so no device is needed
     compiled.save(artifact, sharded_weights=weights)
     _save_beside(source, Path(artifact).expanduser())
     _show(compiled, artifact, as_json)
 
 
 def _save_beside(source: o.Source, artifact: Path) -> None:
-    """Save the tokenizer and generation_config.json beside an artifact, if they are there, both or neither."""
+    """Save tokenizer and generation_config.json, if present, into an artifact: both or neither."""
     tokenizer = None
     try:
         tokenizer = source.tokenizer()
     except CheckpointError as error:
-        typer.echo(f"the artifact is for ids alone: {error}", err=True)
+        typer.echo(f"the artifact takes token ids only: {error}", err=True)
     with files.staging(artifact, "tokenizer") as stage:
         if tokenizer is not None:
-            with files.saving(artifact, "the tokenizer", Exception):  # its library has errors of its own
+            with files.saving(artifact, "the tokenizer", Exception):  # its library raises its own errors
                 tokenizer.save_pretrained(stage)
         if source.generation:
             files.write(stage / GENERATION_CONFIG, json.dumps(source.generation, indent=2).encode())

@@ -1,4 +1,4 @@
-"""`generate`: one text, or a conversation, written as it comes."""
+"""`generate`: complete a prompt, or chat, and write tokens as they come."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError, InputError, TransformersNeuronxError
 from transformers_neuronx.sampling import ForSampling
 
-DRAWN = 50  # tokens to draw from, unless the checkpoint says how many
-CHAT = 2048  # tokens of a conversation, unless the model takes fewer
+DRAWN = 50  # top-k, unless the checkpoint sets one
+CHAT = 2048  # tokens of a chat, unless the model takes fewer
 LIMITED = {  # why not all new tokens fit, by whether the model is an artifact
     False: "the model takes {} tokens in all",
-    True: "the artifact takes {} tokens in all; compile one with more --n-positions",
+    True: "the artifact takes {} tokens in all; compile one with a larger --n-positions",
 }
 
 Prompt = Annotated[
     str | None,
-    typer.Argument(
-        metavar="PROMPT", help="The text to go on with; without it, the standard input.", show_default=False
-    ),
+    typer.Argument(metavar="PROMPT", help="Text to complete; standard input if not given.", show_default=False),
 ]
-Chat = Annotated[bool, o.option("--chat", help="A conversation, by the tokenizer's chat template, line by line.")]
-System = Annotated[str | None, o.option("--system", help="What a conversation begins with.")]
+Chat = Annotated[bool, o.option("--chat", help="Chat, one message per line, with the tokenizer's chat template.")]
+System = Annotated[str | None, o.option("--system", help="System message of the chat.")]
 TopK = Annotated[int | None, s.option("--top-k", help=s.TOP_K, otherwise=DRAWN, least=0)]
-Tokens = Annotated[int, o.option("--max-new-tokens", "-n", help="New tokens, at most.", default=True, least=1)]
+Tokens = Annotated[int, o.option("--max-new-tokens", "-n", help="Most tokens to generate.", default=True, least=1)]
 
 
 def generate(
@@ -56,7 +54,7 @@ def generate(
     runtime: o.Runtime = None,
     as_json: o.Json = False,
 ) -> None:
-    """Go on with a text, or answer. The text goes to the standard output, what it took to the standard error."""
+    """Complete a prompt, or chat."""
     source = o.Source(model, cache_dir)
     tokenizer = source.tokenizer()
     _check(chat, system, tokenizer)
@@ -78,14 +76,14 @@ def generate(
 
 def _check(chat: bool, system: str | None, tokenizer: Any) -> None:
     if system is not None and not chat:
-        raise ConfigError("--system wants --chat beside it")
+        raise ConfigError("--system needs --chat")
     if chat and not tokenizer.chat_template:
-        raise CheckpointError("the tokenizer has no chat template; without --chat the model goes on with a text")
+        raise CheckpointError("the tokenizer has no chat template; without --chat the model completes a prompt")
 
 
 @dataclass
 class Writer:
-    """Writes what a model makes of prompts, as it comes, and then what that took."""
+    """Writes completions as they are generated, and then how long they took."""
 
     model: ForSampling
     tokenizer: Any
@@ -96,7 +94,7 @@ class Writer:
     started: bool = False
 
     def start(self) -> None:
-        """Bring the model to its devices, once."""
+        """Load the model onto its devices, once."""
         if not self.started:
             self.model.to_neuron()
             self.started = True
@@ -106,15 +104,15 @@ class Writer:
         ids = self.tokenizer.apply_chat_template(messages, **options)["input_ids"]
         if len(messages) > 2 and len(ids) > (takes := room(self.model, 1)):
             raise TransformersNeuronxError(
-                f"the conversation has {len(ids)} tokens by now, and the model takes {takes}: begin anew"
+                f"the conversation has {len(ids)} tokens, and the model takes {takes}: start a new one"
             )
         return self.write(line, ids, hide=True)
 
     def write(self, prompt: str, ids: list[int], hide: bool = False) -> str:
-        """What comes after `ids`, and before it, unless it is to be hidden, the prompt itself."""
+        """Write and return the completion of `ids`, after the prompt itself unless `hide` is set."""
         takes = room(self.model, 1)
         if not 1 <= len(ids) <= takes:
-            raise InputError(f"the prompt wants to have 1 to {takes} tokens, got {len(ids)}")
+            raise InputError(f"the prompt must have 1 to {takes} tokens, got {len(ids)}")
         self.start()
         reads = isinstance(self.model, EncoderDecoderForSampling)
         longest = self.model.options.buckets.longest
@@ -138,14 +136,14 @@ class Writer:
 
 
 def _text(prompt: str | None) -> str:
-    """The prompt, or what comes from the standard input."""
+    """Return the prompt, or the text of standard input."""
     if prompt is None and sys.stdin.isatty():
-        raise typer.BadParameter("wanted a PROMPT, or text on the standard input; or --chat")
+        raise typer.BadParameter("expected a PROMPT, text on standard input, or --chat")
     return sys.stdin.read().removesuffix("\n") if prompt is None else prompt
 
 
 def _lines(prompt: str | None) -> Iterator[str]:
-    """What is said in a conversation: the prompt alone, or line by line what comes from the standard input."""
+    """Yield the user's messages: the prompt alone, or the lines of standard input."""
     if prompt is not None:
         yield prompt
     elif not sys.stdin.isatty():

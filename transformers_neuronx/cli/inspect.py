@@ -1,4 +1,4 @@
-"""`inspect`: what programs are made of, and what they cost."""
+"""`inspect`: what programs contain, and what they cost."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.serialization import holds_artifact
 
 What = Annotated[
-    str, typer.Argument(metavar="WHAT", help="An artifact, a checkpoint, a name on the hub, or a module in a .pb file.")
+    str, typer.Argument(metavar="WHAT", help="An artifact, a checkpoint, a name on the hub, or an HLO module (.pb).")
 ]
-Html = Annotated[str | None, o.option("--html", help="Write a page for a browser to this file.")]
-Hlo = Annotated[str | None, o.option("--hlo", help="Show the HLO of the program of this name, and nothing else.")]
+Html = Annotated[str | None, o.option("--html", help="Write an HTML page to this file.")]
+Hlo = Annotated[str | None, o.option("--hlo", help="Show only the HLO of the program with this name.")]
 
 
 def inspect(
@@ -45,9 +45,11 @@ def inspect(
     runtime: o.Runtime = None,
     as_json: o.Json = False,
 ) -> None:
-    """Inputs, outputs, aliases and parameters of programs, and their FLOPs and bytes by layer and by operation.
+    """Show what the programs of a model contain and cost.
 
-    Nothing is run, and nothing compiled: of a checkpoint the programs are written that these options ask for.
+    That is their weights and memory, and FLOPs and bytes by layer and by
+    operation. Nothing is compiled or run. For a checkpoint, the options below
+    set how its programs are written.
     """
     target = None if html is None else files.want_writable(Path(html).expanduser())
     how = o.How(amp, tp, quant, rounded, runtime)
@@ -65,7 +67,7 @@ def inspect(
 def _facts(what: str, cache_dir: str | None, how: o.How, **options: Any) -> ModelFacts | ModuleFacts:
     path = Path(what).expanduser()
     if path.is_file():
-        with files.explain(f"{what}: not a module", "wanted an HloModuleProto, as NEURONX_DUMP_TO writes them"):
+        with files.explain(f"{what}: not a module", "expected an HloModuleProto, as NEURONX_DUMP_TO writes them"):
             return facts_of(HloModuleProto.FromString(path.read_bytes()))
     if holds_artifact(what):
         return facts_of_artifact(what)
@@ -78,5 +80,5 @@ def _program(facts: ModelFacts | ModuleFacts, name: str) -> ModuleFacts:
     programs = facts.programs if isinstance(facts, ModelFacts) else [facts]
     found = [program for program in programs if program.name == name]
     if not found:
-        raise ConfigError(f"--hlo wants one of {', '.join(program.name for program in programs)}, got {name!r}")
+        raise ConfigError(f"--hlo must be one of {', '.join(program.name for program in programs)}, got {name!r}")
     return found[0]

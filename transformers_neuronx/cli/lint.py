@@ -1,4 +1,4 @@
-"""`lint`: what the compiler for Neuron would refuse of programs, and where in the code that stands."""
+"""`lint`: what Neuron's compiler would refuse in programs, and the code that wrote it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from transformers_neuronx.runtimes.absent import absent_runtime
 What = Annotated[
     str,
     typer.Argument(
-        metavar="WHAT", help="An artifact, a checkpoint, a config.json, a name on the hub, or a module in a .pb file."
+        metavar="WHAT", help="An artifact, a checkpoint, a config.json, a name on the hub, or an HLO module (.pb)."
     ),
 ]
-Target = Annotated[
-    str, o.option("--target", help=f"What it is compiled for: neuron, {', '.join(TARGETS)}.", default=True)
-]
+Target = Annotated[str, o.option("--target", help=f"Compilation target: neuron, {', '.join(TARGETS)}.", default=True)]
 Form = Annotated[
-    bool, o.option("--form", help="Bring a module to the form for Neuron first, as a model's programs are.")
+    bool, o.option("--form", help="Rewrite a module for Neuron first, as is done with a model's programs.")
 ]
 
 Linted = tuple[str, list[Finding]]  # a program's name, and what is found in it
@@ -51,11 +49,12 @@ def lint(
     rounded: o.Rounded = False,
     as_json: o.Json = False,
 ) -> None:
-    """What neuronx-cc would refuse of programs, and the lines of code that wrote it.
+    """Show what Neuron's compiler would refuse.
 
-    Neither that compiler nor a device is needed: rules are what AWS's public
-    documents say. Of a checkpoint the programs are written that these options
-    ask for. A module is judged as it is, or with --form.
+    Each finding names the line of code that wrote the operation. The rules come
+    from AWS's public documents; neither neuronx-cc nor a device is needed. For
+    a checkpoint, the options below set how its programs are written. A module
+    is checked unchanged, unless --form is given.
 
     Exit status: 0 if nothing is found, 4 if something is.
     """
@@ -77,8 +76,8 @@ def lint(
 
 def _linted(what: str, form: bool, target: str, cache_dir: str | None, how: o.How, **options: Any) -> Iterator[Linted]:
     path = Path(what).expanduser()
-    if path.is_file() and path.suffix != ".json":  # which is a configuration
-        with files.explain(f"{what}: not a module", "wanted an HloModuleProto, as NEURONX_DUMP_TO writes them"):
+    if path.is_file() and path.suffix != ".json":  # .json is a configuration
+        with files.explain(f"{what}: not a module", "expected an HloModuleProto, as NEURONX_DUMP_TO writes them"):
             module = HloModuleProto.FromString(path.read_bytes())
             found = check(neuron_form(module) if form else module, target)
         yield module.name, found
@@ -92,7 +91,7 @@ def _linted(what: str, form: bool, target: str, cache_dir: str | None, how: o.Ho
 
 
 def _text(program: str, found: list[Finding]) -> Iterator[str]:
-    """A line for a program, and one or more for each that is found."""
+    """Yield a line for a program, and its findings."""
     yield cut(f"{program}: {_count(len(found), 'finding') if found else 'nothing found'}", WIDTH)
     for finding in found:
         yield textwrap.fill(str(finding), WIDTH, initial_indent="  ", subsequent_indent="    ")

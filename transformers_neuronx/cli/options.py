@@ -1,4 +1,4 @@
-"""What several commands ask for, and how a model and its tokenizer are made of that."""
+"""Options shared by several commands, and how a model and its tokenizer are opened from them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from transformers_neuronx.runtimes import RUNTIMES
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import holds_artifact, open_artifact
 
-NO = 4  # the exit status where nothing went wrong, and the answer is no
-HOW, CHOICE, WHERE = "How it is compiled", "How tokens are chosen", "Where the model is"
-MOST = 2**31 - 1  # of any number that is counted
+NO = 4  # exit status of `plan`, `lint` and `check` if they find a problem
+HOW, CHOICE, WHERE = "Compilation", "Sampling", "Model location"
+MOST = 2**31 - 1  # limit of every count
 
 
 def option(
@@ -34,9 +34,9 @@ def option(
     least: float | None = None,
     also: int | None = None,
 ) -> Any:
-    """An option of these names, in a panel of the help, which says its default if asked to, or in those words.
+    """Return an option with these names in a panel of the help. `default` shows its default, or a text in its place.
 
-    Its number, or each of several, must be at `least` that, or `also` this one.
+    Its number, or each number of a list, must be at least `least`, or equal to `also`.
     """
     callback = None if least is None else _counted(least, also)
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, callback=callback)
@@ -53,56 +53,64 @@ def _counted(least: float, also: int | None) -> Callable[[Any], Any]:
     return check
 
 
-WHAT = "A directory with a checkpoint or an artifact, or a name on the Hugging Face hub."
+WHAT = "Directory of a checkpoint or an artifact, or a name on the Hugging Face hub."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=WHAT)]
 MaybeModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=WHAT, show_default=False)]
-NameOrPath = Annotated[str | None, option("--model-name-or-path", help="The model, as an option.", panel=WHERE)]
+NameOrPath = Annotated[str | None, option("--model-name-or-path", help="Same as MODEL.", panel=WHERE)]
 ConfigName = Annotated[
     str | None,
-    option("--config-name", help="Its configuration, if the weights are elsewhere.", panel=WHERE),
+    option("--config-name", help="Same as MODEL, if --checkpoint-name has the weights.", panel=WHERE),
 ]
 CheckpointName = Annotated[
     str | None,
-    option("--checkpoint-name", help="A checkpoint, or a file, with the weights.", panel=WHERE),
+    option("--checkpoint-name", help="Checkpoint directory or file to load the weights from.", panel=WHERE),
 ]
-CacheDir = Annotated[str | None, option("--cache-dir", help="Where models of the hub are kept.", panel=WHERE)]
+CacheDir = Annotated[str | None, option("--cache-dir", help="Cache directory for models of the hub.", panel=WHERE)]
 Amp = Annotated[
     str | None,
-    option("--amp", help="Activations, weights and cache: f32, bf16 or f16; by default the checkpoint's.", panel=HOW),
+    option(
+        "--amp",
+        help="Type of weights, activations and cache: f32, bf16 or f16; by default the checkpoint's.",
+        panel=HOW,
+    ),
 ]
-Degree = Annotated[
-    int | None, option("--tp", help="Devices that share each layer; by default one.", panel=HOW, least=1)
-]
-Batch = Annotated[int | None, option("--batch-size", help="Sequences at once; by default one.", panel=HOW, least=1)]
+Degree = Annotated[int | None, option("--tp", help="Devices that share each layer; 1 by default.", panel=HOW, least=1)]
+Batch = Annotated[int | None, option("--batch-size", help="Sequences per batch; 1 by default.", panel=HOW, least=1)]
 Positions = Annotated[
     int | None,
     option(
-        "--n-positions", "--max-seq-length", help="The longest sequence; by default the model's.", panel=HOW, least=1
+        "--n-positions",
+        "--max-seq-length",
+        help="Longest sequence in tokens; by default the model's.",
+        panel=HOW,
+        least=1,
     ),
 ]
 Context = Annotated[
     list[int] | None,
     option(
         "--context",
-        help="Tokens of a prompt that a program takes; may be given several times.",
+        help="Prompt length to compile for; may be repeated.",
         panel=HOW,
         least=1,
     ),
 ]
-Quant = Annotated[str | None, option("--quant", help="Weights in fewer bits: s8, s4 or f8e4m3fn.", panel=HOW)]
-Rounded = Annotated[bool, option("--round-activations", help="Activations in 8 bits, too, beside --quant.", panel=HOW)]
-Runtime = Annotated[str | None, option("--runtime", help="Where it runs: cpu, cuda or neuron.", panel=HOW)]
-Seed = Annotated[
-    int | None, option("--seed", help="Draws the same tokens again; by default others.", panel=CHOICE, default=True)
+Quant = Annotated[str | None, option("--quant", help="Quantize the weights: s8, s4 or f8e4m3fn.", panel=HOW)]
+Rounded = Annotated[
+    bool, option("--round-activations", help="Also round activations to 8 bits; needs --quant.", panel=HOW)
 ]
-Json = Annotated[bool, option("--json", help="JSON on the standard output, for programs.")]
+Runtime = Annotated[str | None, option("--runtime", help="Where to run: cpu, cuda or neuron.", panel=HOW)]
+Seed = Annotated[
+    int | None, option("--seed", help="Random seed; the same seed gives the same tokens.", panel=CHOICE, default=True)
+]
+Json = Annotated[bool, option("--json", help="Print JSON instead of text.")]
 
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 @dataclass(frozen=True)
 class How:
-    """What the user says of how a model is compiled; None is as an artifact has it, or by default."""
+    """How the user asked for a model to be compiled. None is the default, or what an artifact was compiled with."""
 
     amp: str | None
     tp: int | None
@@ -111,9 +119,9 @@ class How:
     runtime: str | None
 
     def options(self) -> dict[str, Any]:
-        """As a model's constructor has them, those that are said."""
+        """Return the given options as keywords of a model's constructor."""
         if self.rounded and self.quant is None:
-            raise ConfigError("--round-activations wants --quant beside it")
+            raise ConfigError("--round-activations needs --quant")
         if self.runtime not in (None, *RUNTIMES):
             raise ConfigError(f"--runtime must be one of {', '.join(RUNTIMES)}, got {self.runtime!r}")
         switches = None
@@ -125,14 +133,14 @@ class How:
 
 
 def said(**options: Any) -> dict[str, Any]:
-    """The options that are not None."""
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 class Source:
-    """A model by its path or name. Its configuration, by which it is decided what it is, is read once.
+    """A model by its path or name. Its configuration is read once, and decides the family.
 
-    A configuration that is a file alone will do for what wants no weights. CheckpointError where no family takes it.
+    A configuration file alone is enough where no weights are needed. Raises CheckpointError if no family supports it.
     """
 
     def __init__(self, path: str, cache_dir: str | None = None) -> None:
@@ -150,15 +158,15 @@ class Source:
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        """What its generation_config.json says, nothing where there is none."""
+        """Contents of its generation_config.json; empty if it has none."""
         return {} if self._alone else load_generation_config(self.path, self.cache_dir)
 
     def open(
         self, how: How, *, without_weights: bool = False, needs_weights: bool = True, **options: Any
     ) -> ForSampling:
-        """The model, not on a device yet; `without_weights` no more is read than the configuration and the options.
+        """Return the model, not on a device yet. `without_weights` reads only the configuration and the options.
 
-        A ConfigError is about the options: what is wrong with the model itself is a CheckpointError.
+        A ConfigError is about the options. What is wrong with the model itself is a CheckpointError.
         """
         dtype = str(self.attributes.get("dtype") or self.attributes.get("torch_dtype"))
         default = {} if self.is_artifact else dict(amp=DTYPES.get(dtype, "f32"))
@@ -167,14 +175,14 @@ class Source:
             saved = open_artifact(self.path).options() if self.is_artifact else {}
             return self.cls(self.attributes, **saved | given)
         if needs_weights and self.is_artifact and "weights" not in given and not open_artifact(self.path).has_weights:
-            raise CheckpointError(f"{self.path} is an artifact that has no weights: compile one with them")
+            raise CheckpointError(f"{self.path} is an artifact without weights: compile one with --weights")
         return self.cls.from_pretrained(self.path, cache_dir=self.cache_dir, **given)
 
     def fitting(self, prompt: int, new: int, asked: int = -1) -> dict[str, Any]:
-        """Sizes to compile for, of which prompts of so many tokens and what is made of them want no larger ones.
+        """Return sizes to compile for, large enough for prompts of `prompt` tokens and `new` tokens after them.
 
-        They are the next powers of two, so that other prompts find their programs in the compile cache, unless a
-        number of positions is `asked` for.
+        They are powers of two, so that other prompts find their programs in the compile cache. A number of positions
+        that is `asked` for overrides them.
         """
         if asked > 0:
             return dict(n_positions=asked)
@@ -186,20 +194,20 @@ class Source:
         return dict(n_positions=min(_power(prompt + new), trained or 2**30))
 
     def tokenizer(self) -> Any:
-        """The tokenizer beside it."""
+        """Return the model's tokenizer."""
         from transformers import AutoTokenizer  # takes seconds
 
         directory, advice = resolve_tokenizer(self.path, self.cache_dir), "save one there: tokenizer.save_pretrained(…)"
         with explain(f"{self.path}: its tokenizer cannot be read", advice):
             tokenizer = AutoTokenizer.from_pretrained(directory)
-        if not tokenizer("a").input_ids:  # Transformers makes an empty one where there are no files
+        if not tokenizer("a").input_ids:  # Transformers returns an empty one if there are no files
             raise CheckpointError(f"{self.path} has no tokenizer; {advice}")
         return tokenizer
 
 
 @contextmanager
 def _checkpoint_s() -> Iterator[None]:
-    """A configuration that is not supported is a fault of the checkpoint, not of the command."""
+    """Raise CheckpointError for an unsupported configuration: the checkpoint is at fault, not the command."""
     try:
         yield
     except ConfigError as error:
@@ -211,8 +219,8 @@ def _power(size: int) -> int:
 
 
 def one_of(*names: str | None) -> str:
-    """The model that one of several arguments names."""
+    """Return the model that the first given argument names."""
     named = [name for name in names if name is not None]
     if not named:
-        raise typer.BadParameter("wanted a MODEL, --model-name-or-path or --config-name")
+        raise typer.BadParameter("expected a MODEL, --model-name-or-path or --config-name")
     return named[0]

@@ -1,4 +1,4 @@
-"""`plan`: whether a model fits, on what, and how fast it can be there."""
+"""`plan`: whether a model fits, where, and how fast it can be there."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ What = Annotated[
 ]
 Instances = Annotated[
     list[str] | None,
-    o.option("--instance", help=f"Where it is to run; may be repeated. By default all: {', '.join(NAMES)}."),
+    o.option("--instance", help=f"Where to run; may be repeated. By default all: {', '.join(NAMES)}."),
 ]
-Tp = Annotated[
-    int | None, o.option("--tp", help="Devices that share each layer; by default as few as will do.", least=1)
-]
+Tp = Annotated[int | None, o.option("--tp", help="Devices that share each layer; see above for the default.", least=1)]
 
 
 def plan(
@@ -37,19 +35,19 @@ def plan(
     rounded: o.Rounded = False,
     as_json: o.Json = False,
 ) -> None:
-    """Say whether a model fits, on what, and how fast it can be there.
+    """Show whether a model fits, where, and how fast it can be.
 
-    Only its configuration is read. Each device holds its share of the weights,
-    the KV cache of all positions of the whole batch, and temporaries, what the
-    largest program works with. It fits if that is no more than the device's
-    memory. There is a line for the least --tp with which it fits, or, of an
-    --instance that is asked for, for each that there is.
+    Only the configuration is read. Each device holds its share of the weights,
+    its share of the KV cache for the whole batch, and temporaries: the working
+    memory of the largest program. The model fits if the device has memory for
+    all three. By default each place has one line, for the smallest --tp that
+    fits. With --instance it has one line for every --tp.
 
-    Temporaries are an estimate. Times are the roofline's: the bytes that the
-    operations of a step move at full bandwidth, or their products at the peak.
-    Both are as published, but measured for this machine's processor.
+    Temporaries are an estimate. Times are those of a roofline: moving a step's
+    bytes at full bandwidth, or its products at peak FLOPs, whichever is slower.
+    Bandwidth and peak are as published; those of this CPU are measured.
 
-    Exit status: 0 if it fits somewhere that is asked about, 4 if it does not.
+    Exit status: 0 if it fits in at least one place, 4 if it fits in none.
     """
     how = o.How(amp, None, quant, rounded, None)
     sizes: dict[str, Any] = dict(
@@ -65,7 +63,7 @@ def plan(
 
 def _places(names: Sequence[str], amp: str) -> list[Place]:
     if unknown := [name for name in names if name not in NAMES]:
-        raise ConfigError(f"--instance wants one of {', '.join(NAMES)}, got {', '.join(map(repr, unknown))}")
+        raise ConfigError(f"--instance must be one of {', '.join(NAMES)}, got {', '.join(map(repr, unknown))}")
     places = [found for name in dict.fromkeys(names) if (found := place(name, amp))]
     if not places:
         raise EngineError("--instance cuda: nvidia-smi finds no GPU here")

@@ -1,4 +1,4 @@
-"""Prompts in files: a JSON object in each line, or a list of them. One that is no prompt costs none of the others."""
+"""Prompts in files: a JSON object on each line, or a list of objects. A bad one does not affect the others."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from transformers_neuronx.errors import CheckpointError
 
 Place = tuple[str, int]  # file and line
 
-BLANK = b" \t\r\n"  # JSON knows no other
-# What decides where an element of a list ends: a text, which may lack its end, a bracket, a comma.
+BLANK = b" \t\r\n"  # all white space of JSON
+# Tokens that decide where an element of a list ends: a string, possibly unterminated, a bracket or a comma.
 TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[\]{},]', re.DOTALL)
-KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What stands in a line: its text, or what is wrong with it."""
+    """The prompt of a line: its text, or what is wrong with it."""
 
     file: str
     line: int
@@ -38,10 +38,10 @@ class Prompt:
 
 
 def read_prompts(path: str, output: str = "") -> Iterator[Prompt]:
-    """The prompts of a .json or .jsonl file, or of all such files in a folder, in the order of their names.
+    """Yield the prompts of a .json or .jsonl file, or of all such files in a folder, sorted by name.
 
-    Every object has a "prompt". A line with anything else is reported as that, and the others are read. The `output`
-    of a run, and what stands beside it, may be in the folder and are passed over.
+    Every object has a "prompt". Any other line is reported as an error, and reading continues. The `output` of a run
+    and its settings may be in the folder and are skipped.
     """
     found, made = Path(path).expanduser(), Path(output).expanduser()
     named = [found]
@@ -49,9 +49,9 @@ def read_prompts(path: str, output: str = "") -> Iterator[Prompt]:
         own = {made.resolve(), settings_of(made).resolve()}
         named = sorted(file for file in found.glob("*.json*") if file.resolve() not in own)
     if not named:
-        raise CheckpointError(f"{path}: wanted .json or .jsonl files, found none")
+        raise CheckpointError(f"{path}: expected .json or .jsonl files, found none")
     for file in named:
-        files.want_file(file, "of prompts")
+        files.want_file(file, "with prompts")
         for line, piece in _pieces(file):
             try:
                 yield Prompt(file.name, line, _text(piece))
@@ -60,14 +60,14 @@ def read_prompts(path: str, output: str = "") -> Iterator[Prompt]:
 
 
 def settings_of(output: Path) -> Path:
-    """What a run has made its results with stands there, beside them."""
+    """Return the path of the settings file of a run's results, next to them."""
     return output.parent / f"{output.name}.settings.json"
 
 
 def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
-    """What stands in each line that is not blank, and its number; of a list in one piece, in each element.
+    """Yield the number and content of each line that is not blank, or of each element of a list.
 
-    A line ends with a line feed and nowhere else: U+2028 and its like may stand in a text.
+    Only a line feed ends a line: U+2028 and the like may be part of a text.
     """
     if file.suffix == ".json":
         elements = _elements(file.read_bytes().removeprefix(codecs.BOM_UTF8).strip(BLANK))
@@ -81,7 +81,7 @@ def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _elements(data: bytes) -> list[bytes] | None:
-    """The elements of a list, or an object alone; None where data is neither, but lines."""
+    """Return the elements of a list, or a single object; None if the data is lines instead."""
     if data[:1] not in (b"[", b"{"):
         return None
     depth, cuts, end = 0, [0], 0
@@ -104,7 +104,7 @@ def _elements(data: bytes) -> list[bytes] | None:
 
 
 def _text(piece: bytes) -> str:
-    """The prompt that is in a piece of JSON. ValueError says what is wrong with it."""
+    """Return the prompt of a piece of JSON. A ValueError says what is wrong with it."""
     try:
         found = json.loads(piece.decode("utf-8-sig"), object_pairs_hook=files.unique, parse_int=_whole)
     except UnicodeDecodeError as error:
@@ -115,13 +115,13 @@ def _text(piece: bytes) -> str:
     except (RecursionError, MemoryError) as error:
         raise ValueError("too large or nested too deep to be read") from error
     if not isinstance(found, dict):
-        raise ValueError(f'must be an object with a text as "prompt"; got {_kind(found)}')
+        raise ValueError(f'must be an object with a string as "prompt"; got {_kind(found)}')
     if "prompt" not in found:
         keys = f"the keys {', '.join(found)[:80]}" if found else "an empty one"
-        raise ValueError(f'must be an object with a text as "prompt"; got {keys}')
+        raise ValueError(f'must be an object with a string as "prompt"; got {keys}')
     text = found["prompt"]
     if not isinstance(text, str):
-        raise ValueError(f'"prompt" must be a text; got {_kind(text)}')
+        raise ValueError(f'"prompt" must be a string; got {_kind(text)}')
     return encodable(text, '"prompt"')
 
 
@@ -137,5 +137,5 @@ def _kind(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with escapes in place of what cannot be printed, or would do something to a terminal."""
+    """Escape characters that cannot be printed or that control a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,4 +1,4 @@
-"""A file of results, a line of JSON for each prompt, that a run goes on with where another stopped."""
+"""A file of results, one line of JSON per prompt, that a run can continue after another one stopped."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from transformers_neuronx.serialization import differences
 
 
 class Results:
-    """A .jsonl file of results, one line for each prompt. What is in it is on the disk, and is not made again.
+    """A .jsonl file of results, one line per prompt. Results in the file are on disk, and are not computed again.
 
-    Beside it, in `.settings.json`, stands what it was made with: results of other settings are not added to it.
+    A `.settings.json` file next to it records its settings. Results of other settings are not added to it.
     """
 
     def __init__(self, path: Path, file: FileIO, settings: dict[str, Any], restart: bool) -> None:
@@ -30,18 +30,18 @@ class Results:
         settings = json.loads(json.dumps(settings))
         empty = path.stat().st_size == 0
         if not empty and not kept.exists():
-            raise ConfigError(f"{path} is there, and no run has made it; choose another --output, or move it away")
+            raise ConfigError(f"{path} exists, but no run wrote it; choose another --output, or move the file")
         if restart or empty:
             file.truncate(0)
             files.save(kept, json.dumps(settings, indent=2).encode(), "the settings of the results")
         elif found := differences(files.read_json(kept), settings):
-            raise ConfigError(f"{path} was made with other settings: {'; '.join(found)}. --restart begins anew")
+            raise ConfigError(f"{path} was made with other settings: {'; '.join(found)}. --restart starts over")
         self.done = {(record["file"], record["line"]): record for record in self._read()}
 
     @classmethod
     @contextmanager
     def at(cls, path: str, settings: dict[str, Any], restart: bool) -> Iterator[Self]:
-        """The results in that file, which no other run can write to meanwhile: StorageError if one does."""
+        """Open the results in a file and lock it. Raises StorageError if another run is writing to it."""
         place = files.want_writable(Path(path).expanduser())
         if place.exists() and not place.is_file():
             raise ConfigError(f"{path}: results must go to a regular file, found {files.kind(place)}")
@@ -53,27 +53,27 @@ class Results:
             yield cls(place, file, settings, restart)
 
     def _read(self) -> Iterator[dict[str, Any]]:
-        """The lines that are whole; what a killed run has left of another is cut off."""
+        """Yield the complete lines, and cut off a partial one that a killed run left."""
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             self._file.truncate(whole)
         for number, line in enumerate(data[:whole].splitlines(), 1):
-            with files.explain(f"{self.path}, line {number}: not a result", "--restart begins anew"):
+            with files.explain(f"{self.path}, line {number}: not a result", "--restart starts over"):
                 record = json.loads(line)
                 record["file"], record["line"]
             yield record
 
     def check(self, prompt: Prompt) -> None:
-        """Raise ConfigError if there is a result for another prompt in this place."""
+        """Raise ConfigError if this place has the result of another prompt."""
         record = self.done.get(prompt.place)
         text = None if prompt.error is not None else prompt.text
         if record is not None and record.get("prompt") != text:
             place = f"{prompt.file}, line {prompt.line}"
-            raise ConfigError(f"{self.path} has a result for another prompt in {place}. --restart begins anew")
+            raise ConfigError(f"{self.path} has a result for another prompt in {place}. --restart starts over")
 
     def add(self, records: list[dict[str, Any]]) -> None:
-        """Write results that are not there yet."""
+        """Write the results that are not in the file yet."""
         new = [record for record in records if (record["file"], record["line"]) not in self.done]
         with files.saving(self.path, "results"):
             files.append(self._file, b"".join(_line(record) for record in new))
@@ -88,9 +88,9 @@ def _lock(file: FileIO, path: str) -> None:
             f"{path}: another run is writing results there; wait for it, or choose another --output"
         ) from error
     except OSError as error:
-        typer.echo(f"{path} cannot be locked ({error.strerror}): let no other run write to it meanwhile", err=True)
+        typer.echo(f"{path} cannot be locked ({error.strerror}): do not let another run write to it", err=True)
 
 
 def _line(record: dict[str, Any]) -> bytes:
-    """In UTF-8. What that lacks, as half of a surrogate in the name of a file, has the escape that JSON has for it."""
+    """Encode a record as a line of UTF-8, with JSON escapes for lone surrogates, as a file name may have."""
     return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

@@ -1,4 +1,4 @@
-"""`run`: a file of prompts becomes a file of results, and a run that was stopped goes on where it was."""
+"""`run`: complete a file of prompts into a file of results. A run that was stopped can be continued."""
 
 from __future__ import annotations
 
@@ -19,20 +19,27 @@ from transformers_neuronx.progress import bar
 from transformers_neuronx.sampling import ForSampling
 from transformers_neuronx.serialization import description
 
-GREEDY = 1  # the likeliest token, unless the checkpoint says otherwise
+GREEDY = 1  # top-k, unless the checkpoint sets one
 SEPARATOR = "-" * 20
-SOME_FAILED = 3  # the exit status where lines could not be used
+SOME_FAILED = 3  # exit status if some lines could not be used
 
-Data = Annotated[str, o.option("--data-dir", help='A .json or .jsonl file, or a folder: objects with "prompt".')]
-Output = Annotated[str, o.option("--output", "-o", help="The file of results.", default=True)]
-Examples = Annotated[int, o.option("--examples-to-generate", help="At most so many prompts.", default=True, least=1)]
+Data = Annotated[str, o.option("--data-dir", help='A .json or .jsonl file, or a folder: objects with a "prompt".')]
+Output = Annotated[str, o.option("--output", "-o", help="File to write the results to.", default=True)]
+Examples = Annotated[int, o.option("--examples-to-generate", help="Most prompts to complete.", default=True, least=1)]
 TopK = Annotated[int | None, s.option("--top-k", help=s.TOP_K, otherwise=GREEDY, least=0)]
-Tokens = Annotated[int, o.option("--max-tokens-to-generate", help="New tokens of each.", default=True, least=1)]
+Tokens = Annotated[
+    int, o.option("--max-tokens-to-generate", help="Most tokens to generate for each.", default=True, least=1)
+]
 Length = Annotated[
     int,
-    o.option("--max-seq-length", help="Tokens in all: longer prompts are cut. -1: as need be.", least=1, also=-1),
+    o.option(
+        "--max-seq-length",
+        help="Prompt and new tokens together; longer prompts are cut. -1: as long as needed.",
+        least=1,
+        also=-1,
+    ),
 ]
-Restart = Annotated[bool, o.option("--restart", help="Make all results anew.")]
+Restart = Annotated[bool, o.option("--restart", help="Discard earlier results and start over.")]
 
 
 def run(
@@ -61,9 +68,9 @@ def run(
     runtime: o.Runtime = None,
     as_json: o.Json = False,
 ) -> None:
-    """Complete the prompts of a file or folder, and write a line of JSON for each.
+    """Complete the prompts of a file.
 
-    What is among the results already is not made again: after Ctrl-C, or a crash, the same command goes on.
+    Each result is a line of JSON. After Ctrl-C or a crash, the same command continues.
     """
     source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir)
     job = Job(_first(data_dir, examples_to_generate, output), source, max_tokens_to_generate)
@@ -78,18 +85,18 @@ def run(
 
 
 def _first(data_dir: str, count: int, output: str) -> list[Prompt]:
-    """So many prompts, and a word on the standard error where there are more."""
+    """Return the first `count` prompts, and report on standard error if there are more."""
     found = read_prompts(data_dir, output)
     prompts = list(islice(found, count))
     if not prompts:
-        raise CheckpointError(f'{data_dir} has no prompts: wanted objects with "prompt", one a line')
+        raise CheckpointError(f'{data_dir} has no prompts: expected objects with "prompt", one per line')
     if next(found, None):
-        typer.echo(f"only the first {count} prompts are read: --examples-to-generate says how many", err=True)
+        typer.echo(f"only the first {count} prompts are read: --examples-to-generate sets how many", err=True)
     return prompts
 
 
 class Job:
-    """Prompts, and up to `count` tokens to be made of each by the model of a `source`."""
+    """Prompts, and up to `count` tokens to generate for each with the model of a `source`."""
 
     def __init__(self, prompts: list[Prompt], source: o.Source, count: int) -> None:
         self.prompts = prompts
@@ -105,15 +112,15 @@ class Job:
                     self.prompts[number] = replace(prompt, error=str(error))
 
     def _ids(self, text: str) -> list[int]:
-        """The tokens of a prompt. ValueError says why there are none."""
+        """Return the tokens of a prompt. A ValueError says why it has none."""
         try:
             ids: list[int] = self.tokenizer(text).input_ids
-        except Exception as error:  # whatever a tokenizer raises, it is of this text
-            raise ValueError(f"the tokenizer does not take it: {printable(str(error))[:200]}") from error
+        except Exception as error:  # a tokenizer may raise anything, and only this prompt fails
+            raise ValueError(f"the tokenizer cannot encode it: {printable(str(error))[:200]}") from error
         if not ids:
             raise ValueError("the prompt is empty")
         if max(ids) >= self.vocabulary:
-            raise ValueError(f"the tokenizer makes token {max(ids)} of it, and the model has {self.vocabulary} tokens")
+            raise ValueError(f"the tokenizer gives token {max(ids)}, and the model has {self.vocabulary} tokens")
         return ids
 
     @property
@@ -125,16 +132,16 @@ class Job:
         return [prompt for prompt in self.prompts if prompt.error is not None]
 
     def fitting(self, model: ForSampling) -> ForSampling:
-        """The model, before it is compiled. ConfigError where new tokens leave no room."""
+        """Return the model, before it is compiled. Raises ConfigError if new tokens leave no room for prompts."""
         longest = model.options.buckets.longest
         if room(model, self.count) < 1:
             raise ConfigError(f"{self.count} new tokens leave no room for a prompt in {longest}")
         if self.count >= longest:
-            raise ConfigError(f"{self.count} new tokens are more than the {longest - 1} that the model makes")
+            raise ConfigError(f"{self.count} new tokens are more than the {longest - 1} that the model can generate")
         return model
 
     def complete(self, model: ForSampling, results: Results, rules: dict[str, Any]) -> None:
-        """Make what is not there yet, group by group: always the same groups, so that all comes out the same."""
+        """Compute missing results group by group. Groups are always the same, so that results are, too."""
         for prompt in self.prompts:
             results.check(prompt)
         for prompt in self.bad:
@@ -149,7 +156,7 @@ class Job:
                 shown.update(len(group))
 
     def _groups(self, model: ForSampling) -> Iterator[list[Prompt]]:
-        """As many prompts as the model takes at once, in order, and the lines between them that are none."""
+        """Yield batches of prompts, in order, each with the bad lines between its prompts."""
         group: list[Prompt] = []
         for prompt in self.prompts:
             if sum(each.error is None for each in group) == model.options.batch_size:
@@ -184,7 +191,7 @@ class Job:
         return ids[-most:] if self.tokenizer.truncation_side == "left" else ids[:most]
 
     def show(self, results: Results, output: str, as_json: bool) -> int:
-        """All results on the standard output, one after the other; or what there is to say of them. -> exit status"""
+        """Print all results, or a summary as JSON. Returns the exit status."""
         records = [results.done[prompt.place] for prompt in self.prompts]
         good = [record for record in records if "error" not in record]
         if as_json:

@@ -1,4 +1,4 @@
-"""How tokens are chosen: as options say, or else as the checkpoint's generation_config.json does."""
+"""Sampling settings: from options, or else from the checkpoint's generation_config.json."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from transformers_neuronx.cli.prompts import printable
 from transformers_neuronx.errors import CheckpointError, InputError
 from transformers_neuronx.rules import Rules
 
-# What Transformers takes where a generation_config.json says nothing, and where it chooses the likeliest token.
+# Transformers' defaults for what a generation_config.json does not set: when sampling, and when greedy.
 DRAWN = dict(top_k=50, top_p=1.0, temperature=1.0, min_p=0.0, repetition_penalty=1.0)
 GREEDY = DRAWN | dict(top_k=1)
-# What else changes the tokens there; as None, False, 0, 1 or an empty list it changes nothing.
+# Other settings that change the tokens in Transformers, unless they are None, False, 0, 1 or an empty list.
 UNHEARD = """
     num_beams num_beam_groups penalty_alpha typical_p epsilon_cutoff eta_cutoff top_h no_repeat_ngram_size
     encoder_no_repeat_ngram_size encoder_repetition_penalty exponential_decay_length_penalty bad_words_ids
@@ -23,31 +23,31 @@ UNHEARD = """
     min_length min_new_tokens stop_strings force_words_ids constraints dola_layers watermarking_config
 """.split()
 
-TOP_K = "Draw from so many likeliest tokens; 1 is greedy, 0 all."
+TOP_K = "Sample from this many most likely tokens; 1 is greedy, 0 is all."
 
 
 def option(*names: str, help: str, otherwise: float, least: float | None = None) -> Any:  # noqa: A002
-    """An option of how tokens are chosen; `otherwise` is for a checkpoint that says nothing."""
+    """Return a sampling option; `otherwise` is its default if the checkpoint sets none."""
     return o.option(*names, help=help, panel=o.CHOICE, default=f"the checkpoint's, or {otherwise}", least=least)
 
 
 TopP = Annotated[
-    float | None, option("--top-p", help="… of those from the fewest that are so probable.", otherwise=1.0)
+    float | None, option("--top-p", help="Of those, keep the fewest whose probabilities reach this sum.", otherwise=1.0)
 ]
 MinP = Annotated[
     float | None,
-    option("--min-p", help="… of those from the ones that are so probable, of the likeliest.", otherwise=0.0),
+    option("--min-p", help="Drop tokens below this fraction of the highest probability.", otherwise=0.0),
 ]
-Temperature = Annotated[float | None, option("--temperature", help="Divides the logits.", otherwise=1.0)]
+Temperature = Annotated[float | None, option("--temperature", help="Divide the logits by this.", otherwise=1.0)]
 Penalty = Annotated[
     float | None,
-    option("--repetition-penalty", help="Divides the logits of tokens that are there already.", otherwise=1.0),
+    option("--repetition-penalty", help="Divide the logits of tokens already in the text by this.", otherwise=1.0),
 ]
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """What options say of how tokens are chosen, None being nothing."""
+    """Sampling options of a command; None if not given."""
 
     top_k: int | None
     top_p: float | None
@@ -56,9 +56,9 @@ class SamplingOptions:
     repetition_penalty: float | None
 
     def rules(self, source: o.Source, otherwise: int, seed: int | None) -> dict[str, Any]:
-        """Keywords of `sample`; `otherwise` is the top-k where neither options nor the checkpoint say anything.
+        """Return keywords of `sample`; `otherwise` is the top-k if neither options nor the checkpoint set anything.
 
-        InputError is about an option, CheckpointError about what the checkpoint says and no option overrides.
+        An InputError is about an option, a CheckpointError about a setting of the checkpoint that no option overrides.
         """
         given = {name: value for name, value in asdict(self).items() if value is not None}
         found = _defaults(source.generation, given.get("top_k"))
@@ -71,9 +71,9 @@ class SamplingOptions:
 
 
 def _defaults(generation: dict[str, Any], top_k: int | None) -> dict[str, Any]:
-    """What it says of how tokens are chosen, as Transformers reads it; empty where it says nothing.
+    """Return its sampling settings as Transformers reads them; empty if it has none.
 
-    Without `do_sample` the likeliest token is taken, whatever else there is, unless an option says another `top_k`.
+    Without `do_sample` the choice is greedy, whatever else is set, unless an option gives another `top_k`.
     """
     said = {name: generation[name] for name in DRAWN if generation.get(name) is not None}
     samples = generation.get("do_sample")
@@ -95,12 +95,12 @@ def _check(path: str, found: dict[str, Any]) -> None:
 
 
 def _tell(generation: dict[str, Any], rules: dict[str, Any], given: dict[str, Any]) -> None:
-    """Say on the standard error what is asked for and changes nothing."""
+    """Report on standard error which settings have no effect."""
     if unheard := [
         f"{name}={generation[name]}" for name in UNHEARD if generation.get(name) not in (None, False, 1, [])
     ]:
         told = printable(", ".join(unheard))[:200]
-        typer.echo(f"generation_config.json also has {told}, which this command does not do", err=True)
+        typer.echo(f"generation_config.json also has {told}, which this command ignores", err=True)
     if rules["top_k"] == 1 and (idle := given.keys() & {"top_p", "temperature", "min_p"}):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(idle))
-        typer.echo(f"{names}: nothing to draw from where the likeliest token is taken; --top-k 50 would draw", err=True)
+        typer.echo(f"{names}: no effect, as the choice is greedy; --top-k 50 would sample", err=True)

@@ -1,4 +1,4 @@
-"""From text to text with a compiled model; what is text at all."""
+"""Check text, and complete prompts with a compiled model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from transformers_neuronx.sampling import ForSampling
 
 
 def encodable(text: str, what: str) -> str:
-    """The text. InputError where it has what no tokenizer takes: half of a character, or a byte that is not UTF-8."""
+    """Return the text. Raises InputError for what no tokenizer takes: a lone surrogate, or a byte that is not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         place = f"\\u{ord(text[error.start]):04x} at character {error.start + 1}"
-        raise InputError(f"{what} must be text in UTF-8; got {place}, which is no character") from error
+        raise InputError(f"{what} must be text in UTF-8; got {place}, which is not a character") from error
     return text
 
 
 def complete(model: ForSampling, rows: Sequence[Sequence[int]], count: int, **options: Any) -> list[list[int]]:
-    """Up to `count` new tokens of each prompt, its end included. `options` are those of `sample`."""
+    """Return up to `count` new tokens of each prompt, including its end token. `options` are those of `sample`."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -33,11 +33,11 @@ def complete(model: ForSampling, rows: Sequence[Sequence[int]], count: int, **op
 
 
 def until_end(row: list[int], eos: Sequence[int]) -> list[int]:
-    """The tokens up to the first that ends a text."""
+    """Return the tokens up to and including the first end token."""
     return row[: next((place + 1 for place, token in enumerate(row) if token in eos), len(row))]
 
 
 def room(model: ForSampling, count: int) -> int:
-    """How many tokens a prompt may have beside `count` new ones."""
+    """Return how many tokens a prompt may have if `count` new ones follow."""
     buckets = model.options.buckets
     return buckets.sources[-1] if buckets.sources else buckets.longest - count

@@ -1,4 +1,4 @@
-"""Two models side by side: where their logits part and by how much, which layer is to blame, and which weight."""
+"""Compare two models: where and how much their logits differ, and which layer and which weight is to blame."""
 
 from transformers_neuronx.comparison.measure import TOLERANCE as TOLERANCE, compare as compare
 from transformers_neuronx.comparison.report import (

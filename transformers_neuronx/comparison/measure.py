@@ -1,8 +1,8 @@
-"""From two models and a text to a `Comparison`.
+"""Measure two models on a text, and return a `Comparison`.
 
-Both are given the same tokens, those that the reference finds likeliest, also after the other would have gone on with
-another. Each part of the model is judged by what it makes of the reference's hidden states: errors that it was handed,
-however they have grown, are not its own.
+Both get the same tokens, the greedy tokens of the reference, even after the other model would have chosen differently.
+Each part of the model is judged by its output for the reference's hidden states, so errors from earlier parts are not
+counted as its own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from transformers_neuronx.sampling import ForSampling
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What rounding to a type may do to logits, of the largest, and to what a part makes, of its norm. In trained models it
-# did from a thirtieth to two thirds of that; random weights so large that they multiply errors can make it more.
+# Largest error from rounding to a type: in logits, relative to the largest; in the output of a part, relative to its
+# norm. Trained models showed from 1/30 to 2/3 of it. Random weights large enough to multiply errors can exceed it.
 TOLERANCE = {"f32": 1e-5, "f16": 5e-3, "bf16": 4e-2, "s8": 5e-2, "f8e4m3fn": 1e-1, "s4": 3e-1}
 
 
-@np.errstate(invalid="ignore")  # what is not finite has its place in the report
+@np.errstate(invalid="ignore")  # numbers that are not finite are reported
 def compare(
     model: ForSampling,
     reference: ForSampling | PreTrainedModel,
@@ -38,19 +38,19 @@ def compare(
     new_tokens: int = 32,
     tolerance: float | None = None,
 ) -> Comparison:
-    """Compare a model that is on its devices with a reference, another one or Transformers' own, after every token.
+    """Compare a model on its devices with a reference, another such model or one of Transformers, after every token.
 
-    `tokens` [n] are fed as a prompt is, and then one by one the `new_tokens` that the reference goes on with. By
-    default the `tolerance` is the sum of TOLERANCE for all types that one of both rounds to, not counting a type of
-    weights that both have; and 0 where both run the same programs, as nothing is rounded differently then. Models of
-    this package forget their sequences. Raises ConfigError unless vocabulary, layers and hidden size are the same, and
-    InputError for a text that does not fit.
+    `tokens` [n] are fed as a prompt, and then one by one the `new_tokens` that the reference generates. By default the
+    `tolerance` is the sum of TOLERANCE for all types that either model rounds to, except a type of weights that both
+    have. It is 0 if both run the same programs, as nothing is rounded differently then. Models of this package lose
+    their sequences. Raises ConfigError unless vocabulary, layers and hidden size are the same, and InputError for a
+    text that does not fit.
     """
     ours = Ours(model)
     theirs: Side = Ours(reference) if isinstance(reference, ForSampling) else HuggingFace(reference)
     if ours.sizes != theirs.sizes:
         raise ConfigError(
-            "a comparison wants models of the same vocabulary, number of layers and hidden size, got "
+            "a comparison needs models with the same vocabulary, number of layers and hidden size, got "
             f"{ours.sizes} of {ours.name} and {theirs.sizes} of {theirs.name}"
         )
     prompt = _read(tokens, new_tokens, ours, theirs)
@@ -73,7 +73,7 @@ def compare(
 
 
 def _rounding(ours: Ours, theirs: Side) -> float:
-    """The tolerance for all types that one of both rounds to, those of weights where only one does."""
+    """Return the tolerance for all types that either model rounds to, and for types of weights that only one has."""
     if theirs.runs_as(ours.decoder):
         return 0.0
     types = ours.rounded | theirs.rounded
@@ -83,19 +83,17 @@ def _rounding(ours: Ours, theirs: Side) -> float:
 
 
 def _read(tokens: Integers, new_tokens: int, *sides: Side) -> Array:
-    """The prompt s64[n], if all of the text fits."""
+    """Return the prompt s64[n], if all of the text fits."""
     ids = integers("tokens", tokens, 1)
     longest, wanted = min(side.longest for side in sides), len(ids) + new_tokens
     if new_tokens < 0 or wanted > longest:
-        raise InputError(
-            f"n_positions={longest} is what the models take, got {len(ids)} tokens and new_tokens={new_tokens}"
-        )
+        raise InputError(f"the models take n_positions={longest}, got {len(ids)} tokens and new_tokens={new_tokens}")
     [prompt] = read_rows(ids[None], vocab_size=sides[0].sizes[0], longest=wanted).tokens
     return prompt
 
 
 def _continued(side: Side, prompt: Array, count: int) -> tuple[list[Array], Array]:
-    """The pieces of the text, the prompt and then a token each, and the logits after every token of it."""
+    """Return the pieces of the text, the prompt and then single tokens, and the logits after every token."""
     side.begin()
     text, logits = [prompt], [side.logits(prompt)]
     for _ in range(count):
@@ -110,12 +108,12 @@ def _fed(side: Side, what: Callable[[Array], Any], text: Sequence[Array]) -> lis
 
 
 def _over(side: Side, states: Callable[[Array], list[Array]], text: Sequence[Array]) -> list[Array]:
-    """The states of the whole text, part by part."""
+    """Return the states of the whole text, part by part."""
     return [np.concatenate(pieces) for pieces in zip(*_fed(side, states, text), strict=True)]
 
 
 def _places(got: Array, wanted: Array) -> Iterator[Place]:
-    """Logits [n, vocab] of both, place by place."""
+    """Compare logits [n, vocab] of both models, place by place."""
     got, wanted = got.astype(np.float64), wanted.astype(np.float64)
     difference = np.abs(got - wanted).max(1) / max(np.abs(wanted).max(), 1e-30)
     p, q = (torch.from_numpy(logits).log_softmax(-1).numpy() for logits in (wanted, got))
@@ -134,8 +132,8 @@ def _parts(so_far: Sequence[Array], own: Sequence[Array], states: Sequence[Array
 
 
 def _apart(got: Array, wanted: Array, before: Array | None) -> Array:
-    """The norm of the difference, row by row, of the norm of what is wanted; or of what came `before`, if that is
-    larger: what a layer takes away has been rounded as well.
+    """Return the norm of the difference in each row, relative to the norm of the `wanted` row. If the row `before` has
+    a larger norm, that is used: what a layer subtracts has been rounded as well.
     """
     norms = [
         np.linalg.norm(each.astype(np.float64), axis=1) for each in (got - wanted, wanted, before) if each is not None
@@ -149,10 +147,10 @@ def _or_infinite(value: float) -> float:
 
 
 def _changed(decoder: Decoder, reference: Side) -> list[Changed] | None:
-    """Those of the decoder's weights that are not, bit by bit, what the reference's would be in their place."""
+    """Return the decoder's weights that differ, bit by bit, from the reference's in the same layout."""
     try:
         weights = reference.weights_for(decoder)
-    except CheckpointError:  # it is of another family, or has other sizes inside
+    except CheckpointError:  # of another family, or with other sizes inside
         weights = None
     if weights is None:
         return None
@@ -169,6 +167,6 @@ def _changed(decoder: Decoder, reference: Side) -> list[Changed] | None:
 
 
 def _differing(held: Array, wanted: torch.Tensor) -> int:
-    here = numpy_to_torch(held.copy())  # the device's own is read-only
+    here = numpy_to_torch(held.copy())  # the device's array is read-only
     bits = (each.contiguous().view(torch.uint8).reshape(here.numel(), -1) for each in (here, wanted.to(here.dtype)))
     return int((next(bits) != next(bits)).any(1).sum())

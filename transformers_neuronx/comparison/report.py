@@ -1,4 +1,4 @@
-"""What a comparison has found: numbers, as JSON, and as text of at most 80 columns. It measures nothing."""
+"""The result of a comparison: numbers, also as JSON and as text of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from transformers_neuronx.inspection.text import cut
 
-SHOWN = 10  # places where both part, and weights that differ
+SHOWN = 10  # lines for tokens that differ, and for weights that differ
 
 
 @dataclass(frozen=True)
 class Place:
-    """The logits after one token of the text, and the tokens that reference and model would go on with.
+    """The logits after one token of the text, and the tokens that reference and model would choose next.
 
-    `difference` is the largest, of the largest logit that the reference has anywhere in the text; `kl` the
-    Kullback-Leibler divergence from the reference, in nats; both probabilities are those that the reference gives.
+    `difference` is the largest, relative to the reference's largest logit anywhere in the text. `kl` is the
+    Kullback-Leibler divergence from the reference, in nats. Both probabilities are those of the reference.
     """
 
     position: int
@@ -31,11 +31,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Part:
-    """The embedding, a layer or the head: how far what it makes is from what the reference's part makes, of the norm
-    of the hidden state at that position, or of the logits.
+    """The embedding, a layer or the head: how much its output differs from the reference's, relative to the norm of
+    the hidden state at that position, or of the logits.
 
-    `so_far` is with the errors of all parts before it. `own` is its own alone: it was given the reference's hidden
-    states. Both are the largest of all positions, and `position` that of the own one.
+    `so_far` includes the errors of all parts before it. `own` is its own error: its input was the reference's hidden
+    states. Both are the largest of all positions, and `position` is where `own` is largest.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Changed:
-    """A weight on the model's devices, of which `count` of `total` numbers are not those of the reference."""
+    """A weight on the model's devices, with `count` of `total` numbers that differ from the reference's."""
 
     name: str
     count: int
@@ -55,7 +55,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` has found. `weights` is None where those of the reference could not be laid out alike."""
+    """The result of `compare`. `weights` is None if the reference's could not be laid out in the same way."""
 
     model: str
     reference: str
@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def parting(self) -> list[Place]:
-        """Where both would go on with another token."""
+        """Where the two would choose different tokens."""
         return [place for place in self.places if place.wanted != place.chosen]
 
     @property
@@ -87,12 +87,12 @@ class Comparison:
 
     @property
     def divergence(self) -> tuple[float, float]:
-        """The mean and the largest of all places, in nats."""
+        """Mean and largest KL divergence over all places, in nats."""
         kl = [place.kl for place in self.places]
         return sum(kl) / len(kl), max(kl)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, where None stands for what is not finite."""
+        """Return a dictionary for JSON, with None for numbers that are not finite."""
         mean, most = self.divergence
         summary = dict(agree=self.agree, difference=self.worst.difference, kl_mean=mean, kl_max=most, wrong=self.wrong)
         told: dict[str, Any] = _finite(asdict(self) | summary)
@@ -102,18 +102,18 @@ class Comparison:
         return self.text()
 
     def text(self, shown: Callable[[int], str] = str) -> str:
-        """For people, to whom a token is `shown` as its number, or otherwise."""
+        """Return the result as text. `shown` formats a token, by default as its number."""
         return "\n".join([*self._logits(shown), "", *self._parts(), *self._weights(), "", *self._verdict()])
 
     def _logits(self, shown: Callable[[int], str]) -> Iterator[str]:
         count, parting, (mean, most) = len(self.places), self.parting, self.divergence
         yield f"model      {cut(self.model, 69)}"
         yield f"reference  {cut(self.reference, 69)}"
-        yield f"text       {self.prompt_tokens} tokens, and {count - self.prompt_tokens} that the reference chooses"
+        yield f"text       {self.prompt_tokens} tokens, and {count - self.prompt_tokens} that the reference generates"
         yield ""
         yield f"logits     differ by {self.worst.difference:.1e} of the largest, after token {self.worst.position}"
         yield f"           KL divergence {mean:.1e} on average, {most:.1e} at most"
-        yield f"           another token is the likeliest after {len(parting)} of {count}"
+        yield f"           the most likely token differs at {len(parting)} of {count} places"
         if parting:
             heads = "after", "reference", "its p", "model", "its p", "differ by", "KL"
             yield "  {:>6}  {:18}{:>6}  {:18}{:>6}{:>11}{:>9}".format(*heads)
@@ -124,19 +124,17 @@ class Comparison:
         yield from _and_more(parting)
 
     def _parts(self) -> Iterator[str]:
-        yield "error of      so far   its own   most after"
+        yield "error of      so far       own  worst after"
         for part in self.parts:
-            wrong = "   beyond the tolerance" if part.name in self.wrong else ""
+            wrong = "   above the tolerance" if part.name in self.wrong else ""
             yield f"  {part.name:9}{part.so_far:>9.1e}{part.own:>10.1e}{part.position:>13}{wrong}"
 
     def _weights(self) -> Iterator[str]:
         if not self.weights:
-            known = (
-                "cannot be laid out alike" if self.weights is None else "are the reference's, rounded alike, bit by bit"
-            )
+            known = "not compared: layouts differ" if self.weights is None else "equal the reference's, bit by bit"
             yield f"weights    {known}"
             return
-        yield "weights that are not the reference's"
+        yield "weights that differ from the reference's"
         for weight in self.weights[:SHOWN]:
             yield f"  {cut(weight.name, 40):41}{weight.count} of {weight.total} numbers"
         yield from _and_more(self.weights)
@@ -144,18 +142,18 @@ class Comparison:
     def _verdict(self) -> Iterator[str]:
         within, apart = f"the tolerance of {self.tolerance:.1e}", self.worst.difference > self.tolerance
         if self.agree:
-            yield f"They agree: nothing is beyond {within}."
+            yield f"The models agree: nothing is above {within}."
         if apart:
-            yield f"The logits part by more than {within}."
+            yield f"The logits differ by more than {within}."
         if len(self.wrong) == 1:
-            yield f"{self.wrong[0]} makes an error of its own beyond {within}."
+            yield f"{self.wrong[0]} has an error of its own above {within}."
         elif self.wrong:
-            yield f"{self.wrong[0]} is the first of {len(self.wrong)} parts with errors of their own beyond it."
+            yield f"{self.wrong[0]} is the first of {len(self.wrong)} parts with own errors above the tolerance."
         elif apart:
-            yield "No part makes such an error of its own."
+            yield "No part has an error of its own above it."
         if self.weights:
-            others = f", the first of {len(self.weights)}" if self.weights[1:] else ""
-            yield f"{cut(self.weights[0].name, 40)} is not the reference's{others}."
+            others = f"; it is the first of {len(self.weights)} such weights" if self.weights[1:] else ""
+            yield f"{cut(self.weights[0].name, 40)} differs from the reference's{others}."
 
 
 def _and_more(found: Sequence[Any]) -> Iterator[str]:

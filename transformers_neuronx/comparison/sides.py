@@ -1,6 +1,6 @@
-"""The two kinds of models that can be compared: those of this package, and Transformers'.
+"""The two kinds of models that can be compared: those of this package, and those of Transformers.
 
-A side is fed a text in pieces, twice: for logits, by the programs that serve it, and for what stands between its parts.
+A side reads a text in pieces, twice: for logits, with the programs that serve it, and for the states between its parts.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 class Side(Protocol):
-    """What a comparison asks of a model. `rounded` are the types that it rounds to, but for `quant`, which its weights
-    are stored in if that is another; `sizes` are those of its vocabulary, its layers and a hidden state.
+    """What a comparison needs of a model. `rounded` are the types that it rounds to, except `quant`, the type of
+    quantized weights. `sizes` are those of the vocabulary, the number of layers, and the hidden size.
     """
 
     name: str
@@ -44,26 +44,26 @@ class Side(Protocol):
     longest: float
 
     def begin(self) -> None:
-        """The next tokens are a text's first."""
+        """Start a text."""
         ...
 
     def logits(self, tokens: Array) -> Array:
-        """After each of the next tokens, f32[n, vocab]."""
+        """Return the logits after each of the next tokens, f32[n, vocab]."""
         ...
 
     def states(self, tokens: Array) -> list[Array]:
-        """After the embedding and after each layer, f32[n, hidden], and the logits. `logits` comes before it, for all
-        pieces of the text.
+        """Return the states after the embedding and each layer, f32[n, hidden], and the logits. Call `logits` for all
+        pieces of the text first.
         """
         ...
 
     def runs_as(self, decoder: Decoder) -> bool:
-        """Whether it runs the very programs of `decoder`, so that equal weights give equal bits."""
+        """Whether it runs the same programs as `decoder`, so that equal weights give equal bits."""
         ...
 
     def weights_for(self, decoder: Decoder) -> Iterable[Sharded] | None:
-        """Its weights as the devices of `decoder` would have them, or None where that is not known. Raises
-        CheckpointError where they are others.
+        """Return its weights as the devices of `decoder` would hold them, or None if unknown. Raises CheckpointError
+        if `decoder` needs other weights.
         """
         ...
 
@@ -73,7 +73,7 @@ class Ours:
 
     def __init__(self, model: ForSampling) -> None:
         if isinstance(model, EncoderDecoderForSampling):
-            raise ConfigError(f"a comparison wants models without an encoder, got {type(model).__name__}")
+            raise ConfigError(f"a comparison needs models without an encoder, got {type(model).__name__}")
         self.decoder, self.checkpoint = model.decoder, model._checkpoint
         options, config = model.options, model.config
         quant, cache = options.quant, options.kv_cache_quant
@@ -101,7 +101,7 @@ class Ours:
         return logits
 
     def states(self, tokens: Array, given: Sequence[Array] | None = None) -> list[Array]:
-        """With `given`, of the whole text, each part works on what that has for the one before it."""
+        """With `given` states of the whole text, each part gets as input the given output of the part before it."""
         windows, end = [], self.fed + len(tokens)
         while self.fed < end:
             left = tokens[self.fed - end :]
@@ -117,7 +117,7 @@ class Ours:
         return one == other
 
     def weights_for(self, decoder: Decoder) -> Iterable[Sharded] | None:
-        """Those on its devices, where they lie alike; else those of its checkpoint, if it has one."""
+        """Return those on its devices if their layout is the same, else those of its checkpoint, if it has one."""
         here, there = (
             (d.family, d.config, d.options.amp, d.options.quant, d.programs.degree, d.programs.panels)
             for d in (self.decoder, decoder)
@@ -128,10 +128,10 @@ class Ours:
 
 
 def _layer_states(decoder: Decoder, ids: Array, start: int, end: int, replaced: Sequence[Array] | None) -> list[Array]:
-    """Feed ids s32[n], at most a context bucket, from position `start` on to slot 0, layer by layer.
+    """Feed ids s32[n], at most a context bucket, to slot 0 from position `start`, layer by layer.
 
     Returns the outputs of the embedding and of each layer, f32[n, h], and the logits, f32[n, vocab]. Each part after
-    the embedding takes the next of `replaced`, if given, in place of the output before it. `end` as in `StepInputs`.
+    the embedding takes the next of `replaced`, if given, in place of the output before it. `end` is as in `StepInputs`.
     """
     count, active = len(ids), 1 if len(ids) == 1 else decoder.options.buckets.active(len(ids))
     packed = np.zeros((1, 4 + active), np.int32)
@@ -159,7 +159,7 @@ def _shards(tensor: DeviceTensor) -> list[torch.Tensor]:
 
 
 class HuggingFace:
-    """A model of Transformers. It runs once: what stands between its parts is kept."""
+    """A model of Transformers. It runs once, and the states between its parts are kept."""
 
     quant: str | None = None
     longest = math.inf
@@ -167,9 +167,9 @@ class HuggingFace:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, config = model, model.config
         if model.training:
-            raise ConfigError(f"a comparison wants no dropout: call eval() on {type(model).__name__}")
+            raise ConfigError(f"a comparison needs a model without dropout: call eval() on {type(model).__name__}")
         if model.dtype not in DTYPES:
-            raise ConfigError(f"a comparison wants a reference in {', '.join(DTYPES.values())}, got {model.dtype}")
+            raise ConfigError(f"a comparison needs a reference in {', '.join(DTYPES.values())}, got {model.dtype}")
         dtype = DTYPES[model.dtype]
         self.rounded = frozenset([dtype])
         self.name = f"{model.name_or_path or type(model).__name__} in Transformers, {dtype}"
@@ -190,7 +190,7 @@ class HuggingFace:
         states: list[Array] = []
 
         def note(value: Any) -> None:
-            state = value[0] if isinstance(value, tuple) else value  # older layers return more than that
+            state = value[0] if isinstance(value, tuple) else value  # older layers return a tuple
             states.append(state[0].float().cpu().numpy())
 
         def before(_: Any, args: Any, named: Any) -> None:
@@ -214,6 +214,6 @@ class HuggingFace:
         return False
 
     def weights_for(self, decoder: Decoder) -> Iterable[Sharded] | None:
-        """None where it has rounded them, and the decoder would have rounded others."""
+        """Return None if its weights are rounded, and not as the decoder would round them."""
         rounds_alike = self.rounded == {decoder.options.amp} and decoder.options.quant is None
         return decoder.read(checkpoint_of(self.model)) if rounds_alike or self.rounded == {"f32"} else None

@@ -1,4 +1,4 @@
-"""What of a Gemma 2 configuration its graph and weights need."""
+"""The fields of a Gemma 2 configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar

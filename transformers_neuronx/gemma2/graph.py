@@ -1,4 +1,4 @@
-"""Gemma 2 as maths: norms before and after both blocks, soft caps, and every second layer with a window."""
+"""Gemma 2's forward pass: norms before and after both blocks, soft caps, and a window in every second layer."""
 
 import math
 from typing import Any

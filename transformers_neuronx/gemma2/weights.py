@@ -1,4 +1,4 @@
-"""Gemma 2's weight table. Its norms multiply by one plus their weight, which is added here."""
+"""Gemma 2's weight table. Its norms multiply by one plus their weight; the one is added here."""
 
 from transformers_neuronx.gemma2.config import Gemma2Config
 from transformers_neuronx.weights import COLUMNS, Weight, as_is, attention, gated_mlp, linear, norm, plus_one

@@ -1,4 +1,4 @@
-"""What of a GPT-2 configuration its graph and weights need."""
+"""The fields of a GPT-2 configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,7 +23,7 @@ class GPT2Config(ModelConfig):
     scaled_by_layer: bool = hf("scale_attn_by_inverse_layer_idx")
 
     FIXED: ClassVar = {"add_cross_attention": False}
-    # Where to round, and an old name of n_positions; scores are in f32 here in any case.
+    # The first says where to round, but scores are always f32 here; the second is an old name of n_positions.
     WITHOUT_EFFECT: ClassVar = frozenset({"reorder_and_upcast_attn", "n_ctx"})
 
     @property
@@ -32,9 +32,9 @@ class GPT2Config(ModelConfig):
 
     @property
     def layer_kinds(self) -> list[str]:
-        """Where scores are divided by the number of their layer, those numbers: each layer is a kind of its own."""
+        """The number of each layer, if scores are divided by it: each layer is then a separate kind."""
         return [str(1 + n) if self.scaled_by_layer else "" for n in range(self.n_layer)]
 
     def scale(self, kind: str) -> float:
-        """What the scores of a layer of that kind are multiplied by."""
+        """Return the factor of the scores in a layer of that kind."""
         return (self.attention_heads.head_dim**-0.5 if self.scaled else 1.0) / int(kind or 1)

@@ -1,4 +1,4 @@
-"""GPT-2 as maths: learned positions, layer norms before attention and feed-forward (Radford et al., 2019)."""
+"""GPT-2's forward pass: learned positions, layer norms before attention and feed-forward (Radford et al., 2019)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2 for sampling, under the names that the original gave it."""
+"""GPT-2 for sampling, under the original's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GPT2ForSampling(ForSampling):
 
 
 class GPT2ForSamplingWithContextBroadcasting(GPT2ForSampling):
-    """As `GPT2ForSampling`, but for one prompt at a time and as long as there are positions, unless told otherwise."""
+    """`GPT2ForSampling` with other defaults: one prompt at a time, with as many tokens as there are positions."""
 
     def __init__(
         self,

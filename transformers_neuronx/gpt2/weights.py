@@ -1,4 +1,4 @@
-"""GPT-2's weight table. Its checkpoints hold queries, keys and values in one `Conv1D`, [in, 3 out]."""
+"""GPT-2's weight table. Its checkpoints store queries, keys and values in one `Conv1D`, [in, 3 out]."""
 
 from transformers_neuronx.gpt2.config import GPT2Config
 from transformers_neuronx.weights import COLUMNS, ROWS, Weight, attention, linear, norm, part, transposed
@@ -25,5 +25,5 @@ def table(config: GPT2Config) -> list[Weight]:
 
 
 def ignored(config: GPT2Config) -> list[str]:
-    causal_masks = r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # that older checkpoints carry along
+    causal_masks = r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # in older checkpoints
     return [causal_masks, r"lm_head\.weight"] if config.tied else [causal_masks]

@@ -1,4 +1,4 @@
-"""What of a GPT-J configuration its graph and weights need."""
+"""The fields of a GPT-J configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,7 +25,7 @@ class GPTJConfig(ModelConfig):
     WITHOUT_EFFECT: ClassVar = frozenset({"n_ctx"})  # an old name of n_positions
 
     def __post_init__(self) -> None:
-        self.rotary  # noqa: B018  refuses what it cannot turn by
+        self.rotary  # noqa: B018  refuses unsupported parameters
 
     @property
     def attention_heads(self) -> Heads:

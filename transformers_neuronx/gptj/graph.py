@@ -1,4 +1,4 @@
-"""GPT-J as maths: rotary positions for a part of each head, one layer norm for attention and feed-forward side by side.
+"""GPT-J's forward pass: rotary positions for a part of each head, one layer norm, parallel attention and feed-forward.
 
 Wang and Komatsuzaki, https://github.com/kingoflolz/mesh-transformer-jax.
 """

@@ -1,4 +1,4 @@
-"""GPT-J's weight table. Its features turn in neighbouring pairs, which the layout of queries and keys undoes."""
+"""GPT-J's weight table. Its features rotate in neighbouring pairs; a layout of queries and keys makes them halves."""
 
 from transformers_neuronx.gptj.config import GPTJConfig
 from transformers_neuronx.weights import COLUMNS, ROWS, Weight, as_is, attention, linear, norm, pairs_as_halves
@@ -26,5 +26,5 @@ def table(config: GPTJConfig) -> list[Weight]:
 
 
 def ignored(config: GPTJConfig) -> list[str]:
-    causal_masks = r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # that older checkpoints carry along
+    causal_masks = r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # in older checkpoints
     return [causal_masks, r"lm_head\.weight"] if config.tied else [causal_masks]

@@ -1,1 +1,1 @@
-"""GPT-NeoX, and Pythia, which is one."""
+"""GPT-NeoX, including Pythia."""

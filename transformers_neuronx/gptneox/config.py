@@ -1,4 +1,4 @@
-"""What of a GPT-NeoX configuration its graph and weights need."""
+"""The fields of a GPT-NeoX configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,5 +15,5 @@ class GPTNeoXConfig(RotaryConfig):
     parallel: bool = hf("use_parallel_residual")
     tied: bool = hf("tie_word_embeddings")
 
-    # Transformers 4 wrote them beside rotary_emb_base and rotary_pct.
+    # Transformers 4 wrote them in addition to rotary_emb_base and rotary_pct.
     WITHOUT_EFFECT: ClassVar = frozenset({"rope_theta", "partial_rotary_factor"})

@@ -1,4 +1,4 @@
-"""GPT-NeoX as maths: rotary positions for a part of each head, attention beside or before the feed-forward.
+"""GPT-NeoX's forward pass: rotary positions for a part of each head, attention parallel to or before the feed-forward.
 
 Black et al., arXiv:2204.06745.
 """

@@ -1,4 +1,4 @@
-"""GPT-NeoX's weight table. Its checkpoints hold queries, keys and values in one layer, head by head."""
+"""GPT-NeoX's weight table. Its checkpoints store queries, keys and values in one layer, head by head."""
 
 from transformers_neuronx.gptneox.config import GPTNeoXConfig
 from transformers_neuronx.weights import COLUMNS, ROWS, Weight, as_is, attention, linear, norm, part_per_head
@@ -26,5 +26,5 @@ def table(config: GPTNeoXConfig) -> list[Weight]:
 
 
 def ignored(config: GPTNeoXConfig) -> list[str]:
-    causal_masks = r"(gpt_neox\.)?layers\.\d+\.attention\.(masked_)?bias"  # that older checkpoints carry along
+    causal_masks = r"(gpt_neox\.)?layers\.\d+\.attention\.(masked_)?bias"  # in older checkpoints
     return [causal_masks, r"(embed_out|lm_head)\.weight"] if config.tied else [causal_masks]

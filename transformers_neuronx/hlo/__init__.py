@@ -1,6 +1,6 @@
 """PyHLO with shape rules: one function per operation, and arithmetic on tensors.
 
-Each function checks its operands, says what it wanted and what it got, and works out the shape of the result.
+Each function checks its operands, reports what it expected and what it got, and infers the shape of the result.
 """
 
 from transformers_neuronx.hlo.contraction import (
@@ -117,6 +117,6 @@ _OPERATORS = {
     "__rmul__": lambda x, number: multiply(number, x),
     "__rtruediv__": lambda x, number: divide(number, x),
 }
-# The scribe's tensors know no shape rules, so their operators are these functions.
+# The scribe's tensors have no shape rules, so their operators call these functions.
 for _name, _function in _OPERATORS.items():
     setattr(Tensor, _name, _function)

@@ -1,4 +1,4 @@
-"""Operations that sum, choose or order along axes."""
+"""Contractions, reductions and sorts along axes."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def dot(
     batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
     dtype: DType | str | None = None,
 ) -> Tensor:
-    """Sums of products over the `contract` axes, one for each pair of rows of the same `batch` index.
+    """Sum products over the `contract` axes, for each index of the `batch` axes.
 
-    The result has the batch axes first, then the free axes of `a`, then those of `b`. `dtype` is the type of the
-    sum and the result; by default that of the operands, which must be one.
+    The result has the batch axes first, then the free axes of `a`, then those of `b`. `dtype` is the element type of
+    the sum and the result. It defaults to the type of the operands, which must be equal.
     """
     if a.dtype is not b.dtype:
-        raise GraphError(f"dot wants one element type, got {a!r} and {b!r}: convert one of them")
+        raise GraphError(f"dot needs one element type, got {a!r} and {b!r}: convert one of them")
     contract_a, contract_b = ([axis_of("dot", x, i) for i in axes] for x, axes in zip((a, b), contract, strict=True))
     batch_a, batch_b = ([axis_of("dot", x, i) for i in axes] for x, axes in zip((a, b), batch, strict=True))
     for meaning, axes_a, axes_b in (("contracting", contract_a, contract_b), ("batch", batch_a, batch_b)):
         sizes_a, sizes_b = [a.sizes[i] for i in axes_a], [b.sizes[i] for i in axes_b]
         if sizes_a != sizes_b:
-            raise GraphError(f"dot wants equal {meaning} sizes, got {sizes_a} of {a!r} and {sizes_b} of {b!r}")
+            raise GraphError(f"dot needs equal {meaning} sizes, got {sizes_a} of {a!r} and {sizes_b} of {b!r}")
     for x, axes in ((a, [*contract_a, *batch_a]), (b, [*contract_b, *batch_b])):
         if len(set(axes)) < len(axes):
-            raise GraphError(f"dot wants each axis of {x!r} once, got {axes}")
+            raise GraphError(f"dot: axes of {x!r} must not repeat, got {axes}")
     free_a = [size for axis, size in enumerate(a.sizes) if axis not in (*contract_a, *batch_a)]
     free_b = [size for axis, size in enumerate(b.sizes) if axis not in (*contract_b, *batch_b)]
     sizes = [*(a.sizes[i] for i in batch_a), *free_a, *free_b]
@@ -62,7 +62,7 @@ def dot(
 
 
 def combiner(op: str, dtype: DType) -> Callable[[HloScribe], Tensor]:
-    """The two-parameter computation `op(a, b)` on scalars, for reductions and collectives."""
+    """Return the computation `op(a, b)` on two scalars, for reductions and collectives."""
 
     def combine(_: HloScribe) -> Tensor:
         a, b = dtype.Parameter(parameter_number=0), dtype.Parameter(parameter_number=1)
@@ -73,9 +73,9 @@ def combiner(op: str, dtype: DType) -> Callable[[HloScribe], Tensor]:
 
 
 def reduce(x: Tensor, op: str, initial: float, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    """Combine along `axes` with the binary `op` ("Add", "Maximum", …) starting from `initial`.
+    """Combine elements along `axes` with the binary `op` ("Add", "Maximum", …), starting from `initial`.
 
-    With `keep`, the reduced axes stay with size 1, so that the result broadcasts against `x`.
+    With `keep`, the reduced axes keep size 1, so that the result broadcasts against `x`.
     """
     chosen = sorted({axis_of("reduce", x, axis) for axis in ([axes] if isinstance(axes, int) else axes)})
     sizes = [size for axis, size in enumerate(x.sizes) if axis not in chosen]
@@ -86,47 +86,47 @@ def reduce(x: Tensor, op: str, initial: float, axes: int | Sequence[int], keep: 
 
 
 def sum(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    """The sum over `axes`, which vanish unless they are to `keep` the size 1."""
+    """Sum over `axes`. With `keep`, they keep size 1 instead of being dropped."""
     return reduce(x, "Add", 0, axes, keep)
 
 
 def max(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    """The largest over `axes`, which vanish unless they are to `keep` the size 1; of none, the type's smallest."""
+    """Largest element over `axes`; the type's smallest value if there are none. With `keep`, `axes` keep size 1."""
     return reduce(x, "Maximum", limits(x.dtype.name)[0], axes, keep)
 
 
 def min(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    """The smallest over `axes`, which vanish unless they are to `keep` the size 1; of none, the type's largest."""
+    """Smallest element over `axes`; the type's largest value if there are none. With `keep`, `axes` keep size 1."""
     return reduce(x, "Minimum", limits(x.dtype.name)[1], axes, keep)
 
 
 def mean(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    """The mean of floats over `axes`, which vanish unless they are to `keep` the size 1; NaN of none."""
+    """Mean of floats over `axes`; NaN if there are none. With `keep`, `axes` keep size 1."""
     if x.dtype.name not in FLOATS:
-        raise GraphError(f"mean wants floating-point elements, got {x!r}")
+        raise GraphError(f"mean needs floating-point elements, got {x!r}")
     chosen = {axis_of("mean", x, axis) for axis in ([axes] if isinstance(axes, int) else axes)}
     count = math.prod(x.sizes[axis] for axis in chosen)
     return sum(x, axes, keep) * (1.0 / count if count else math.nan)
 
 
 def any(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    """Whether a predicate over `axes` holds; they vanish unless they are to `keep` the size 1."""
+    """Test whether any predicate over `axes` holds. With `keep`, `axes` keep size 1."""
     return reduce(_predicates("any", x), "Or", False, axes, keep)
 
 
 def all(x: Tensor, axes: int | Sequence[int], keep: bool = False) -> Tensor:
-    """Whether all predicates over `axes` hold; they vanish unless they are to `keep` the size 1."""
+    """Test whether all predicates over `axes` hold. With `keep`, `axes` keep size 1."""
     return reduce(_predicates("all", x), "And", True, axes, keep)
 
 
 def _predicates(op: str, x: Tensor) -> Tensor:
     if x.dtype.name != "pred":
-        raise GraphError(f"{op} wants predicates, got {x!r}")
+        raise GraphError(f"{op} needs predicates, got {x!r}")
     return x
 
 
 def argmax(x: Tensor, axis: int) -> Tensor:
-    """The s32 index of the largest element along `axis`; of several the first; that of a NaN, where there is one."""
+    """Return the s32 index of the largest element along `axis`: the first of equals, or the first NaN."""
     axis = axis_of("argmax", x, axis)
     largest = logical_or(equal(x, max(x, axis, keep=True)), not_equal(x, x))
     positions = select(largest, iota("s32", x.sizes, axis), x.sizes[axis])
@@ -134,14 +134,14 @@ def argmax(x: Tensor, axis: int) -> Tensor:
 
 
 def sort(x: Tensor, axis: int = -1, descending: bool = False, payload: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`x` in order along `axis`, and `payload` (by default the s32 positions) carried along.
+    """Sort `x` along `axis`, and reorder `payload` (by default the s32 positions) with it.
 
     Equal elements keep their order. NaN counts as the largest.
     """
     axis = axis_of("sort", x, axis)
     payload = iota("s32", x.sizes, axis) if payload is None else payload
     if payload.sizes != x.sizes:
-        raise GraphError(f"sort wants a payload shaped like {x!r}, got {payload!r}")
+        raise GraphError(f"sort needs a payload of the sizes of {x!r}, got {payload!r}")
 
     def in_order(_: HloScribe) -> Tensor:
         a, b = x.dtype.Parameter(parameter_number=0), x.dtype.Parameter(parameter_number=1)
@@ -155,11 +155,11 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False, payload: Tensor | 
 
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` largest along the last axis, largest first, and their s32 positions."""
+    """Return the `k` largest elements along the last axis, largest first, and their s32 positions."""
     if not x.sizes:
-        raise GraphError(f"top_k wants an axis to choose along, got {x!r}")
+        raise GraphError(f"top_k needs at least one axis, got {x!r}")
     if not 0 < k <= x.sizes[-1]:
-        raise GraphError(f"top_k wants between 1 and {x.sizes[-1]} of the last axis of {x!r}, got {k}")
+        raise GraphError(f"top_k: k must be from 1 to {x.sizes[-1]}, the last axis of {x!r}, got {k}")
     sizes = (*x.sizes[:-1], k)
     both = x.scribe.tuple(x.dtype[sizes], dtype_named("s32")[sizes]).TopK(
         x, k=k, largest=True, to_apply=_greater_pairs(x.dtype)
@@ -179,5 +179,5 @@ def element(x: Tensor, index: int) -> Tensor:
     """Element `index` of a tuple."""
     shapes: Any = getattr(x.shape, "shapes", ())
     if not 0 <= index < len(shapes):
-        raise GraphError(f"element wants a tuple with more than {index} elements, got {x!r}")
+        raise GraphError(f"element needs a tuple with more than {index} elements, got {x!r}")
     return shapes[index].GetTupleElement(x, tuple_index=index)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Operations that call other computations, and those between devices."""
+"""Operations that call other computations, and collectives between devices."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from transformers_neuronx.pyhlo import HloScribe, Shape, Tensor, TupleShape, act
 
 COMPOSITE_NAME = "composite.name"
 COMPOSITE_ATTRIBUTES = "composite.attributes"
-ROUNDS = "while.rounds"  # of a loop, where it is known how many there will be
-WEIGHT = "weight"  # of a parameter: "true" if it is one
+ROUNDS = "while.rounds"  # attribute of a loop: the number of iterations, if known
+WEIGHT = "weight"  # attribute of a parameter: "true" if it is a weight
 
 
 class Parameters:
-    """Hands out the parameters of the computation that is being written, one after the other."""
+    """Writes and numbers the parameters of the open computation."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def add(self, shape: Shape, name: str, weight: bool = False) -> Tensor:
-        """The next one, whose name the module keeps, and whether it is a weight: the same at every call."""
+        """Write the next parameter. A `weight` has the same value in every call."""
         self.count += 1
         attributes = dict(map={WEIGHT: "true"} if weight else {})
         return shape.Parameter(parameter_number=self.count - 1, name=name, frontend_attributes=attributes)
@@ -38,28 +38,28 @@ def _parameters(shapes: Sequence[Shape]) -> list[Tensor]:
 def _array_shapes(op: str, tensors: Sequence[Tensor]) -> list[Shape]:
     for tensor in tensors:
         if not isinstance(tensor.shape, Shape):
-            raise GraphError(f"{op} wants arrays, got the tuple {tensor!r}")
+            raise GraphError(f"{op} needs arrays, got the tuple {tensor!r}")
     return [tensor.shape for tensor in tensors if isinstance(tensor.shape, Shape)]
 
 
 def composite(name: str, body: Callable[..., Tensor | tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """`body` as a named operation: a call that says what it means and that a runtime may replace.
+    """Make `body` a named operation: a call that carries its name and that a runtime may replace.
 
-    `composite("linear", body)(x, w, scale=2)` runs `body(x, w, scale=2)` in a computation of its own. Tensors are
-    positional; keywords are attributes, which a replacement reads as JSON, the body's defaults among them. Returns
-    what `body` returns.
+    `composite("linear", body)(x, w, scale=2)` runs `body(x, w, scale=2)` in a separate computation. Tensors are
+    positional. Keywords are attributes, which a replacement reads as JSON, including the body's defaults. The call
+    returns what `body` returns.
     """
     defaults = body.__kwdefaults__ or {}
 
     def call(*operands: Tensor, **attributes: Any) -> Any:
         if not operands:
-            raise GraphError(f"{name} wants one tensor or more, got none")
+            raise GraphError(f"{name} needs at least one tensor, got none")
         shapes = _array_shapes(name, operands)
         attributes = defaults | attributes
         try:
             text = json.dumps(attributes, sort_keys=True)
         except TypeError as error:
-            raise GraphError(f"{name} wants attributes that JSON can say, got {attributes}") from error
+            raise GraphError(f"{name}: attributes must be JSON values, got {attributes}") from error
         scribe = operands[0].scribe
         key = ("composite", name, body, tuple(map(repr, shapes)), text)
         computation, out = scribe.computation(lambda _: body(*_parameters(shapes), **attributes), name, key)
@@ -77,16 +77,16 @@ def composite(name: str, body: Callable[..., Tensor | tuple[Tensor, ...]]) -> Ca
 
 
 class _Closure:
-    """A computation of one parameter, a tuple: some operands, and then what it uses of the computations around it.
+    """A computation with one tuple parameter: the operands, then the tensors captured from enclosing computations.
 
-    With `carry`, what it uses comes out again after the results.
+    With `carry`, the captured tensors are returned after the results.
     """
 
     def __init__(
         self, function: Callable[..., Any], operands: Sequence[Tensor], name: str, carry: bool = False
     ) -> None:
         self.operands = list(operands)
-        self.captured: dict[int, Tensor] = {}  # outer id -> what stands for it inside
+        self.captured: dict[int, Tensor] = {}  # id outside -> tensor inside
         scribe = operands[0].scribe if operands else active_scribe()
 
         def run(_: HloScribe) -> Any:
@@ -120,15 +120,15 @@ def while_loop(
 ) -> list[Tensor]:
     """Apply `body(*state)` while `condition(*state)`, a pred scalar, holds; the state keeps its shapes.
 
-    The body may use tensors from around the loop, which stay as they are; the condition looks at the state only. If it
-    is known how often it holds, `rounds` says so: where there are no loops, the body is written as often instead.
+    The body may use tensors from outside the loop, which stay constant. The condition sees the state only. `rounds` is
+    the number of iterations, if known: where loops are not supported, the body is unrolled that many times.
     """
     shapes = _array_shapes("while_loop", state)
 
     def checked_body(*carried: Tensor) -> Sequence[Tensor]:
         after = body(*carried)
         if [repr(t.shape) for t in after] != [repr(s) for s in shapes]:
-            raise GraphError(f"while_loop wants a body that keeps the shapes {shapes}, got {list(after)}")
+            raise GraphError(f"while_loop: body must keep the shapes {shapes}, got {list(after)}")
         return after
 
     loop = _Closure(checked_body, state, "body", carry=True)
@@ -137,7 +137,7 @@ def while_loop(
         carried = loop.shape.Parameter(parameter_number=0)
         holds = condition(*(element(carried, index) for index in range(len(shapes))))
         if holds.dtype.name != "pred" or holds.sizes:
-            raise GraphError(f"while_loop wants a condition that is a pred scalar, got {holds!r}")
+            raise GraphError(f"while_loop: condition must be a pred scalar, got {holds!r}")
         return holds
 
     known = {} if rounds is None else {ROUNDS: str(rounds)}
@@ -153,16 +153,16 @@ def while_loop(
 def conditional(
     predicate: Tensor, on_true: Callable[..., Tensor], on_false: Callable[..., Tensor], *operands: Tensor
 ) -> Tensor:
-    """`on_true(*operands)` or `on_false(*operands)`, only one of which runs; both return the same shape.
+    """Run either `on_true(*operands)` or `on_false(*operands)`; both must return the same shape.
 
-    The branches may also use tensors from around them.
+    The branches may also use tensors from outside.
     """
     if predicate.dtype.name != "pred" or predicate.sizes:
-        raise GraphError(f"conditional wants a pred scalar to choose by, got {predicate!r}")
+        raise GraphError(f"conditional: predicate must be a pred scalar, got {predicate!r}")
     _array_shapes("conditional", operands)
     true, false = _Closure(on_true, operands, "on_true"), _Closure(on_false, operands, "on_false")
     if repr(true.result) != repr(false.result):
-        raise GraphError(f"conditional wants branches of one shape, got {true.result} and {false.result}")
+        raise GraphError(f"conditional: branches must return one shape, got {true.result} and {false.result}")
     packed = [branch.shape.Tuple(*branch.operands) for branch in (true, false)]
     result: Tensor = true.result.Conditional(predicate, *packed, branch_computations=[true.id, false.id])
     return result
@@ -171,9 +171,9 @@ def conditional(
 def custom_call(
     target: str, shape: Shape, *operands: Tensor, attributes: str = "", alias: dict[int, int] | None = None
 ) -> Tensor:
-    """Code of the runtime's own, called `target`, through XLA's typed FFI.
+    """Call `target`, native code of the runtime, through XLA's typed FFI.
 
-    `attributes` is the text of an MLIR dictionary; `alias` maps output 0 to the operand whose memory it takes over.
+    `attributes` is the text of an MLIR dictionary; `alias` maps output 0 to the operand whose memory it reuses.
     """
     return shape.CustomCall(
         *operands,
@@ -185,7 +185,7 @@ def custom_call(
 
 
 def replica_id() -> Tensor:
-    """The rank of the device that runs the program, a u32 scalar."""
+    """Return the rank of the device that runs the program, a u32 scalar."""
     return dtype_named("u32").ReplicaId()
 
 
@@ -194,7 +194,7 @@ def _groups(replicas: int) -> list[dict[str, Any]]:
 
 
 def all_reduce(x: Tensor, replicas: int, op: str = "Add") -> Tensor:
-    """`x` combined over all devices, on every one of them."""
+    """Combine `x` over all devices; every device gets the result."""
     if replicas == 1:
         return x
     computation, _ = x.scribe.computation(combiner(op, x.dtype), op.lower(), key=("combiner", op, x.dtype.name))
@@ -202,7 +202,7 @@ def all_reduce(x: Tensor, replicas: int, op: str = "Add") -> Tensor:
 
 
 def all_gather(x: Tensor, replicas: int, axis: int) -> Tensor:
-    """The `x` of every device side by side along `axis`, on every one of them."""
+    """Concatenate the `x` of all devices along `axis`; every device gets the result."""
     axis = axis_of("all_gather", x, axis)
     if replicas == 1:
         return x
@@ -211,22 +211,24 @@ def all_gather(x: Tensor, replicas: int, axis: int) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, replicas: int, axis: int) -> Tensor:
-    """The sum of `x` over all devices, of which each keeps its own piece along `axis`."""
+    """Sum `x` over all devices; each device keeps its own piece of the sum along `axis`."""
     axis = axis_of("reduce_scatter", x, axis)
     if replicas == 1:
         return x
     if x.sizes[axis] % replicas:
-        raise GraphError(f"reduce_scatter wants axis {axis} of {x!r} to divide by {replicas} devices")
+        raise GraphError(
+            f"reduce_scatter: axis {axis} of {x!r} must be divisible by the number of devices, got {replicas}"
+        )
     sizes = [size // replicas if i == axis else size for i, size in enumerate(x.sizes)]
     computation, _ = x.scribe.computation(combiner("Add", x.dtype), "add", key=("combiner", "Add", x.dtype.name))
     return x.dtype[sizes].ReduceScatter(x, dimensions=[axis], replica_groups=_groups(replicas), to_apply=computation)
 
 
 def optimization_barrier(*tensors: Tensor) -> list[Tensor]:
-    """The tensors, through which the compiler moves nothing: what is made of one waits for all of them."""
+    """Return the tensors behind a barrier: the compiler moves nothing across it, and a use of one waits for all."""
     shapes = _array_shapes("optimization_barrier", tensors)
     if not tensors:
-        raise GraphError("optimization_barrier wants one tensor or more, got none")
+        raise GraphError("optimization_barrier needs at least one tensor, got none")
     whole = tensors[0].scribe.tuple(*shapes)
     result = whole.OptimizationBarrier(whole.Tuple(*tensors))
     return [element(result, index) for index in range(len(tensors))]

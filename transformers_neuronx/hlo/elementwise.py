@@ -1,4 +1,4 @@
-"""Operations that treat every element alike. Operands broadcast as NumPy's do; element types are never mixed."""
+"""Elementwise operations. Operands broadcast as in NumPy; element types are never mixed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNED = frozenset(name for name in INTEGERS if name.startswith("s"))
 
 
 def as_dtype(dtype: DType | str) -> DType:
-    """`dtype` itself, or the element type of that name."""
+    """Return `dtype`, or the element type of that name."""
     return dtype_named(dtype) if isinstance(dtype, str) else dtype
 
 
@@ -28,19 +28,19 @@ def constant(value: Any, dtype: DType | str) -> Tensor:
 
 
 def full(value: float, dtype: DType | str, sizes: Sequence[int]) -> Tensor:
-    """`sizes` elements that are all `value`."""
+    """A tensor of `sizes` filled with `value`."""
     scalar = constant(value, dtype)
     return scalar if not sizes else scalar.dtype[sizes].Broadcast(scalar, dimensions=[])
 
 
 def broadcast_to(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Repeat `x` to `sizes`, aligned at the last axis; an axis of size 1 repeats, as in NumPy."""
+    """Broadcast `x` to `sizes` as in NumPy: aligned at the last axis, repeating axes of size 1."""
     sizes = tuple(sizes)
     if x.sizes == sizes:
         return x
     lead = len(sizes) - len(x.sizes)
     if lead < 0 or any(have not in (1, want) for have, want in zip(x.sizes, sizes[lead:], strict=True)):
-        raise GraphError(f"broadcast_to wants sizes that {x!r} can repeat to, got {list(sizes)}")
+        raise GraphError(f"broadcast_to needs sizes that {x!r} broadcasts to, got {list(sizes)}")
     kept = [axis for axis, have in enumerate(x.sizes) if have != 1 or sizes[lead + axis] == 1]
     if len(kept) < len(x.sizes):
         x = x.dtype[[x.sizes[axis] for axis in kept]].Reshape(x)
@@ -48,20 +48,20 @@ def broadcast_to(x: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _together(op: str, *operands: Operand) -> list[Tensor]:
-    """The operands as tensors of one shape: numbers take the element type of the tensors beside them."""
+    """Convert the operands to tensors of one shape; numbers take the element type of the tensors."""
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     if not tensors:
-        raise GraphError(f"{op} wants at least one tensor, got {operands}")
+        raise GraphError(f"{op} needs at least one tensor, got {operands}")
     dtype = tensors[0].dtype
     if any(tensor.dtype is not dtype for tensor in tensors):
-        raise GraphError(f"{op} wants one element type, got {' and '.join(map(repr, tensors))}: convert one of them")
+        raise GraphError(f"{op} needs one element type, got {' and '.join(map(repr, tensors))}: convert one of them")
     try:
         sizes = np.broadcast_shapes(*(tensor.sizes for tensor in tensors))
     except ValueError:
-        raise GraphError(f"{op} wants shapes that broadcast, got {' and '.join(map(repr, tensors))}") from None
+        raise GraphError(f"{op} needs shapes that broadcast, got {' and '.join(map(repr, tensors))}") from None
     for number in operands:
         if not isinstance(number, Tensor) and not _fits(number, dtype):
-            raise GraphError(f"{op} wants a number that {dtype.name} holds beside {tensors[0]!r}, got {number!r}")
+            raise GraphError(f"{op} needs a number that fits {dtype.name}, the type of {tensors[0]!r}, got {number!r}")
     return [
         broadcast_to(operand, sizes) if isinstance(operand, Tensor) else full(operand, dtype, sizes)
         for operand in operands
@@ -81,7 +81,7 @@ def _snake(op: str) -> str:
 
 def _require(op: str, x: Tensor, allowed: frozenset[str], meaning: str) -> None:
     if x.dtype.name not in allowed:
-        raise GraphError(f"{op} wants {meaning}, got {x!r}")
+        raise GraphError(f"{op} needs {meaning}, got {x!r}")
 
 
 def _float(op: str, x: Tensor) -> Tensor:
@@ -116,105 +116,105 @@ def _compare(direction: str, a: Operand, b: Operand) -> Tensor:
 
 
 def abs(x: Tensor) -> Tensor:
-    """The absolute value, of signed numbers."""
+    """Absolute value of signed numbers."""
     return _signed("Abs", x)
 
 
 def ceil(x: Tensor) -> Tensor:
-    """The smallest whole number not below `x`, of floats."""
+    """Round floats up to an integer."""
     return _float("Ceil", x)
 
 
 def cos(x: Tensor) -> Tensor:
-    """The cosine of radians, of floats."""
+    """Cosine of floats in radians."""
     return _float("Cos", x)
 
 
 def erf(x: Tensor) -> Tensor:
-    """The error function, 2/√π ∫₀ˣ exp(-t²) dt, of floats."""
+    """Error function of floats, 2/√π ∫₀ˣ exp(-t²) dt."""
     return _float("Erf", x)
 
 
 def exp(x: Tensor) -> Tensor:
-    """e to the power of `x`, of floats."""
+    """e to the power of `x`, for floats."""
     return _float("Exp", x)
 
 
 def expm1(x: Tensor) -> Tensor:
-    """exp(x) - 1, exact near 0, of floats."""
+    """exp(x) - 1, accurate near 0, for floats."""
     return _float("Expm1", x)
 
 
 def floor(x: Tensor) -> Tensor:
-    """The largest whole number not above `x`, of floats."""
+    """Round floats down to an integer."""
     return _float("Floor", x)
 
 
 def is_finite(x: Tensor) -> Tensor:
-    """Where a float is neither infinite nor NaN, as predicates."""
+    """Predicates of the floats that are neither infinite nor NaN."""
     _require("is_finite", x, FLOATS, "floating-point elements")
     return dtype_named("pred")[x.sizes].IsFinite(x)
 
 
 def log(x: Tensor) -> Tensor:
-    """The natural logarithm, of floats."""
+    """Natural logarithm of floats."""
     return _float("Log", x)
 
 
 def log1p(x: Tensor) -> Tensor:
-    """log(1 + x), exact near 0, of floats."""
+    """log(1 + x), accurate near 0, for floats."""
     return _float("Log1p", x)
 
 
 def logical_not(x: Tensor) -> Tensor:
-    """Not of predicates; the complement of integers."""
+    """Logical not of predicates; bitwise not of integers."""
     _require("not", x, INTEGERS | {"pred"}, "integers or predicates")
     return x.shape.Not(x)
 
 
 def logistic(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))."""
+    """1 / (1 + exp(-x)), for floats."""
     return _float("Logistic", x)
 
 
 def negate(x: Tensor) -> Tensor:
-    """-x, of signed or complex numbers."""
+    """-x, for signed or complex numbers."""
     _require("negate", x, FLOATS | SIGNED | COMPLEX, "signed numbers")
     return x.shape.Negate(x)
 
 
 def round(x: Tensor) -> Tensor:
-    """To the nearest integer, halves to the even one, as NumPy and PyTorch do."""
+    """Round floats to the nearest integer, halves to even, as NumPy and PyTorch do."""
     return _float("RoundNearestEven", x)
 
 
 def rsqrt(x: Tensor) -> Tensor:
-    """1 / sqrt(x), of floats."""
+    """1 / sqrt(x), for floats."""
     return _float("Rsqrt", x)
 
 
 def sign(x: Tensor) -> Tensor:
-    """-1, 0 or 1 of the same type, of signed numbers; NaN stays."""
+    """-1, 0 or 1 in the same type, for signed numbers; NaN stays NaN."""
     return _signed("Sign", x)
 
 
 def sin(x: Tensor) -> Tensor:
-    """The sine of radians, of floats."""
+    """Sine of floats in radians."""
     return _float("Sin", x)
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """The square root, of floats; NaN below 0."""
+    """Square root of floats; NaN below 0."""
     return _float("Sqrt", x)
 
 
 def tan(x: Tensor) -> Tensor:
-    """The tangent of radians, of floats."""
+    """Tangent of floats in radians."""
     return _float("Tan", x)
 
 
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent, of floats."""
+    """Hyperbolic tangent of floats."""
     return _float("Tanh", x)
 
 
@@ -227,37 +227,37 @@ def add(a: Operand, b: Operand) -> Tensor:
 
 
 def atan2(a: Operand, b: Operand) -> Tensor:
-    """The angle of the point (b, a)."""
+    """Angle of the point (b, a) in radians."""
     return _binary("Atan2", a, b)
 
 
 def divide(a: Operand, b: Operand) -> Tensor:
-    """a / b; of integers, the quotient towards 0."""
+    """a / b; integer quotients round towards 0."""
     return _binary("Divide", a, b)
 
 
 def logical_and(a: Operand, b: Operand) -> Tensor:
-    """And of predicates; of integers, bit by bit."""
+    """Logical and of predicates; bitwise and of integers."""
     return _bitwise("And", a, b)
 
 
 def logical_or(a: Operand, b: Operand) -> Tensor:
-    """Or of predicates; of integers, bit by bit."""
+    """Logical or of predicates; bitwise or of integers."""
     return _bitwise("Or", a, b)
 
 
 def logical_xor(a: Operand, b: Operand) -> Tensor:
-    """Either, of predicates; of integers, bit by bit."""
+    """Exclusive or of predicates; bitwise for integers."""
     return _bitwise("Xor", a, b)
 
 
 def maximum(a: Operand, b: Operand) -> Tensor:
-    """The larger of two; NaN where either is."""
+    """Larger of two elements; NaN where either is NaN."""
     return _binary("Maximum", a, b)
 
 
 def minimum(a: Operand, b: Operand) -> Tensor:
-    """The smaller of two; NaN where either is."""
+    """Smaller of two elements; NaN where either is NaN."""
     return _binary("Minimum", a, b)
 
 
@@ -272,17 +272,17 @@ def power(a: Operand, b: Operand) -> Tensor:
 
 
 def remainder(a: Operand, b: Operand) -> Tensor:
-    """With the sign of `a`, as C's fmod."""
+    """Remainder of a / b with the sign of `a`, as C's fmod."""
     return _binary("Remainder", a, b)
 
 
 def shift_left(a: Operand, b: Operand) -> Tensor:
-    """Bits of integers moved up by `b`, with zeros from below."""
+    """Shift the bits of integers left by `b`, filling with zeros."""
     return _bitwise("ShiftLeft", a, b)
 
 
 def shift_right(a: Operand, b: Operand) -> Tensor:
-    """Filled with the sign bit for signed integers, with zeros for unsigned ones."""
+    """Shift right by `b`, filling with the sign bit for signed integers and with zeros for unsigned ones."""
     a, b = _together("shift_right", a, b)
     return _bitwise("ShiftRightArithmetic" if a.dtype.name in SIGNED else "ShiftRightLogical", a, b)
 
@@ -293,32 +293,32 @@ def subtract(a: Operand, b: Operand) -> Tensor:
 
 
 def equal(a: Operand, b: Operand) -> Tensor:
-    """Predicates of a = b: none where either is NaN."""
+    """Predicates of a = b: false where either is NaN."""
     return _compare("EQ", a, b)
 
 
 def not_equal(a: Operand, b: Operand) -> Tensor:
-    """Predicates of a ≠ b: also where either is NaN."""
+    """Predicates of a ≠ b: true where either is NaN."""
     return _compare("NE", a, b)
 
 
 def less(a: Operand, b: Operand) -> Tensor:
-    """Predicates of a < b: none where either is NaN."""
+    """Predicates of a < b: false where either is NaN."""
     return _compare("LT", a, b)
 
 
 def less_equal(a: Operand, b: Operand) -> Tensor:
-    """Predicates of a ≤ b: none where either is NaN."""
+    """Predicates of a ≤ b: false where either is NaN."""
     return _compare("LE", a, b)
 
 
 def greater(a: Operand, b: Operand) -> Tensor:
-    """Predicates of a > b: none where either is NaN."""
+    """Predicates of a > b: false where either is NaN."""
     return _compare("GT", a, b)
 
 
 def greater_equal(a: Operand, b: Operand) -> Tensor:
-    """Predicates of a ≥ b: none where either is NaN."""
+    """Predicates of a ≥ b: false where either is NaN."""
     return _compare("GE", a, b)
 
 
@@ -326,32 +326,34 @@ def greater_equal(a: Operand, b: Operand) -> Tensor:
 
 
 def select(condition: Tensor, on_true: Operand, on_false: Operand) -> Tensor:
-    """`on_true` where `condition` holds, `on_false` elsewhere; a NaN in the branch not taken stays out."""
-    _require("select", condition, frozenset({"pred"}), "predicates to choose by")
+    """`on_true` where `condition` holds, `on_false` elsewhere; NaN in the other branch has no effect."""
+    _require("select", condition, frozenset({"pred"}), "predicates as its condition")
     on_true, on_false = _together("select", on_true, on_false)
     try:
         sizes = np.broadcast_shapes(condition.sizes, on_true.sizes)
     except ValueError:
-        raise GraphError(f"select wants shapes that broadcast, got {condition!r} to choose from {on_true!r}") from None
+        raise GraphError(
+            f"select needs shapes that broadcast, got condition {condition!r} and branches {on_true!r}"
+        ) from None
     condition, on_true, on_false = (broadcast_to(x, sizes) for x in (condition, on_true, on_false))
     return on_true.shape.Select(condition, on_true, on_false)
 
 
 def clamp(low: Operand, x: Tensor, high: Operand) -> Tensor:
-    """`x` moved into the interval from `low` to `high`."""
+    """Limit `x` to the interval from `low` to `high`."""
     low, x, high = _together("clamp", low, x, high)
     return x.shape.Clamp(low, x, high)
 
 
 def convert(x: Tensor, dtype: DType | str) -> Tensor:
-    """The same values in another element type."""
+    """Convert values to another element type."""
     dtype = as_dtype(dtype)
     return x if x.dtype is dtype else dtype[x.sizes].Convert(x)
 
 
 def bitcast_convert(x: Tensor, dtype: DType | str) -> Tensor:
-    """The same bits in another element type of equal width."""
+    """Reinterpret the bits in another element type of equal width."""
     dtype = as_dtype(dtype)
     if dtype.element.bits != x.dtype.element.bits or "pred" in (dtype.name, x.dtype.name):
-        raise GraphError(f"bitcast_convert wants an element type as wide as that of {x!r}, got {dtype!r}")
+        raise GraphError(f"bitcast_convert needs types of equal width, none of them pred, got {x!r} and {dtype!r}")
     return dtype[x.sizes].BitcastConvert(x)

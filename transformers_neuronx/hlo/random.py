@@ -1,4 +1,4 @@
-"""Random numbers that follow from a key and a counter alone: the same on every engine, device and batch."""
+"""Random numbers that depend only on a key and a counter: the same on every engine, device and batch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PARITY = 0x1BD11BDA
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two words of random bits, Threefry-2x32 with 20 rounds (Salmon et al., doi:10.1145/2063384.2063405).
+    """Two words of random bits from Threefry-2x32 with 20 rounds (Salmon et al., doi:10.1145/2063384.2063405).
 
-    Words are u32, and the four operands shaped to be combined.
+    Words are u32. The shapes of the four operands must broadcast.
     """
     keys = (*key, logical_xor(logical_xor(*key), constant(_PARITY, "u32")))
     a, b = add(counter[0], keys[0]), add(counter[1], keys[1])
@@ -37,9 +37,10 @@ def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tupl
 
 
 def gumbel(bits: Tensor) -> Tensor:
-    """Noise of the standard Gumbel distribution from u32 bits. The index of the largest logit plus noise is a draw from
-    the softmax of the logits.
+    """Convert u32 bits to noise of the standard Gumbel distribution.
+
+    The argmax of logits plus this noise is a draw from the softmax of the logits.
     """
-    # Finest near zero, where the noise is largest; at one it is -inf, which is never the largest.
+    # Floats are finest near zero, where the noise is largest. At one the noise is -inf, which never wins the argmax.
     uniform = multiply(add(convert(bits, "f32"), 0.5), 2.0**-32)
     return negate(log(negate(log1p(negate(uniform)))))

@@ -10,11 +10,11 @@ from transformers_neuronx.hlo.contraction import combiner
 from transformers_neuronx.hlo.elementwise import as_dtype, constant
 from transformers_neuronx.pyhlo import DType, Tensor
 
-Edges = Sequence[tuple[int, int]]  # elements added before and after each axis; negative ones are cut off
+Edges = Sequence[tuple[int, int]]  # elements to add before and after each axis; negative numbers cut elements off
 
 
 def _positions(size: int, window: int, step: int, edge: tuple[int, int], spread: int, dilation: int) -> int:
-    """Places for a window along an axis."""
+    """Count the positions of a window along an axis."""
     reach = (window - 1) * dilation + 1
     whole = (size - 1) * spread + 1 + sum(edge) if size else sum(edge)
     return max((whole - reach) // step + 1, 0)
@@ -41,15 +41,17 @@ def convolution(
     groups: int = 1,
     dtype: DType | str | None = None,
 ) -> Tensor:
-    """Sums of products of `kernel` [out, in / groups, ...] with windows of x [b, in, ...]. -> [b, out, ...]
+    """Convolve x [b, in, ...] with `kernel` [out, in / groups, ...]. -> [b, out, ...]
 
-    Of the kernel's elements `dilation` apart, with `spread - 1` zeros between the elements of x, and `stride` from
-    one window to the next. `dtype` is the type of the sums; by default that of the operands, which must be one.
+    The kernel's elements are `dilation` apart, windows are `stride` apart, and `spread - 1` zeros separate the elements
+    of x. `dtype` is the type of the sums. It defaults to the type of the operands, which must be equal.
     """
     if x.dtype is not kernel.dtype or len(x.sizes) != len(kernel.sizes) or len(x.sizes) < 3:
-        raise GraphError(f"convolution wants a kernel of the type and rank of {x!r}, got {kernel!r}")
+        raise GraphError(f"convolution needs a kernel of the type and rank of {x!r}, got {kernel!r}")
     if x.sizes[1] != kernel.sizes[1] * groups or kernel.sizes[0] % groups:
-        raise GraphError(f"convolution in {groups} groups wants [out, in / groups, ...] for {x!r}, got {kernel!r}")
+        raise GraphError(
+            f"convolution in {groups} groups needs a kernel [out, in / groups, ...] for {x!r}, got {kernel!r}"
+        )
     axes = range(2, len(x.sizes))
     sizes = [
         _positions(*facts) for facts in zip(x.sizes[2:], kernel.sizes[2:], stride, edges, spread, dilation, strict=True)
@@ -78,10 +80,10 @@ def reduce_window(
     edges: Edges,
     dilation: Sequence[int],
 ) -> Tensor:
-    """`op`, "Add" for instance, over windows of `kernel` along the last axes, with `initial` beyond the edges."""
+    """Reduce windows of `kernel` along the last axes with `op`, such as "Add". `initial` is used past the edges."""
     lead = len(x.sizes) - len(kernel)
     if lead < 0:
-        raise GraphError(f"reduce_window wants an axis of {x!r} for each of the window {list(kernel)}")
+        raise GraphError(f"reduce_window needs an axis for each axis of the window {list(kernel)}, got {x!r}")
     ones = [1] * len(kernel)
     sizes = [_positions(*facts) for facts in zip(x.sizes[lead:], kernel, stride, edges, ones, dilation, strict=True)]
     computation, _ = x.scribe.computation(combiner(op, x.dtype), op.lower(), key=("combiner", op, x.dtype.name))

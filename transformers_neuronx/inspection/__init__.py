@@ -1,4 +1,4 @@
-"""What programs are made of and what they cost, from their modules alone: as numbers, as text, and as a page."""
+"""What programs contain and what they cost, from their modules alone: as numbers, as text, and as a page."""
 
 from transformers_neuronx.inspection.costs import Cost as Cost
 from transformers_neuronx.inspection.facts import (

@@ -1,20 +1,20 @@
 """What the operations of a module cost: floating-point operations, and bytes read and written, by kind and by layer.
 
-Counted from the module alone, before any compiler. A composite is one operation by its own name, and so is, by its
-opcode, every instruction that is not in one.
+Costs are counted from the module alone, before any compiler. A composite is one operation with its own name. An
+instruction outside of composites is an operation with its opcode as the name.
 
-FLOPs: a product (dot, convolution) has two for each number that is multiplied into a sum, where zeros that a `pad` put
-there are none; elementwise operations one for each element of the result; reductions, sorts and sums over devices one
-for each element of the operand. What only moves numbers has none. Those of a composite are all those in its body.
+FLOPs: a product (dot, convolution) has two per multiplication, without the zeros that a `pad` inserted. Elementwise
+operations have one per element of the result; reductions, sorts and sums over devices one per element of the operand.
+Operations that only move numbers have none. A composite has all those of its body.
 
-Bytes: what an operation reads of arrays in memory and writes to them. Of a composite that is its operands and its
-results. Chains of elementwise operations are one loop: bytes are those of the arrays at its ends, and are told of the
-operation that it ends in. Gathers and slices read what they return, and updates in place write what is new. Attention
-reads the positions of the cache that the program is compiled to look back to, and writes those of the new tokens. A
-weight that several operations read is counted at each.
+Bytes: what an operation reads from arrays in memory and writes to them. For a composite, these are its operands and
+results. A chain of elementwise operations is one loop: only the arrays at its ends count, for the operation that it
+ends in. Gathers and slices read what they return, and updates in place write what is new. Attention reads the cache
+positions that the program is compiled to look back to, and writes those of the new tokens. A weight that several
+operations read counts for each of them.
 
-The body of a loop counts once, so what is in `loops` loops is for one iteration of each. Of a conditional's branches
-the costliest counts. All is one device's.
+The body of a loop counts once, so costs inside of loops are for one iteration. Of a conditional's branches, the most
+expensive counts. All numbers are for one device.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ PER_OPERAND = frozenset(
     all-reduce batch-norm-inference batch-norm-training map reduce reduce-scatter scatter select-and-scatter sort topk
     """.split()
 )
-OUTSIDE = "(outside)"  # of every layer
+OUTSIDE = "(outside)"  # of all layers
 _MULTIPLIED = frozenset("bitcast convert copy reshape transpose".split())  # keep the zeros of a pad
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the operations of one kind in one layer: how many, FLOPs, of those the products', and bytes.
+    """Cost of the operations of one kind in one layer: how many, FLOPs, FLOPs of products, and bytes.
 
     `layer` is the scope that they were written in. `loops` is the number of loops around them.
     """
@@ -67,12 +67,12 @@ class _Flops(NamedTuple):
 
 
 def costs_of(flow: Flow) -> list[Cost]:
-    """Those of a computation and all that it calls, in the order in which kinds first appear."""
+    """Return the costs of a computation and all that it calls, in the order in which kinds first appear."""
     return added(_costs(flow, OUTSIDE, 0))
 
 
 def added(costs: Iterable[Cost]) -> list[Cost]:
-    """One for each layer, kind and depth of loops."""
+    """Add up the costs of each layer, kind and depth of loops."""
     sums: dict[tuple[str, str, int], list[int]] = {}
     for cost in costs:
         numbers = cost.count, cost.flops, cost.products, cost.read, cost.written
@@ -142,7 +142,7 @@ def _dot(flow: Flow, dot: HloInstructionProto) -> int:
 
 
 def _without_padding(flow: Flow, operand: HloInstructionProto) -> int:
-    """The elements of an operand that are not zeros of a `pad`."""
+    """Return how many elements of an operand are not zeros of a `pad`."""
     seen = operand
     while seen.opcode in _MULTIPLIED:
         seen = flow.operands(seen)[0]
@@ -150,14 +150,14 @@ def _without_padding(flow: Flow, operand: HloInstructionProto) -> int:
 
 
 def _convolution(flow: Flow, convolution: HloInstructionProto) -> int:
-    """For each number of the result, those of the kernel that make one output feature of it."""
+    """Count the products: for each number of the result, the numbers of the kernel for one output feature."""
     kernel = flow.operands(convolution)[1].shape
     features = kernel.dimensions[convolution.convolution_dimension_numbers.kernel_output_feature_dimension]
     return 2 * elements(convolution.shape) * elements(kernel) // max(features, 1)
 
 
 def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
-    """Bytes that an instruction reads and writes, itself or for the loop that ends in it."""
+    """Return the bytes that an instruction reads and writes, itself or for the loop that ends in it."""
     if instruction.id not in flow.arrays:
         return 0, 0
     if composite_of(instruction) == "attention":
@@ -171,7 +171,7 @@ def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
 
 
 def _attention(flow: Flow, call: HloInstructionProto) -> tuple[int, int]:
-    """Of the cache, [slots * kv_heads, positions, d], the positions in reach of each row, and the new ones."""
+    """Count the positions of the cache, [slots * kv_heads, positions, d], in reach of each row, and the new ones."""
     attributes: dict[str, Any] = attributes_of(call)
     cache = range(CACHE, CACHE + attributes["arrays"])
     rows, tokens, kv_heads, _ = flow.operands(call)[1].shape.dimensions

@@ -1,4 +1,4 @@
-"""What is known of a program without compiling or running it: shapes, memory, operations. Of one device, always."""
+"""Facts of a program without compiling or running it: shapes, memory, operations. All are for one device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHT, CACHE, INPUT = "weight", "cache", "input"
 
 @dataclass(frozen=True)
 class Output:
-    """A result of a program: shape as f32[1,16], bytes, and the parameter whose memory it takes, or None."""
+    """A result of a program: its shape, as f32[1,16], its bytes, and the parameter whose memory it takes, or None."""
 
     shape: str
     bytes: int
@@ -31,9 +31,9 @@ class Output:
 class Parameter:
     """A parameter of a program, as one device has it.
 
-    `kind` is weight, for what the weight table has; cache, for what a result takes the memory of; or input. Of weights,
-    `share` is the shape as a matrix, `whole` that of which it is one of `degree` shares along `axis`; None is of what
-    every device has whole. `same_as` is another parameter that is the very same memory.
+    `kind` is weight for a row of the weight table, cache if a result takes its memory, or else input. A weight has the
+    shape `share`, as a matrix. It is one of `degree` shares of the shape `whole` along `axis`, which is None if every
+    device has the whole weight. `same_as` is another parameter in the same memory.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Row:
-    """A sum of costs: of a kind of operation, or of a layer, or of each of `repeats` equal layers, `name` to `last`."""
+    """A sum of costs: of a kind of operation, a layer, or each of `repeats` equal layers from `name` to `last`."""
 
     name: str
     last: str = ""
@@ -62,7 +62,7 @@ class Row:
 
     @staticmethod
     def of(name: str, costs: Iterable[Cost]) -> Row:
-        """The sum of costs."""
+        """Return the sum of costs."""
         costs = list(costs)
         keys = ("count", "flops", "products", "read", "written")
         return Row(name, **{key: sum(getattr(cost, key) for cost in costs) for key in keys})
@@ -70,10 +70,10 @@ class Row:
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """A program. FLOPs and bytes as `inspection.costs` counts them, of one device; loops' for one iteration.
+    """A program. FLOPs and bytes are counted by `inspection.costs`, for one device and one iteration of each loop.
 
-    `runs` is how often a step runs it: groups of equal layers share one. `temporaries` is estimated, in bytes. `layers`
-    has neighbours that cost the same folded into one row, so that sums are over rows times their `repeats`.
+    `runs` is how often a step runs it: groups of equal layers share one program. `temporaries` is an estimate in bytes.
+    `layers` folds neighbours with equal costs into one row, so sums must multiply rows by their `repeats`.
     """
 
     name: str
@@ -86,13 +86,13 @@ class ModuleFacts:
 
     @property
     def ops(self) -> list[Row]:
-        """By kind of operation, what takes most first."""
+        """Costs by kind of operation, the most expensive first."""
         rows = _summed(self.costs, lambda cost: cost.op)
         return sorted(rows, key=lambda row: (-row.flops, -row.read - row.written))
 
     @property
     def layers(self) -> list[Row]:
-        """By layer, in the order of the program."""
+        """Costs by layer, in the order of the program."""
         folded: list[Row] = []
         for row in _summed(self.costs, lambda cost: cost.layer):
             last = folded[-1] if folded else row
@@ -105,22 +105,22 @@ class ModuleFacts:
 
     @property
     def total(self) -> Row:
-        """All of it."""
+        """Sum of all costs."""
         return Row.of("total", self.costs)
 
     @property
     def loops(self) -> int:
-        """How many loops are around each other: what is in them counts for one iteration."""
+        """The depth of nested loops. Costs in a loop are for one iteration."""
         return max((cost.loops for cost in self.costs), default=0)
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes of the parameters of each kind, what is the same memory once."""
+        """Bytes of the parameters of each kind, with shared memory counted once."""
         own = [parameter for parameter in self.parameters if parameter.same_as is None]
         return {kind: sum(each.bytes for each in own if each.kind == kind) for kind in (WEIGHT, CACHE, INPUT)}
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         facts = {name: plain(getattr(self, name)) for name in ("name", "runs", "loops", "temporaries", "held")}
         tables = ("total", "layers", "ops", "parameters", "outputs", "costs")
         return facts | {name: plain(getattr(self, name)) for name in tables}
@@ -130,7 +130,7 @@ class ModuleFacts:
 
 
 def plain(value: Any) -> Any:
-    """In the types of JSON."""
+    """Convert to the types of JSON."""
     if isinstance(value, list):
         return [plain(each) for each in value]
     return asdict(value) if hasattr(value, "__dataclass_fields__") else value
@@ -152,11 +152,10 @@ def facts_of(
     kernels: bool = True,
     runs: int = 1,
 ) -> ModuleFacts:
-    """What `module` is made of.
+    """Return the facts of `module`.
 
-    `rows` are the weight table's by the names of parameters, of which each of `degree` devices has its share; `same`
-    names, for a parameter, an earlier one that is the same memory. With `kernels`, memory is estimated for a CPU
-    with them.
+    `rows` maps names of parameters to rows of the weight table, which `degree` devices share. `same` maps the name of a
+    parameter to an earlier one in the same memory. With `kernels`, memory is estimated for a CPU with kernels.
     """
     flow, signature = Flows(module, kernels).entry, module.host_program_shape
     aliases = {entry.parameter_number: entry.output_shape_index for entry in module.input_output_alias.entries}
@@ -175,7 +174,7 @@ def facts_of(
 
 
 def _given_name(name: str) -> str:
-    """A parameter's name without the number that the scribe has added."""
+    """Return a parameter's name without the number that the scribe added."""
     given, _, number = name.rpartition(".")
     return given if given and number.isdecimal() else name
 
@@ -189,6 +188,6 @@ def _parameter(
 
 
 def split_of(row: Weight, degree: int) -> dict[str, Any]:
-    """What a `Parameter` has of a row of the weight table."""
+    """Return the fields of a `Parameter` that come from a row of the weight table."""
     axis = row.split.axis if row.split else None
     return dict(share=list(row.share(degree)), whole=list(row.shape), axis=axis, degree=1 if axis is None else degree)

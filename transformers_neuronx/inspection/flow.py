@@ -1,8 +1,8 @@
-"""What of a computation is an array in memory, and what only passes through: the view that costs and memory share.
+"""Which values of a computation are arrays in memory, and which are fused away. Costs and temporaries build on it.
 
-A compiler makes one loop of a chain of elementwise operations, and its inner values never are in memory. Where a chain
-begins and ends is decided here as XLA:CPU decides it, by and large: a value is an array if something wants it that is
-not such a loop. What is computed and never used is left out.
+A compiler turns a chain of elementwise operations into one loop, whose inner values are never in memory. Where a chain
+begins and ends is decided here much as XLA:CPU does: a value is an array if it is used by anything but such a loop.
+Values that are never used are left out.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloComputationProto, HloIn
 from transformers_neuronx.pyhlo.shapes import nbytes
 from transformers_neuronx.runtimes.kernels import ACCEPTS
 
-# The same numbers in the same places, by another name.
+# The same numbers in the same places, under another name.
 VIEWS = frozenset("bitcast bitcast-convert get-tuple-element opt-barrier reshape tuple".split())
-# One number of the result for one of each operand.
+# One number of the result from one number of each operand.
 ELEMENTWISE = frozenset(
     """
     abs add and atan2 cbrt ceil clamp compare convert cosine count-leading-zeros divide erf exponential
@@ -30,34 +30,34 @@ ELEMENTWISE = frozenset(
     shift-right-logical sign sine sqrt subtract tan tanh xor
     """.split()
 )
-# Besides those, what may be worked out wherever it is wanted: numbers that are moved, or made of nothing.
+# Also fused into their users: operations that move numbers, or make them from nothing.
 MOVES = frozenset("broadcast concatenate copy dynamic-slice gather iota pad reverse slice transpose".split())
 FUSED = ELEMENTWISE | MOVES
-LOOPS = VIEWS - {"opt-barrier"} | {"reduce", "reduce-window"}  # take what is worked out on the way
-PICKS = frozenset("dynamic-slice gather slice".split())  # reads of the first operand no more than it returns
+LOOPS = VIEWS - {"opt-barrier"} | {"reduce", "reduce-window"}  # accept fused operands
+PICKS = frozenset("dynamic-slice gather slice".split())  # read only what they return of the first operand
 
-Reads = Mapping[tuple[int, int], int]  # bytes, by the number of the array and that of the operation that picks, or 0
+Reads = Mapping[tuple[int, int], int]  # bytes, by the numbers of the array and of the operation that picks, or 0
 
 
 def composite_of(instruction: HloInstructionProto) -> str:
-    """The composite that it is a call of, or nothing."""
+    """Return the name of the composite that an instruction calls, or an empty string."""
     return instruction.frontend_attributes.map.get(COMPOSITE_NAME, "")
 
 
 def attributes_of(instruction: HloInstructionProto) -> dict[str, object]:
-    """Those of a composite."""
+    """Return the attributes of a composite's call."""
     attributes: dict[str, object] = json.loads(instruction.frontend_attributes.map.get(COMPOSITE_ATTRIBUTES, "{}"))
     return attributes
 
 
 def _is_for_others(instruction: HloInstructionProto) -> bool:
-    """Whether it is a composite that is there for Neuron's sake, and elsewhere no more than what it does."""
+    """Whether it is a composite for Neuron alone, which elsewhere is just its body."""
     name = composite_of(instruction)
     return name in EXCHANGED and name not in ACCEPTS
 
 
 class Flows:
-    """The computations of a module. With `kernels`, composites that one of the CPU's kernels takes are its calls."""
+    """The computations of a module. With `kernels`, a composite that a CPU kernel accepts is a call of that kernel."""
 
     def __init__(self, module: HloModuleProto, kernels: bool = True) -> None:
         self.module = module
@@ -77,7 +77,7 @@ class Flows:
         return self._flows[number]
 
     def _written_out(self, computation: HloComputationProto) -> HloComputationProto:
-        """With what composites do that are for Neuron alone where they are called, as other engines have it."""
+        """Return the computation with composites for Neuron alone inlined, as other engines have it."""
         if not any(map(_is_for_others, computation.instructions)):
             return computation
         whole = HloComputationProto(id=computation.id, root_id=computation.root_id)
@@ -99,7 +99,7 @@ class Flows:
         return whole
 
     def called(self, instruction: HloInstructionProto) -> list[Flow]:
-        """The computations that an instruction runs: a body and its condition, branches, what is called."""
+        """Return the computations that an instruction runs: a body and its condition, branches, or the one it calls."""
         return [self[number] for number in instruction.called_computation_ids]
 
 
@@ -128,7 +128,7 @@ class Flow:
         return reached
 
     def served(self, instruction: HloInstructionProto) -> bool:
-        """Whether a kernel runs it, so that its body is not there."""
+        """Whether a kernel runs it, so that its body does not exist."""
         name = composite_of(instruction)
         if not self.flows.kernels or name not in ACCEPTS:
             return False
@@ -136,7 +136,7 @@ class Flow:
         return ACCEPTS[name](attributes_of(instruction), *shapes)
 
     def _within(self) -> Mapping[int, int]:
-        """Sums that a linear layer's kernel makes, as `kernels.with_kernels` finds them, each with its layer."""
+        """Map sums that a linear layer's kernel computes to the layer, as `kernels.with_kernels` finds them."""
         uses = Counter(number for instruction in self.instructions for number in instruction.operand_ids)
         sums = {}
         for total in self.instructions:
@@ -150,7 +150,7 @@ class Flow:
         return sums
 
     def fuses(self, instruction: HloInstructionProto) -> bool:
-        """Whether its value needs no array where only loops of elementwise operations want it."""
+        """Whether its value needs no array if only loops of elementwise operations use it."""
         if instruction.id in self.within:
             return False
         return instruction.opcode in FUSED or instruction.id in self.within.values()
@@ -164,17 +164,17 @@ class Flow:
                 yield instruction.id
 
     def _wanted(self) -> Iterator[int]:
-        """What is wanted as an array, seen through views."""
+        """Yield the values that must be arrays, seen through views."""
         yield from self.through_views(self.root.id)
         for instruction in self.instructions:
-            if instruction.opcode == "gather":  # of the table; the indices are worked out on the way
+            if instruction.opcode == "gather":  # the table; indices are fused
                 yield from self.through_views(instruction.operand_ids[0])
             elif instruction.opcode not in LOOPS and not self.fuses(instruction):
                 for number in instruction.operand_ids:
                     yield from self.through_views(number)
 
     def through_views(self, number: int) -> list[int]:
-        """The instructions whose values it is, by other names."""
+        """Return the instructions whose values it is, under other names."""
         instruction = self.by_id[number]
         if instruction.opcode not in VIEWS:
             return [number]
@@ -183,14 +183,14 @@ class Flow:
         return [seen for operand in instruction.operand_ids for seen in self.through_views(operand)]
 
     def tuple_of(self, element: HloInstructionProto) -> HloInstructionProto:
-        """What made the tuple that a get-tuple-element takes its element of."""
+        """Return the instruction that made the tuple of a get-tuple-element."""
         [whole] = self.operands(element)
         while whole.opcode == "opt-barrier":
             [whole] = self.operands(whole)
         return whole
 
     def reads(self, number: int) -> Reads:
-        """The bytes that whoever uses this value reads: of the array that it is, or of those it is worked out from."""
+        """Return the bytes that a user of this value reads: of its array, or of the arrays that it is computed from."""
         if number not in self._reads:
             self._reads[number] = self._reads_anew(self.by_id[number])
         return self._reads[number]
@@ -208,16 +208,16 @@ class Flow:
         return self.reads_of(instruction)
 
     def reads_of(self, instruction: HloInstructionProto, besides: Sequence[int] = ()) -> Reads:
-        """The bytes of arrays that an instruction reads, with all that is worked out on the way to it.
+        """Return the bytes of arrays that an instruction reads, including those read for its fused operands.
 
-        Of the operands `besides` nothing is counted.
+        The operands `besides` are not counted.
         """
         numbers = [number for place, number in enumerate(instruction.operand_ids) if place not in besides]
         reads: dict[tuple[int, int], int] = {}
         if instruction.opcode in PICKS and self.reads(picked := numbers.pop(0)):
             reads[picked, instruction.id] = nbytes(instruction.shape)
         elif instruction.opcode == "dynamic-update-slice":
-            del numbers[0]  # written to where it lies
+            del numbers[0]  # written in place
         for number in numbers:
             reads |= self.reads(number)
         return reads

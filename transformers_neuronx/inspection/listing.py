@@ -1,4 +1,4 @@
-"""A module as text for people, from the module alone. What an engine would print needs the engine."""
+"""A module as text for people, made from the module alone: an engine's own text would need the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers_neuronx.pyhlo.hlo_pb2 import HloComputationProto, HloInstructi
 from transformers_neuronx.pyhlo.shapes import shape_text
 
 LONGEST = 60  # characters of a constant
-_SAID = frozenset(  # elsewhere in the line, or in the shape
+_SAID = frozenset(  # shown elsewhere in the line, or in the shape
     """
     name opcode shape metadata literal id operand_ids called_computation_ids tuple_index parameter_number
     operand_shapes_with_layout
@@ -23,7 +23,7 @@ _SAID = frozenset(  # elsewhere in the line, or in the shape
 
 
 def hlo_text(module: HloModuleProto) -> str:
-    """The module, a line for each instruction: its name, shape, opcode, operands, what else it says, and its scope."""
+    """Format a module with a line for each instruction: name, shape, opcode, operands, other fields, and scope."""
     names = {computation.id: computation.name for computation in module.computations}
     blocks = [f"module {module.name}"]
     for computation in module.computations:
@@ -45,7 +45,7 @@ def _lines(computation: HloComputationProto, names: dict[int, str]) -> Iterator[
 
 
 def _own(instruction: HloInstructionProto) -> list[str]:
-    """What stands where other instructions have operands."""
+    """Return what is shown in the place of operands."""
     if instruction.opcode == "parameter":
         return [str(instruction.parameter_number)]
     if instruction.opcode == "get-tuple-element":
@@ -76,7 +76,7 @@ def _as_text(value: Any) -> str:
 
 
 def _origin(instruction: HloInstructionProto) -> str:
-    """The scope, and the line of the graph's code, of which a composite's call says no more than that."""
+    """Return the scope, the name of a composite, and the line of code that wrote the instruction."""
     scope, metadata = instruction.metadata.op_name.rpartition("/")[0], instruction.metadata
     line = f"{Path(metadata.source_file).name}:{metadata.source_line}" if metadata.source_file else ""
     return " ".join(filter(None, [scope, composite_of(instruction), line]))

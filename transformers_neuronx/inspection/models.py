@@ -1,4 +1,4 @@
-"""What is known of a model: its weight table and all of its programs, of a decoder or of an artifact."""
+"""Facts of a model: its weight table and all of its programs, from a decoder or an artifact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Found = Callable[[str], HloModuleProto | None]
 
 @dataclass(frozen=True)
 class WeightFacts(Parameter):
-    """A row of the weight table: a `Parameter` of each of `layers` layers. `elements` are a checkpoint's numbers."""
+    """A row of the weight table: a `Parameter` of each of `layers` layers. `elements` are numbers in the checkpoint."""
 
     layers: int = 1
     elements: int = 0
@@ -34,7 +34,7 @@ class WeightFacts(Parameter):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model: its configuration and options, its weight table, its programs. Bytes are one device's, of `degree`."""
+    """A model: configuration, options, weight table and programs. Bytes are for one of `degree` devices."""
 
     family: str
     config: dict[str, Any]
@@ -46,21 +46,21 @@ class ModelFacts:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights, what is the same memory once."""
+        """Bytes of all weights, with shared memory counted once."""
         return sum(row.bytes * row.layers for row in self.weights if row.same_as is None)
 
     @property
     def weight_count(self) -> int:
-        """The checkpoint's numbers, what is the same memory once."""
+        """Number of parameters in the checkpoint, with shared memory counted once."""
         return sum(row.elements * row.layers for row in self.weights if row.same_as is None)
 
     @property
     def temporaries(self) -> int:
-        """Those of the program that needs most, estimated."""
+        """Estimated temporaries of the program that needs most."""
         return max((program.temporaries for program in self.programs), default=0)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         names = "family config options degree weight_bytes weight_count caches temporaries weights".split()
         facts = {name: plain(getattr(self, name)) for name in names}
         return facts | dict(programs=[program.as_dict() for program in self.programs])
@@ -70,7 +70,7 @@ class ModelFacts:
 
 
 def facts_of_model(decoder: Decoder) -> ModelFacts:
-    """What a decoder's planned programs are made of. They need not be compiled, nor weights be there."""
+    """Return the facts of a decoder's planned programs. Nothing needs to be compiled or loaded."""
 
     def built(entry: str) -> HloModuleProto | None:
         identity = decoder.identities.get(entry, "")
@@ -87,10 +87,9 @@ def facts_of_model(decoder: Decoder) -> ModelFacts:
 
 
 def facts_of_artifact(directory: PathOrName) -> ModelFacts:
-    """The same of all programs in an artifact, from their modules alone: neither weights nor a compiler are needed.
+    """Return the facts of all programs in an artifact, from their modules alone, without weights or a compiler.
 
-    CheckpointError names the file that is missing or damaged; ConfigError says what of the model this version does
-    not know.
+    Raises CheckpointError if a file is missing or damaged, and ConfigError if this version does not support the model.
     """
     artifact = open_artifact(directory)
     family = family_of(artifact.manifest["family"])
@@ -107,7 +106,7 @@ def facts_of_artifact(directory: PathOrName) -> ModelFacts:
 
 
 def _planned(decoder: Decoder) -> Iterator[tuple[str, int, ProgramKey, Segment]]:
-    """Each program: its `artifact_key`, how often one step runs it, its key and its segment."""
+    """Yield for each program its `artifact_key`, how often one step runs it, its key and its segment."""
     for key in decoder.planned():
         segments = decoder.programs.segments(key)
         for segment in dict.fromkeys(segments):
@@ -131,7 +130,7 @@ def _name(layer: int | None, name: str) -> str:
 
 
 def _same_memory(programs: Programs, held: Mapping[str, int]) -> dict[str, str]:
-    """Rows whose weights are those of an earlier row: by where they are, or else by what they would be read from."""
+    """Map rows to an earlier row with the same weights: in the same memory, or else read from the same source."""
     first: dict[Any, str] = {}
     same = {}
     for row in programs.table:
@@ -143,7 +142,7 @@ def _same_memory(programs: Programs, held: Mapping[str, int]) -> dict[str, str]:
 
 
 def _by_parameter(programs: Programs) -> Iterator[tuple[str, Weight]]:
-    """The table's rows by the names that programs may have for them: a scope, the layer, and the row's own."""
+    """Yield the table's rows by the names that programs may use: a scope, the layer, and the row's own name."""
     for row in programs.table:
         scopes = {"layer", row.name.partition(".")[0]} if row.layered else {""}
         for scope in scopes:
@@ -153,7 +152,7 @@ def _by_parameter(programs: Programs) -> Iterator[tuple[str, Weight]]:
 
 
 def _like(name: str, row: Weight, other: str) -> str:
-    """The name of a parameter for another row in the same layer."""
+    """Return the parameter name of another row in the same layer."""
     return name.removesuffix(row.name.removeprefix(ENCODER_LAYER)) + other.removeprefix(ENCODER_LAYER)
 
 
@@ -177,7 +176,7 @@ def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _caches(programs: Programs) -> int:
-    """Bytes of one device's caches, and of what an encoder leaves to look at."""
+    """Return the bytes of one device's caches, and of the encoder output that cross-attention reads."""
     layers = programs.config.n_layer
     total = layers * sum(_bytes(array.dtype, array.sizes) for array in programs.cache_arrays)
     if isinstance(programs, EncoderDecoderPrograms):

@@ -1,10 +1,10 @@
 "use strict";
-// Draws the page from the JSON in it. Names go in as text, never as markup.
+// Draws the page from the JSON in it. Names are inserted as text, never as markup.
 const facts = JSON.parse(document.getElementById("facts").textContent);
 const programs = facts.programs || [facts];
 const at = (id) => document.getElementById(id);
 let program = programs[0];
-let chosen = null; // the row of layers whose operations are shown, or null for all
+let chosen = null; // the row of layers whose operations are shown; null for all
 
 function make(tag, text, attributes = {}) {
   const element = document.createElement(tag);
@@ -41,7 +41,7 @@ function bar(flops, moved) {
   return drawn;
 }
 
-// A table whose head sorts it. Columns: title, the cell's text or node, what to sort by, whether it is text.
+// A table that its head sorts. Columns: a title, the cell's text or node, the key to sort by, whether it is text.
 function table(id, columns, rows, sorted = null) {
   const element = at(id);
   const order = rows.map((row, place) => ({ row, place }));
@@ -98,7 +98,7 @@ function costs(id, rows, total) {
   ], rows);
 }
 
-// The operations of one layer; of a row of equal layers, those of the first.
+// The operations of one layer; for a row of equal layers, those of the first.
 function opsOf(layer) {
   const sums = new Map();
   for (const cost of program.costs) {
@@ -114,8 +114,8 @@ function drawOps() {
   at("within").textContent = chosen ? `in ${chosen.name}` : "";
   const total = chosen || program.total;
   costs("ops", chosen ? opsOf(chosen) : program.ops, total);
-  const loops = program.loops ? " What is in a loop is counted for one iteration." : "";
-  at("rule").textContent = `Composites by their names, all else by opcode.${loops}`;
+  const loops = program.loops ? " Loops are counted for one iteration." : "";
+  at("rule").textContent = `Composites are listed by name, other operations by opcode.${loops}`;
 }
 
 function drawGraph() {
@@ -139,13 +139,13 @@ function drawGraph() {
   at("graph").replaceChildren(...nodes);
 }
 
-const split = (row) => (row.degree > 1 ? `${row.degree} of axis ${row.axis}` : row.whole ? "whole" : "");
+const split = (row) => (row.degree > 1 ? `axis ${row.axis} by ${row.degree}` : row.whole ? "whole" : "");
 const sizesOf = (row) => (row.whole ? `${row.shape.split("[")[0]}[${row.whole}]` : row.shape);
 const weightColumns = [
   { title: "name", text: true, code: true, cell: (row) => row.name, key: (row) => row.name },
   { title: "whole", text: true, code: true, cell: sizesOf, key: sizesOf },
   { title: "split", text: true, cell: split, key: split },
-  { title: "on a device", text: true, code: true, cell: (row) => row.shape, key: (row) => row.shape },
+  { title: "per device", text: true, code: true, cell: (row) => row.shape, key: (row) => row.shape },
   { title: "bytes", cell: (row) => bytes(row.bytes), key: (row) => row.bytes },
 ];
 
@@ -169,7 +169,7 @@ function draw() {
     ["FLOPs", scaled(total.flops, "FLOP"), `${share(total.products, total.flops)} in products, ${loops}`],
     ["read", bytes(total.read), loops],
     ["written", bytes(total.written), loops],
-    ["FLOP a byte", (total.flops / moved(total) || 0).toFixed(2), "of what is moved"],
+    ["FLOP per byte", (total.flops / moved(total) || 0).toFixed(2), "read or written"],
     ["weights", bytes(weight), `caches ${bytes(cache)}, inputs ${bytes(input)}`],
     ["temporaries", bytes(program.temporaries), "estimated"],
   ]);
@@ -185,13 +185,13 @@ function draw() {
 function drawModel() {
   const devices = facts.degree > 1 ? `each of ${facts.degree} devices` : "one device";
   const { amp, batch_size: rows } = facts.options;
-  at("summary").textContent = `${amp}, ${rows} ${rows === 1 ? "sequence" : "sequences"} at once; numbers are those of ${devices}`;
+  at("summary").textContent = `${amp}, ${rows} ${rows === 1 ? "sequence" : "sequences"} at once; numbers are for ${devices}`;
   tiles("tiles", [
     ["parameters", scaled(facts.weight_count, ""), facts.weight_count.toLocaleString("en")],
     ["weights", bytes(facts.weight_bytes), devices],
     ["caches", bytes(facts.caches), devices],
     ["temporaries", bytes(facts.temporaries), "at most, estimated"],
-    ["programs", String(programs.length), "compiled beforehand"],
+    ["programs", String(programs.length), "compiled ahead of time"],
   ]);
   for (const [group, values] of [["", facts.config], ["option ", facts.options]]) {
     for (const [name, value] of Object.entries(values)) {
@@ -200,7 +200,7 @@ function drawModel() {
   }
   const layers = { title: "layers", cell: (row) => String(row.layers), key: (row) => row.layers };
   const total = (row) => row.layers * row.bytes;
-  const all = { title: "in all", cell: (row) => (row.same_as ? `= ${row.same_as}` : bytes(total(row))), key: total };
+  const all = { title: "total", cell: (row) => (row.same_as ? `= ${row.same_as}` : bytes(total(row))), key: total };
   table("weights", [...weightColumns, layers, all], facts.weights);
 }
 

@@ -1,6 +1,6 @@
-"""Facts as one page of HTML that needs nothing besides itself: no network, no other file.
+"""Facts as one self-contained HTML page, which needs no network and no other file.
 
-What it shows is drawn by its script from the JSON of `as_dict`, which is in it. Only the HLO is text already.
+A script in the page draws it from the JSON of `as_dict`, which the page contains. Only the HLO is there as text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def page(facts: ModelFacts | ModuleFacts, hlo: bool = True) -> str:
-    """The page, of a model or of one program. Without `hlo` it has not the programs' text, which is most of it."""
+    """Return the page of a model or a program. Without `hlo` it lacks the text of the programs, most of its size."""
     programs = facts.programs if isinstance(facts, ModelFacts) else [facts]
     listed = [
         f'<pre data-program="{number}" hidden>{html.escape(hlo_text(program.module))}</pre>'
@@ -30,7 +30,7 @@ def page(facts: ModelFacts | ModuleFacts, hlo: bool = True) -> str:
         css=_read("page.css"),
         js=_read("page.js"),
         json=_embedded(facts.as_dict()),
-        texts="\n".join(listed) or "<p>It was left out.</p>",
+        texts="\n".join(listed) or "<p>The HLO was left out.</p>",
     )
     return re.sub("@(title|css|js|json|texts)@", lambda found: parts[found[1]], _read("page.html"))
 
@@ -40,5 +40,5 @@ def _read(name: str) -> str:
 
 
 def _embedded(facts: object) -> str:
-    """JSON that no name in it can end, or open anything in: HTML looks for nothing else in a script."""
+    """Return JSON without `<`, so that no name in it can end the script or start another element."""
     return json.dumps(facts, ensure_ascii=True).replace("<", "\\u003c")

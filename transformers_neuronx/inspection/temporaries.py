@@ -1,15 +1,15 @@
-"""How much memory a program needs besides its parameters and results, estimated from the module.
+"""How much memory a program needs in addition to its parameters and results, estimated from the module.
 
-In program order, an array is there from its instruction to the last use of its value, by whatever name. Views take
-nothing, nor do parameters and constants. A loop of elementwise operations may write where an operand of the same size
-was that nothing wants any more, and updates in place do. State of a `while` is where its first values were, unless they
-are a parameter's that has to stay. Results of the program have memory of their own, in which, before they are there,
-one smaller array after the other may be. What returns several arrays has a table of them. Of computations that are
-called, the largest sum in them counts besides, but nothing for composites that are a kernel.
+In program order, an array exists from its instruction to the last use of its value, under any name. Views, parameters
+and constants take nothing. A loop of elementwise operations may overwrite an operand of the same size that is no longer
+used, and updates in place always do. The state of a `while` is where its first values were, unless these are a
+parameter that must be kept. Results of the program have their own memory. Until a result is written, smaller arrays may
+use its memory, one after another. An instruction that returns several arrays has a table of them. For called
+computations, the largest sum in them is added, but nothing for composites that a kernel runs.
 
-Held against XLA:CPU with kernels, at the sizes of GPT-2 124M and of a Llama of 1.1 billion parameters: prompts come to
-within 1 %, loops over tokens and choices to 99 %, single tokens to between 73 % and all of some ten kilobytes. Without
-kernels, XLA's own products for a single token take megabytes besides, which are not foreseen here.
+Compared with XLA:CPU with kernels, at the sizes of GPT-2 124M and a Llama of 1.1 billion parameters: prompts come
+within 1 %, loops over tokens and sampling reach 99 %, and single tokens 73 % to 100 % of some ten kilobytes. Without
+kernels, XLA's own products for a single token take additional megabytes, which this estimate does not include.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloInstructionProto, Shape
 from transformers_neuronx.pyhlo.shapes import nbytes
 from transformers_neuronx.runtimes.kernels import CACHE
 
-ALIGNMENT = 64  # bytes, at whose multiples arrays begin
-TABLED = frozenset("call conditional while".split())  # return arrays of which there has to be a list
+ALIGNMENT = 64  # bytes: arrays begin at multiples of it
+TABLED = frozenset("call conditional while".split())  # their arrays are listed in a table
 
 Place = tuple[int, int]  # where an array is: the instruction that made it, and which of its results
-Places = list[frozenset[Place]]  # of each element of a tuple, or of an array
+Places = list[frozenset[Place]]  # for each element of a tuple, or for one array
 
 
 def temporaries(flow: Flow, given: Collection[int] = ()) -> int:
-    """Bytes on one device: the largest sum of arrays that are there at once.
+    """Return bytes on one device: the largest sum of arrays that exist at once.
 
     `given` are the numbers of parameters whose memory the program may write to.
     """
@@ -45,14 +45,14 @@ def _all(places: Places) -> frozenset[Place]:
 
 
 class _Layout:
-    """Where the values of a computation are. What came from outside is nowhere."""
+    """Where the values of a computation are in memory. Values from outside have no place."""
 
     def __init__(self, flow: Flow, given: Collection[int]) -> None:
         self.flow = flow
         self.given = given
         self.places: dict[int, Places] = {}
         self.sizes: dict[Place, int] = {}
-        self.ends: dict[Place, int] = {}  # the step after which nothing wants it
+        self.ends: dict[Place, int] = {}  # the step that uses it last
         self.steps = {instruction.id: step for step, instruction in enumerate(flow.instructions)}
         for step, instruction in enumerate(flow.instructions):
             of_operands = [self.places[number] for number in instruction.operand_ids]
@@ -70,7 +70,7 @@ class _Layout:
             return of_operands[0]
         if instruction.id in self.flow.arrays:
             return self._new(instruction, of_operands)
-        if self.flow.fuses(instruction):  # where that is what it is worked out from
+        if self.flow.fuses(instruction):  # it is where its operands are
             return [frozenset[Place]().union(*map(_all, of_operands))]
         return [frozenset() for _ in _arrays_in(instruction.shape)]
 
@@ -87,7 +87,7 @@ class _Layout:
     def _in_place(
         self, instruction: HloInstructionProto, index: int, of_operands: list[Places]
     ) -> frozenset[Place] | None:
-        """Where an operand is that a result takes the memory of; None where it takes new memory."""
+        """Return the places of the operand whose memory a result takes; None if it takes new memory."""
         if composite_of(instruction) == "attention" and index:
             return _all(of_operands[CACHE + index - 1])
         if instruction.opcode == "dynamic-update-slice":
@@ -97,7 +97,7 @@ class _Layout:
         return None
 
     def _copied(self, loop: HloInstructionProto, index: int) -> bool:
-        """Whether an element of a loop's state has to be copied before it is written to."""
+        """Whether an element of a loop's state must be copied before it is written to."""
         [whole] = self.flow.operands(loop)
         if whole.opcode != "tuple" or self.places[whole.id][index]:
             return False
@@ -128,7 +128,7 @@ class _Layout:
         return sum(self.sizes[place] for place in places)
 
     def _in_results(self) -> set[Place]:
-        """The program's results, and what is in their memory before they are there, the largest first.
+        """Return the program's results, and the arrays that use their memory before, the largest first.
 
         A sum that is a result is written by the kernel of the layer that it adds to.
         """
@@ -149,14 +149,14 @@ class _Layout:
         return within
 
     def _taken(self, instruction: HloInstructionProto, own: list[Place], gone: Iterable[Place]) -> int:
-        """Bytes of an operand that a loop of elementwise operations writes its result to."""
+        """Return the bytes of an operand that a loop of elementwise operations overwrites with its result."""
         if not self.flow.fuses(instruction) or not own:
             return 0
         size = self.sizes[own[0]]
         return size if any(self.sizes[place] == size for place in gone if place not in own) else 0
 
     def _inside(self, instruction: HloInstructionProto) -> int:
-        """What the computations that an instruction runs need."""
+        """Return the bytes that the computations run by an instruction need."""
         if instruction.opcode not in ("call", "conditional", "while") or self.flow.served(instruction):
             return 0
         return max(temporaries(part) for part in self.flow.flows.called(instruction))

@@ -1,4 +1,4 @@
-"""Facts as tables of at most WIDTH columns. What a table says is in the dictionaries that JSON is made of."""
+"""Facts as tables of at most WIDTH columns, made from the same dictionaries as JSON."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 WIDTH = 80
-MOST = 12  # kinds of operations that have a line of their own
-LEAST = 1000  # parts of all: those that take less have none
+MOST = 12  # kinds of operations with their own line
+LEAST = 1000  # kinds with less than 1/LEAST of the total have no line
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 Facts = Mapping[str, Any]
 
 
 def scaled(value: float, unit: str) -> str:
-    """1234567 B as 1.23 MB."""
+    """Format 1234567 B as 1.23 MB."""
     size, letter = _unit(value)
     digits = 0 if size == 1 else 2 if value / size < 10 else 1
     return f"{value / size:.{digits}f} {letter}{unit}"
@@ -26,12 +26,12 @@ def _unit(value: float) -> tuple[float, str]:
 
 
 def cut(text: str, width: int) -> str:
-    """So many characters of a text, the last of which says that there were more."""
+    """Cut a text to `width` characters, with … at the end if it was longer."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def wrapped(text: str) -> str:
-    """A text in lines of WIDTH."""
+    """Wrap a text into lines of WIDTH."""
     return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
@@ -40,7 +40,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def _costs(title: str, rows: Sequence[Facts], total: Facts) -> Iterator[str]:
-    """A line for each row, summed over its repeats."""
+    """Yield a line for each row, summed over its repeats."""
     (flop, flop_unit), (byte, byte_unit) = _unit(total["flops"]), _unit(total["read"] + total["written"])
     heads = "", f"{flop_unit}FLOP", "share", f"{byte_unit}B read", f"{byte_unit}B written", "share"
     yield "{:26}{:>6}{:>11}{:>8}{:>11}{:>11}{:>7}".format(title, *heads)
@@ -56,7 +56,7 @@ def _costs(title: str, rows: Sequence[Facts], total: Facts) -> Iterator[str]:
 
 
 def _with_rest(rows: Sequence[Facts], total: Facts) -> list[Facts]:
-    """Those rows that are worth a line, the first MOST of them, and the sum of the others."""
+    """Return the first MOST rows that deserve a line, and the sum of the others."""
     moved = total["read"] + total["written"]
 
     def counts(row: Facts) -> bool:
@@ -70,21 +70,21 @@ def _with_rest(rows: Sequence[Facts], total: Facts) -> list[Facts]:
 
 
 def program_text(facts: Facts) -> str:
-    """A program: what it holds, and what it costs by layer and by kind of operation."""
+    """Format a program: what it holds, and what it costs by layer and by kind of operation."""
     held, total = facts["held"], facts["total"]
     sizes = [f"{scaled(size, 'B')} of {kind}s" for kind, size in held.items() if size]
     results = sum(result["bytes"] for result in facts["outputs"] if result["takes"] is None)
     in_place = sum(result["takes"] is not None for result in facts["outputs"])
     lines = [cut(facts["name"], WIDTH)]
     if facts["runs"] > 1:
-        lines.append(f"{facts['runs']} times in a step, for groups of layers; what follows is of one")
-    lines.append(wrapped(", ".join(sizes) + f"; {scaled(facts['temporaries'], 'B')} of temporaries, estimated"))
-    lines.append(wrapped(f"{scaled(results, 'B')} of results of their own, {in_place} results in place"))
+        lines.append(f"runs {facts['runs']} times in a step, for groups of layers; numbers are for one run")
+    lines.append(wrapped(", ".join(sizes) + f"; {scaled(facts['temporaries'], 'B')} of temporaries (estimated)"))
+    lines.append(wrapped(f"{scaled(results, 'B')} of new results, {in_place} results in place"))
     moved = total["read"] + total["written"]
-    costs = f"{scaled(total['flops'], 'FLOP')}, of which products {_share(total['products'], total['flops'])}"
+    costs = f"{scaled(total['flops'], 'FLOP')}, {_share(total['products'], total['flops'])} in products"
     lines.append(wrapped(f"{costs}; {scaled(moved, 'B')} read and written"))
     if facts["loops"]:
-        lines.append("What is in a loop is counted for one iteration.")
+        lines.append("Loops are counted for one iteration.")
     lines += [
         "",
         *_costs("layer", facts["layers"], total),
@@ -95,7 +95,7 @@ def program_text(facts: Facts) -> str:
 
 
 def model_text(facts: Facts) -> str:
-    """A model: its configuration, its weights, and its programs one after the other."""
+    """Format a model: its configuration, its weights, and its programs one after the other."""
     options, degree = facts["options"], facts["degree"]
     config = ", ".join(f"{name}={value}" for name, value in facts["config"].items())
     devices = "one device" if degree == 1 else f"each of {degree} devices"
@@ -113,10 +113,10 @@ def model_text(facts: Facts) -> str:
 
 
 def split_text(weight: Facts) -> str:
-    """How devices share a weight: 3 of axis 0."""
+    """Format how devices share a weight, as in axis 0 by 3."""
     if weight["degree"] == 1:
         return "whole"
-    return f"{weight['degree']} of axis {weight['axis']}"
+    return f"axis {weight['axis']} by {weight['degree']}"
 
 
 def _weights(weights: Sequence[Facts]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The pieces that graphs are made of. Each takes tensors and weights by name; none knows a family or a runtime."""
+"""The layers of graphs. Each takes tensors and weights by name; none depends on a family or a runtime."""
 
 from transformers_neuronx.layers.activation import ACTIVATIONS as ACTIVATIONS
 from transformers_neuronx.layers.alibi import alibi_slopes as alibi_slopes

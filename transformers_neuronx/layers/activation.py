@@ -10,12 +10,12 @@ from transformers_neuronx.pyhlo import Tensor
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """X Φ(x), with the normal distribution's Φ itself (Hendrycks and Gimpel, arXiv:1606.08415)."""
+    """Exact GELU: x Φ(x), with the normal distribution's Φ (Hendrycks and Gimpel, arXiv:1606.08415)."""
     return x * (hlo.erf(x * math.sqrt(0.5)) + 1.0) * 0.5
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    """The same paper's approximation of gelu by a hyperbolic tangent."""
+    """Approximate GELU with a hyperbolic tangent, as in the same paper."""
     inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
     return x * (hlo.tanh(inner) + 1.0) * 0.5
 
@@ -29,7 +29,7 @@ def _silu(x: Tensor) -> Tensor:
 
 
 def _softmax(x: Tensor) -> Tensor:
-    """Over the last axis."""
+    """Softmax over the last axis."""
     e = hlo.exp(x - hlo.max(x, -1, keep=True))
     return e / hlo.sum(e, -1, keep=True)
 

@@ -1,4 +1,4 @@
-"""Attention with linear biases: the slopes by which the scores of each head fall with distance."""
+"""ALiBi, attention with linear biases: the slopes by which each head's scores fall with distance."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def alibi_slopes(heads: int) -> torch.Tensor:
-    """A geometric sequence that ends at 2⁻⁸ (Press et al., arXiv:2108.12409). f32[heads]
+    """Return each head's slope: a geometric sequence that ends at 2⁻⁸ (Press et al., arXiv:2108.12409). f32[heads]
 
-    For a number of heads that is no power of two, the one for the power below it, and then every other slope of the
-    one for the power above, as in the paper's own code.
+    If the number of heads is not a power of two, the slopes for the next lower power come first. Every other slope for
+    the next higher power follows, as in the paper's code.
     """
     power = 1 << (heads.bit_length() - 1)
     exponents = [8 * i / power for i in range(1, power + 1)]

@@ -19,9 +19,9 @@ LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
 def window_of(kind: str, size: int | None) -> int | None:
-    """How far back a layer of `kind` looks where windows have `size`; None is all the way."""
+    """Return the window of a layer of `kind`, where sliding windows have `size`; None means no limit."""
     if kind == "sliding_attention" and size is None:
-        raise ConfigError("a layer of type 'sliding_attention' wants a sliding_window, got None")
+        raise ConfigError("a layer of type 'sliding_attention' needs a sliding_window, got None")
     return size if kind == "sliding_attention" else None
 
 
@@ -40,11 +40,11 @@ def attention(
 ) -> tuple[Tensor, Cache]:
     """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache with the active tokens in it.
 
-    `w` has linear layers `q`, `k`, `v` and `out`; norms `q_norm` and `k_norm` over a head's features, if `norm_eps`
-    is given; `alibi` f32[heads], if scores fall with distance; and `distances` f32[heads, ·], if there is a bias for
-    each distance, of which the last is for all further ones. `rotate` is applied to queries and keys,
-    [b, n, heads, d]. Scores are multiplied by `scale`, by default 1 / sqrt(d), kept within `softcap`, and reach back
-    `window` positions, the token's own included.
+    `w` has linear layers `q`, `k`, `v` and `out`; with `norm_eps` also norms `q_norm` and `k_norm` over a head's
+    features. `alibi` f32[heads] are optional slopes by which scores fall with distance. `distances` f32[heads, ·] are
+    optional biases per distance; the last one is for all larger distances. `rotate` is applied to queries and keys,
+    [b, n, heads, d]. Scores are multiplied by `scale`, by default 1 / sqrt(d), and soft-capped at `softcap`. Tokens
+    attend to `window` positions, including their own.
     """
     b, n, _ = x.sizes
     q, k, v = (hlo.reshape(y, b, n, -1, head_dim) for y in linears(x, w.q, w.k, w.v))
@@ -83,11 +83,11 @@ def _attend_body(
     window: int | None = None,
     softcap: float | None = None,
 ) -> tuple[Tensor, ...]:
-    """softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
+    """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
-    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length s32[b] as in `Step`; the `arrays` of the cache; then,
-    if they are there, slots s32[b], slopes f32[heads] and biases of distances f32[heads, ·]. No position beyond `width`
-    is looked at. Each head of keys serves heads / kv_heads of queries. -> context [b, n, heads, d], and the cache
+    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length s32[b] as in `Step`; the `arrays` of the cache; then, if
+    given, slots s32[b], slopes f32[heads] and distance biases f32[heads, ·]. Positions from `width` on are not read.
+    Each key head serves heads / kv_heads query heads. -> context [b, n, heads, d], and the cache
     """
     b, n, heads, d = q.sizes
     kv_heads, cache = k.sizes[2], more[:arrays]
@@ -113,7 +113,7 @@ _attend = hlo.composite("attention", _attend_body)
 
 
 def _as_cached(new: Sequence[Tensor], cache: Sequence[Tensor]) -> list[Tensor]:
-    """Keys and values as the arrays of the cache have them."""
+    """Convert keys and values to the arrays of the cache."""
     dtype = cache[0].dtype
     if dtype is new[0].dtype:
         return list(new)
@@ -129,7 +129,7 @@ def _weights(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Scores as probabilities over the positions that each token sees. f32[b, heads, n, width]"""
+    """Convert scores to probabilities over the positions that each token sees. f32[b, heads, n, width]"""
     b, heads, n, width = scores.sizes
     own = hlo.reshape(start, b, 1, 1, 1) + hlo.iota("s32", [b, 1, n, 1], 2)
     distance = own - hlo.iota("s32", [b, 1, n, width], 3)
@@ -149,16 +149,16 @@ def _weights(
 
 
 def _write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Tensor) -> Tensor:
-    """`cache` with the first `length[i]` tokens of row `i` at slot `slots[i]` from position `start[i]` on.
+    """Write the first `length[i]` tokens of row `i` to slot `slots[i]` of the cache, from position `start[i]` on.
 
     cache [slots * heads, positions, d]; new [b * heads, n, d]. Row by row, a block of n positions is read, changed
-    and written, which XLA does in place; for a scatter it would copy the cache.
+    and written. XLA does this in place; for a scatter it would copy the cache.
     """
     rows, n, d = start.sizes[0], *new.sizes[1:]
     heads = new.sizes[0] // rows
     offset = hlo.iota("s32", [1, n, 1], 1)
     for row, where in enumerate(_blocks(cache, slots, start, heads, n)):
-        # A block that would stick out of the cache stands further back, and the new tokens in it further on.
+        # A block past the end of the cache is moved back, so the new tokens are further on inside it.
         moved, count = _scalar(start, row) - where[1], _scalar(length, row)
         block = hlo.slice(new, 0, row * heads, (row + 1) * heads)
         if n > 1:
@@ -170,9 +170,9 @@ def _write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Ten
 
 
 def _copy_blocks(source: Tensor, cache: Tensor, slots: Tensor, start: Tensor, heads: int, n: int) -> Tensor:
-    """`cache` with the blocks that `_write` wrote to `source`, a copy of its first positions.
+    """Copy the blocks that `_write` wrote to `source`, a copy of the cache's first positions, to `cache`.
 
-    So that everything that is read of the cache is read before the cache is written to: XLA copies it otherwise.
+    So all reads of the cache come before its writes; otherwise XLA copies the cache.
     """
     if source.sizes == cache.sizes:
         return source
@@ -183,7 +183,7 @@ def _copy_blocks(source: Tensor, cache: Tensor, slots: Tensor, start: Tensor, he
 
 
 def _blocks(cache: Tensor, slots: Tensor, start: Tensor, heads: int, n: int) -> list[list[Tensor]]:
-    """Where the n positions of each row from `start` on stand in `cache`, moved back where they would stick out."""
+    """Return where each row's n positions from `start` on begin in `cache`, moved back where they pass its end."""
     first = hlo.minimum(start, cache.sizes[1] - n)
     zero = hlo.constant(0, "s32")
     return [[_scalar(slots, row) * heads, _scalar(first, row), zero] for row in range(start.sizes[0])]
@@ -194,7 +194,7 @@ def _scalar(x: Tensor, row: int) -> Tensor:
 
 
 def _of_slots(cache: Tensor, slots: Tensor, heads: int) -> Tensor:
-    """The rows of `slots`, s32[b]. [slots * heads, positions, d] -> [b * heads, positions, d]"""
+    """Gather the rows of `slots`, s32[b]. [slots * heads, positions, d] -> [b * heads, positions, d]"""
     _, positions, d = cache.sizes
     found = hlo.take(hlo.reshape(cache, -1, heads, positions, d), slots)
     return hlo.reshape(found, -1, positions, d)

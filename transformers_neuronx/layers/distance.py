@@ -1,7 +1,7 @@
-"""Relative positions: biases of scores that follow from how far apart a query and a key are.
+"""Relative positions: score biases that depend on the distance between a query and a key.
 
-Near distances have a bias of their own, further ones share it with others of a bucket that grows with the logarithm,
-and all from `furthest` on have the last one (Raffel et al., arXiv:1910.10683, as in the authors' own code).
+Small distances have one bias each. Larger ones share a bias per bucket, and buckets grow logarithmically. Distances
+from `furthest` on share the last bias (Raffel et al., arXiv:1910.10683, as in the authors' code).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from transformers_neuronx.pyhlo import Tensor
 
 
 def _buckets(distances: torch.Tensor, count: int, furthest: int) -> torch.Tensor:
-    """The bucket of each distance, s64[·] of 0 and more, of `count` ones."""
+    """Return the bucket, below `count`, of each distance from 0 up. s64[·]"""
     exact = count // 2
-    logarithm = torch.log(distances.float() / exact) / math.log(furthest / exact)  # of 0 at exact and 1 at furthest
+    logarithm = torch.log(distances.float() / exact) / math.log(furthest / exact)  # 0 at exact, 1 at furthest
     far = exact + (logarithm * (count - exact)).long()
     return torch.where(distances < exact, distances, far.clamp(max=count - 1))
 
 
 @functools.cache
 def causal_distances(furthest: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From the biases of buckets [buckets, heads] those of keys 0, 1, … and `furthest` positions before a query.
+    """Layout: biases of buckets [buckets, heads] to those of keys 0, 1, …, `furthest` positions before a query.
 
     -> [heads, furthest + 1]
     """
@@ -40,8 +40,8 @@ def causal_distances(furthest: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 @functools.cache
 def distances_both_ways(furthest: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From the biases of buckets [buckets, heads], of which the second half is of keys after a query, those of keys
-    from `furthest` positions before it to as many after it. -> [heads, 2 furthest + 1]
+    """Layout: biases of buckets [buckets, heads] to those of keys from `furthest` positions before a query to
+    `furthest` after it. The second half of the buckets is for keys after the query. -> [heads, 2 furthest + 1]
     """
 
     def layout(biases: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ def distances_both_ways(furthest: int) -> Callable[[torch.Tensor], torch.Tensor]
 
 
 def distance_bias(table: Tensor, tokens: int) -> Tensor:
-    """Of a sequence that looks at itself. table f32[heads, 2 furthest + 1] -> f32[1, heads, keys, queries]"""
+    """Score biases of self-attention. table f32[heads, 2 furthest + 1] -> f32[1, heads, keys, queries]"""
     heads, columns = table.sizes
     furthest = columns // 2
     distance = hlo.iota("s32", [tokens, tokens], 0) - hlo.iota("s32", [tokens, tokens], 1)

@@ -1,4 +1,4 @@
-"""Tables that ids and positions are looked up in."""
+"""Lookup tables of ids and positions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from transformers_neuronx.weights import Parameter
 
 
 def lookup(table: Parameter, indices: Tensor) -> Tensor:
-    """Rows of a table that every device has whole. table [v, h], indices s32[b, n] -> [b, n, h]"""
-    # XLA:CPU looks up f32 only. In a loop it would widen the whole table beforehand, were it not for the barrier.
+    """Look up rows of a table that every device holds whole. table [v, h], indices s32[b, n] -> [b, n, h]"""
+    # XLA:CPU looks up f32 only. Without the barrier it would widen the whole table before a loop.
     stored = [table.tensor] if table.scale is None else [table.tensor, table.scale]
     indices, *stored = hlo.optimization_barrier(indices, *stored)
     rows, *scale = [_rows(each, indices) for each in stored]
@@ -19,7 +19,7 @@ def lookup(table: Parameter, indices: Tensor) -> Tensor:
 
 
 def _rows(table: Tensor, indices: Tensor) -> Tensor:
-    """Of a table [v, ...], or of one that lies in panels. -> [b, n, ...]"""
+    """Look up rows of a table [v, ...], or of a table in panels. -> [b, n, ...]"""
     if len(table.sizes) != 4:
         return hlo.take(table, indices)
     ids, together = hlo.reshape(indices, *indices.sizes, 1), table.sizes[2]
@@ -28,9 +28,9 @@ def _rows(table: Tensor, indices: Tensor) -> Tensor:
 
 
 def embedding(table: Parameter, ids: Tensor) -> Tensor:
-    """Rows of a table whose rows are split over the devices: each looks up those it has, and they are summed.
+    """Look up rows of a table split by rows: each device looks up the rows that it holds, and the results are summed.
 
-    Split so, a table can be the very weight of the head. table [v / degree, h], ids s32[b, n] -> [b, n, h]
+    The head can share a table with this split. table [v / degree, h], ids s32[b, n] -> [b, n, h]
     """
     if table.degree == 1:
         return lookup(table, ids)

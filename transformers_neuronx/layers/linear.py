@@ -1,4 +1,4 @@
-"""Linear layers: the only graph code that knows a weight may be split over devices, or stored in fewer bits."""
+"""Linear layers: the only graph code that knows that a weight may be split over devices, or quantized."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from transformers_neuronx.weights import Parameter
 
 
 def _product(x: Tensor, weight: Tensor, *scale: Tensor) -> Tensor:
-    """x [..., in] times weight [out, in], summed in f32. -> f32[..., out]
+    """Multiply x [..., in] by weight [out, in], summing in f32. -> f32[..., out]
 
-    A scale f32[out] is of the outputs, [out, groups] of groups of a row of the weight. Integers of 8 bits are exact
-    in every type that activations may have.
+    A scale is f32[out], one per output, or [out, groups], one per group of a weight's row. 8-bit integers are exact in
+    every type of activations.
     """
-    if weight.dtype is not x.dtype:  # XLA would widen the weights of all layers beforehand, and keep them so
+    if weight.dtype is not x.dtype:  # else XLA widens the weights of all layers ahead of time and keeps them
         x, weight = hlo.optimization_barrier(x, weight)
     if scale and len(scale[0].sizes) == 2:
         return _product(x, numbers(weight, scale[0], x.dtype.name))
     *lead, features = x.sizes
     rows, weight = hlo.reshape(x, -1, features), hlo.convert(weight, x.dtype)
     count = rows.sizes[0]
-    # For one row XLA:CPU has a fast product only if it is a vector and f32, or, in bf16, if there is a second row:
-    # with the 124M shape 12 and 13 ms a token, where a matrix of one row takes 130 ms.
+    # XLA:CPU multiplies one row fast only as an f32 vector, or in bf16 with a second row: 12 and 13 ms a token with
+    # the 124M shape. A matrix of one row takes 130 ms.
     if count == 1 and x.dtype.name == "f32":
         rows = hlo.reshape(rows, features)
     elif count == 1:
@@ -47,11 +47,11 @@ def _linear_body(
     panels: Sequence[Sequence[int]] = (),
     rounded: int = 0,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Products of x with `parts` weights, each followed by its scale and its bias, if they have them.
+    """Multiply x by `parts` weights. Each weight is followed by its scale and its bias, if it has them.
 
-    With an `activation` they are one: it is applied to the first, and the second, if there is one, multiplies that.
-    Weights that lie in `panels` are matrices of these sizes. With `rounded`, x is rounded to 8 bits, so many features
-    with a scale of their own.
+    With an `activation` there is one result: the activation of the first product, times the second, if there is one.
+    `panels` are the sizes of matrices that are stored in panels. With `rounded`, x is rounded to 8 bits, with a scale
+    for every `rounded` features.
     """
     x = as_rounded(x, rounded) if rounded else x
     each = len(operands) // parts
@@ -74,7 +74,7 @@ _linear = hlo.composite("linear", _linear_body)
 
 
 def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", biased: bool = True) -> Any:
-    """Layers of the same storage, which no sum over the devices follows, as one operation."""
+    """Apply layers of the same storage, which need no sum over the devices, as one operation."""
     scaled, biased = layers[0].weight.scale is not None, biased and hasattr(layers[0], "bias")
     operands = []
     for w in layers:
@@ -94,7 +94,7 @@ def _can_be_one(*layers: Any) -> bool:
 
 
 def linears(x: Tensor, *layers: Any) -> Sequence[Tensor]:
-    """`linear` of the same x [..., in] with each of several layers. -> [..., out] of each"""
+    """Apply `linear` to x [..., in] with each of several layers. -> [..., out] of each"""
     if not _can_be_one(*layers):
         return [linear(x, w) for w in layers]
     outputs: Sequence[Tensor] = _one(x, layers, x.dtype.name)
@@ -102,7 +102,7 @@ def linears(x: Tensor, *layers: Any) -> Sequence[Tensor]:
 
 
 def activated(x: Tensor, activation: str, *layers: Any) -> Tensor:
-    """The activation of `linear` of x [..., in] with a layer, times that with a second one, if any. -> [..., out]"""
+    """Apply `linear` and an activation to x [..., in]; multiply by `linear` of a second layer, if any. -> [..., out]"""
     if _can_be_one(*layers):
         y: Tensor = _one(x, layers, x.dtype.name, activation)
         return y
@@ -112,23 +112,23 @@ def activated(x: Tensor, activation: str, *layers: Any) -> Tensor:
 
 
 def product(x: Tensor, w: Any) -> Tensor:
-    """X [..., in] times `w.weight` [out, in] alone. -> f32[..., out]
+    """Multiply x [..., in] by `w.weight` [out, in], without a bias. -> f32[..., out]
 
-    Of a weight split by outputs, each device has its own; of one split by inputs, its part of the sum.
+    If the weight is split by outputs, each device returns its own outputs; if by inputs, its part of the sum.
     """
     y: Tensor = _one(x, [w], "f32", biased=False)
     return y
 
 
 def summed(y: Tensor, weight: Parameter) -> Tensor:
-    """The devices' products with `weight`, or whatever was made linearly of them, as one."""
+    """Sum the devices' products with `weight`, or linear functions of them, if it is split by inputs."""
     return hlo.all_reduce(y, weight.degree) if weight.row.reduces else y
 
 
 def linear(x: Tensor, w: Any) -> Tensor:
-    """X [..., in] times `w.weight` [out, in] plus `w.bias` [out]. -> [..., out]
+    """Multiply x [..., in] by `w.weight` [out, in] and add `w.bias` [out]. -> [..., out]
 
-    Of a weight split by outputs, each device returns its own; of one split by inputs, the sum over the devices.
+    If the weight is split by outputs, each device returns its own outputs; if by inputs, the sum over the devices.
     """
     if _can_be_one(w):
         y: Tensor = _one(x, [w], x.dtype.name)
@@ -138,6 +138,6 @@ def linear(x: Tensor, w: Any) -> Tensor:
 
 
 def logits(x: Tensor, w: Any) -> Tensor:
-    """The head: `linear` in f32 with all outputs on every device, without what was added to divide them."""
+    """Apply the head: `linear` in f32, with all outputs on every device, without the padding of the split."""
     y = hlo.all_gather(_one(x, [w], "f32"), w.weight.degree, -1)
     return hlo.slice(y, -1, 0, w.weight.row.shape[0])

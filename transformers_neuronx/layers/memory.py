@@ -1,4 +1,4 @@
-"""Attention to sequences that are there as a whole: an encoder's own, and the one that a decoder looks at."""
+"""Attention to complete sequences: an encoder's self-attention, and a decoder's cross-attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers_neuronx.pyhlo import Tensor
 
 
 class Memory(NamedTuple):
-    """What a layer may look at: keys and values [b, m, kv_heads, d] of each row, the first lengths s32[b] of them."""
+    """The keys and values [b, m, kv_heads, d] that a layer attends to: the first `lengths` s32[b] of each row."""
 
     keys: Tensor
     values: Tensor
@@ -19,7 +19,7 @@ class Memory(NamedTuple):
 
 
 def remembered(x: Tensor, w: Any, lengths: Tensor, head_dim: int) -> Memory:
-    """A sequence x [b, m, h] as keys and values, by the linear layers `k` and `v` of `w`."""
+    """Project a sequence x [b, m, h] to keys and values, with the linear layers `k` and `v` of `w`."""
     b, m, _ = x.sizes
     keys, values = (hlo.reshape(y, b, m, -1, head_dim) for y in linears(x, w.k, w.v))
     return Memory(keys, values, lengths)
@@ -30,7 +30,7 @@ def attention_over(
 ) -> Tensor:
     """Project, attend to all of the memory, project back. x [b, n, h] -> [b, n, h]
 
-    `w` has linear layers `q` and `out`; the rest as in `attend_to`.
+    `w` has linear layers `q` and `out`; `scale` and `bias` are those of `attend_to`.
     """
     b, n, _ = x.sizes
     q = hlo.reshape(linear(x, w.q), b, n, -1, head_dim)
@@ -38,10 +38,10 @@ def attention_over(
 
 
 def attend_to(q: Tensor, memory: Memory, *, scale: float | None = None, bias: Tensor | None = None) -> Tensor:
-    """softmax(q Kᵀ scale + biasᵀ) V. q [b, n, heads, d] -> [b, n, heads, d], or the size that values have
+    """Compute softmax(q Kᵀ scale + biasᵀ) V. q [b, n, heads, d] -> [b, n, heads, features of values]
 
-    `scale` is by default 1 / sqrt(d); bias f32[b or 1, heads or 1, m, n or 1]. Each head of keys serves
-    heads / kv_heads of queries. Who sees nothing, for want of length or by a bias of -inf, gets zeros.
+    `scale` is by default 1 / sqrt(d); bias f32[b or 1, heads or 1, m, n or 1]. Each key head serves heads / kv_heads
+    query heads. Queries that see no key, because the length is 0 or the biases are -inf, get zeros.
     """
     scale = q.sizes[-1] ** -0.5 if scale is None else scale
     context: Tensor = _attend_to(q, *memory, *([] if bias is None else [bias]), scale=scale)

@@ -10,19 +10,19 @@ from transformers_neuronx.pyhlo import Tensor
 
 
 def mlp(x: Tensor, w: Any, activation: str) -> Tensor:
-    """`w.down` of the activation of `w.up`. [b, n, h] -> [b, n, h]"""
+    """Apply `w.down` to the activation of `w.up`. [b, n, h] -> [b, n, h]"""
     return linear(activated(x, activation, w.up), w.down)
 
 
 def gated_mlp(x: Tensor, w: Any, activation: str) -> Tensor:
-    """`w.down` of `w.up` times the activation of `w.gate` (Shazeer, arXiv:2002.05202). [b, n, h] -> [b, n, h]"""
+    """Apply `w.down` to `w.up` times the activation of `w.gate` (Shazeer, arXiv:2002.05202). [b, n, h] -> [b, n, h]"""
     return linear(activated(x, activation, w.gate, w.up), w.down)
 
 
 def experts(x: Tensor, w: Any, active: int, activation: str) -> Tensor:
-    """A sum of `active` of the blocks `w.experts`, for each token those that `w.router` gives most. [b, n, h], twice
+    """Sum the `active` blocks of `w.experts` that `w.router` scores highest for each token. [b, n, h] -> [b, n, h]
 
-    Jiang et al., arXiv:2401.04088. A block that no token chose is not run, so its weights are not read.
+    Jiang et al., arXiv:2401.04088. A block that no token is routed to does not run, so its weights are not read.
     """
     scores = hlo.convert(linear(x, w.router), "f32")
     scores = hlo.exp(scores - hlo.max(scores, -1, keep=True))

@@ -1,4 +1,4 @@
-"""Normalizations, computed in f32 whatever the activations are."""
+"""Normalizations, computed in f32 for all types of activations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _layer_norm = hlo.composite("layer_norm", _layer_norm_body)
 
 
 def layer_norm(x: Tensor, w: Any, eps: float) -> Tensor:
-    """Over the last axis (Ba et al., arXiv:1607.06450). x [..., h], w.weight and w.bias f32[h] -> [..., h]"""
+    """Normalize the last axis (Ba et al., arXiv:1607.06450). x [..., h], w.weight and w.bias f32[h] -> [..., h]"""
     y: Tensor = _layer_norm(x, w.weight.tensor, w.bias.tensor, eps=eps)
     return y
 
@@ -33,6 +33,6 @@ _rms_norm = hlo.composite("rms_norm", _rms_norm_body)
 
 
 def rms_norm(x: Tensor, w: Any, eps: float) -> Tensor:
-    """Over the last axis (Zhang and Sennrich, arXiv:1910.07467). x [..., h], w.weight f32[h] -> [..., h]"""
+    """Normalize the last axis (Zhang and Sennrich, arXiv:1910.07467). x [..., h], w.weight f32[h] -> [..., h]"""
     y: Tensor = _rms_norm(x, w.weight.tensor, eps=eps)
     return y

@@ -1,7 +1,7 @@
-"""Rotary position embeddings (Su et al., arXiv:2104.09864), and the ways to stretch them that Transformers names.
+"""Rotary position embeddings (Su et al., arXiv:2104.09864), with the types of scaling that Transformers has.
 
-Frequencies are worked out once, in f32, when a program is written. Only `dynamic` and `longrope` depend on how long a
-sequence is, and do so row by row.
+Frequencies are computed once, in f32, when a program is written. Only those of `dynamic` and `longrope` depend on the
+length of a sequence, row by row.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Rotate = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Rotary:
-    """How queries and keys are turned.
+    """How queries and keys are rotated.
 
-    `dim` is how many of a head's features take part, the first ones; `parameters` are Transformers'
-    `rope_parameters`; `max_positions` the longest sequence of the configuration. A parameter that the type of rotation
-    does not have is refused, as it might change the maths.
+    The first `dim` features of each head are rotated. `parameters` are Transformers' `rope_parameters`;
+    `max_positions` is the longest sequence of the configuration. A parameter that the rope type does not have is
+    refused, because it might change the results.
     """
 
     dim: int
@@ -46,7 +46,7 @@ class Rotary:
             listed = ", ".join(unknown)
             raise ConfigError(f"rope_parameters of type {self.kind!r} have keys that are not supported: {listed}")
         if self.dim < 2 or self.dim % 2:
-            raise ConfigError(f"rotary positions turn pairs of a head's features, not {self.dim} of them")
+            raise ConfigError(f"rotary positions need an even number of a head's features, at least 2, got {self.dim}")
 
     @property
     def kind(self) -> str:
@@ -66,7 +66,7 @@ class Rotary:
 
     @property
     def original_positions(self) -> float:
-        """The sequence length before it was stretched."""
+        """Longest sequence before scaling."""
         return self.of("original_max_position_embeddings", self.max_positions)
 
     @property
@@ -77,13 +77,13 @@ class Rotary:
         return np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
 
     def plain(self) -> Array:
-        """The unstretched frequencies, f32[dim / 2]."""
+        """Frequencies without scaling, f32[dim / 2]."""
         return (1.0 / np.float32(self.base) ** self.exponents()).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class RotaryConfig(ModelConfig):
-    """What configurations of decoders with rotary positions have in common."""
+    """Common fields of the configurations of decoders with rotary positions."""
 
     vocab_size: int = hf("vocab_size")
     max_positions: int = hf("max_position_embeddings")
@@ -96,12 +96,12 @@ class RotaryConfig(ModelConfig):
     eps: float = hf("rms_norm_eps")
     rope: dict[str, Any] = hf("rope_parameters")
 
-    # Transformers has it in rope_parameters, too.
+    # Transformers also has it in rope_parameters.
     WITHOUT_EFFECT: ClassVar = frozenset({"original_max_position_embeddings"})
-    n_positions: ClassVar[int | None] = None  # nothing was learned for single positions
+    n_positions: ClassVar[int | None] = None  # no embeddings of positions are learned
 
     def __post_init__(self) -> None:
-        self.rotary  # noqa: B018  refuses what it cannot turn by
+        self.rotary  # noqa: B018  refuses unsupported parameters
 
     @property
     def attention_heads(self) -> Heads:
@@ -113,9 +113,9 @@ class RotaryConfig(ModelConfig):
 
 
 def frequencies_in_checkpoints(config: Any) -> list[str]:
-    """Patterns of names under which older checkpoints of a model with rotary positions carry its frequencies along.
+    """Patterns of the names under which older checkpoints of models with rotary positions store frequencies.
 
-    They follow from the configuration, and are not read.
+    They follow from the configuration, so they are not read.
     """
     return [r"(.*\.)?rotary_emb\.inv_freq"] if hasattr(config, "rotary") else []
 
@@ -129,7 +129,7 @@ def _linear(r: Rotary, end: Tensor) -> Array | Tensor:
 
 
 def _llama3(r: Rotary, end: Tensor) -> Array | Tensor:
-    """Long waves are stretched, short ones are not, and those between are blended."""
+    """Scale long wavelengths, keep short ones, and blend those in between."""
     low, high = r.of("low_freq_factor"), r.of("high_freq_factor")
     turns = r.original_positions * r.plain() / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -137,7 +137,7 @@ def _llama3(r: Rotary, end: Tensor) -> Array | Tensor:
 
 
 def _yarn(r: Rotary, end: Tensor) -> Array | Tensor:
-    """Peng et al., arXiv:2309.00071."""
+    """YaRN (Peng et al., arXiv:2309.00071)."""
 
     def dimension(turns: float) -> float:
         return r.dim * math.log(r.original_positions / (turns * 2 * math.pi)) / (2 * math.log(r.base))
@@ -152,7 +152,7 @@ def _yarn(r: Rotary, end: Tensor) -> Array | Tensor:
 
 
 def _dynamic(r: Rotary, end: Tensor) -> Array | Tensor:
-    """The base grows with the sequence, once it is longer than those of the training."""
+    """Grow the base with the sequence, once it is longer than those in training."""
     longest = float(r.max_positions)
     length = hlo.maximum(hlo.convert(end, "f32"), longest)  # [b]
     factor = r.of("factor")
@@ -162,7 +162,7 @@ def _dynamic(r: Rotary, end: Tensor) -> Array | Tensor:
 
 
 def _longrope(r: Rotary, end: Tensor) -> Array | Tensor:
-    """Other frequencies for long sequences than for short ones (Ding et al., arXiv:2402.13753)."""
+    """Use different frequencies for long and for short sequences (Ding et al., arXiv:2402.13753)."""
     short, long = (
         hlo.constant(r.plain() / np.asarray(r.parameters[name], np.float32), "f32")
         for name in ("short_factor", "long_factor")
@@ -172,20 +172,20 @@ def _longrope(r: Rotary, end: Tensor) -> Array | Tensor:
 
 
 class RopeType(NamedTuple):
-    """What makes the frequencies, f32[dim / 2] or [b, dim / 2], and the `rope_parameters` that say how."""
+    """The function of the frequencies, f32[dim / 2] or [b, dim / 2], and the `rope_parameters` that it reads."""
 
     frequencies: Callable[[Rotary, Tensor], Array | Tensor]
     keys: tuple[str, ...] = ()
 
 
-# `type` is an older name, of which Transformers makes the newer one, and keeps both.
+# `type` is an older name of `rope_type`; Transformers adds the newer one and keeps both.
 OF_EVERY_TYPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _FROM, _MAGNITUDE = "original_max_position_embeddings", "attention_factor"
 ROPE_TYPES = {
     "default": RopeType(_default),
     "linear": RopeType(_linear, ("factor",)),
     "dynamic": RopeType(_dynamic, ("factor",)),
-    # `finetuned` is in the files of YaRN's authors, and says how the checkpoint was made.
+    # `finetuned` is in the files of YaRN's authors; it says how the checkpoint was made.
     "yarn": RopeType(
         _yarn,
         ("factor", _FROM, _MAGNITUDE, "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned"),
@@ -196,7 +196,7 @@ ROPE_TYPES = {
 
 
 def _magnitude(r: Rotary) -> float:
-    """What the stretched embeddings are multiplied by, so that attention stays as sharp."""
+    """The factor of scaled embeddings that keeps attention equally sharp."""
     if r.kind not in ("yarn", "longrope"):
         return 1.0
     if r.parameters.get("attention_factor") is not None:
@@ -211,7 +211,7 @@ def _magnitude(r: Rotary) -> float:
 
 
 def rotation(r: Rotary, step: Step) -> Rotate:
-    """The function that turns queries or keys, [b, n, heads, head_dim], by the positions of a step."""
+    """Return the function that rotates queries or keys, [b, n, heads, head_dim], by the positions of a step."""
     frequencies = ROPE_TYPES[r.kind].frequencies(r, step.end)
     if not isinstance(frequencies, Tensor):
         frequencies = hlo.reshape(hlo.constant(frequencies, "f32"), 1, -1)

@@ -1,4 +1,4 @@
-"""How the next token is chosen from logits, row by row, by rules that are tensors: no request needs another program."""
+"""Sampling of the next token, row by row. The rules are tensors, so all requests run the same program."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, fields
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
 
-NOTHING, BROKEN = -1, -2  # in place of a token: none was wanted; the logits are NaN, or none is finite
-CANDIDATES = 256  # rows that draw from no more tokens than this need no pass over the whole vocabulary
+NOTHING, BROKEN = -1, -2  # instead of a token: none was requested; a logit is NaN, or none is finite
+CANDIDATES = 256  # rows that sample from at most this many tokens need no pass over the whole vocabulary
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What each row wants, all [b]: top_k s32 (1 is greedy, 0 all tokens), temperature, top_p, min_p and
+    """Sampling rules of each row, all [b]: top_k s32 (1 is greedy, 0 all tokens), temperature, top_p, min_p and
     repetition_penalty f32, seed and stream u32.
 
-    The draw for a position follows from seed, stream and position, whatever else is in the batch.
+    The draw for a position depends only on seed, stream and position, not on the rest of the batch.
     """
 
     top_k: Tensor
@@ -35,7 +35,7 @@ _TYPES = ("s32", "f32", "f32", "f32", "f32", "u32", "u32")
 
 
 def unpacked(packed: Tensor) -> Policy:
-    """The policy from its bits. packed s32[b, POLICY_COLUMNS]"""
+    """Unpack a policy. packed s32[b, POLICY_COLUMNS]"""
     rows = packed.sizes[0]
     columns = [hlo.reshape(hlo.slice(packed, 1, i, i + 1), rows) for i in range(POLICY_COLUMNS)]
     return Policy(
@@ -44,11 +44,11 @@ def unpacked(packed: Tensor) -> Policy:
 
 
 def sample(logits: Tensor, seen: Tensor, policy: Policy, position: Tensor) -> Tensor:
-    """The token for `position` of each row, or BROKEN. logits f32[b, v], seen pred[b, v], position s32[b] -> s32[b]
+    """Sample each row's token at `position`, or BROKEN. logits f32[b, v], seen pred[b, v], position s32[b] -> s32[b]
 
-    As Transformers' processors in their order: repetition penalty on the tokens that were `seen`, temperature, the
-    `top_k` largest, of those the fewest that have `top_p` of the probability, and of those the ones that have `min_p`
-    of the likeliest one's. Of tokens that are level at an edge all are kept.
+    The rules apply in the order of Transformers' processors. The repetition penalty applies to `seen` tokens, then the
+    temperature to all. `top_k` keeps the largest, `top_p` the fewest of them with that share of the probability, and
+    `min_p` those with that share of the most likely token's probability. Ties at a limit are all kept.
     """
     likeliest = _likeliest(logits, seen, policy.repetition_penalty)
     greedy = hlo.equal(policy.top_k, 1)
@@ -67,7 +67,7 @@ def _penalized(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
 
 
 def _likeliest_body(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Of each row's tokens the likeliest, of several the first; or BROKEN."""
+    """Return each row's most likely token, the first of equals, or BROKEN."""
     sound = hlo.logical_and(hlo.all(hlo.equal(logits, logits), 1), hlo.is_finite(hlo.max(logits, 1)))
     return hlo.select(sound, hlo.argmax(_penalized(logits, seen, penalty), 1), BROKEN)
 
@@ -86,7 +86,7 @@ def _drawn(logits: Tensor, policy: Policy, position: Tensor) -> Tensor:
 
 
 def _draw(logits: Tensor, ids: Tensor, policy: Policy, position: Tensor) -> Tensor:
-    """One of `ids` for each row, whatever their order. logits f32[b, m], ids s32[b, m] -> s32[b]"""
+    """Draw one of `ids` for each row; their order does not matter. logits f32[b, m], ids s32[b, m] -> s32[b]"""
     count = logits.sizes[1]
     logits = logits / _column(policy.temperature)
     keys = _ordered(logits)
@@ -118,14 +118,14 @@ def _column(x: Tensor) -> Tensor:
 
 
 def _ordered(x: Tensor) -> Tensor:
-    """Keys u32 that are in the order of the floats."""
+    """Return u32 keys in the order of the floats."""
     bits = hlo.bitcast_convert(x, "u32")
     negative = bits >= 1 << 31
     return hlo.logical_xor(bits, hlo.select(negative, hlo.full(2**32 - 1, "u32", x.sizes), 1 << 31))
 
 
 def _largest(rows: int, holds: Callable[[Tensor], Tensor]) -> Tensor:
-    """The largest key of each row for which `holds`, u32[rows] -> pred[rows], which holds for zero and up to there."""
+    """Find each row's largest key for which `holds`: u32[rows] -> pred[rows], true from zero up to that key."""
 
     def with_next_bit(bit: Tensor, key: Tensor) -> list[Tensor]:
         candidate = hlo.logical_or(key, bit)

@@ -1,4 +1,4 @@
-"""Where each row of a batch stands: the one input that knows about time, and the cache it writes to."""
+"""The active tokens of a batch with their positions, and the cache that they are written to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from transformers_neuronx.pyhlo import Tensor, dtype_named
 
 @dataclass(frozen=True)
 class Step:
-    """`n` active tokens for each of `b` rows, right-padded, each row at a position of its own.
+    """`n` active tokens for each of `b` rows, right-padded, each row at its own position.
 
-    ids s32[b, n]; start s32[b], the position of a row's first active token; length s32[b], how many of them are
-    real; end s32[b], the length of a row's sequence once all of it that is at hand has been fed, in this step or in
-    later ones; slots s32[b], the cache slot of each row, or None where row i has slot i. `width` is the number of
-    positions that any row may look back to.
+    ids s32[b, n]; start s32[b], the position of a row's first active token; length s32[b], the number of real tokens
+    in a row; end s32[b], the length of a row's sequence after all of its known tokens are fed, in this step or later;
+    slots s32[b], the cache slot of each row, or None if row i has slot i. `width` is the number of positions that rows
+    may attend to.
     """
 
     ids: Tensor
@@ -34,23 +34,23 @@ class Step:
         return hlo.reshape(self.start, -1, 1) + hlo.iota("s32", self.ids.sizes, 1)
 
     def of_slots(self, x: Tensor) -> Tensor:
-        """Of what there is of each slot, that of each row. [slots, ...] -> [b, ...]"""
+        """Gather per-slot values into row order. [slots, ...] -> [b, ...]"""
         return x if self.slots is None else hlo.take(x, self.slots)
 
     def last(self, x: Tensor) -> Tensor:
-        """Of each row's tokens the last real one. [b, n, ...] -> [b, 1, ...]"""
+        """Take the last real token of each row. [b, n, ...] -> [b, 1, ...]"""
         b, _, *rest = x.sizes
         return hlo.reshape(hlo.take_rows(x, self.length - 1), b, 1, *rest)
 
 
-# Of one layer: keys and values of the positions seen so far, [slots * kv_heads, positions, head_dim], and if they are
-# stored in fewer bits, the scales of both, f32[slots * kv_heads, positions, 1]. Slots and heads are one axis, the batch
-# of the attention's products: XLA then reads the cache where it lies.
+# The cache of one layer: keys and values of the positions so far, [slots * kv_heads, positions, head_dim], and if they
+# are quantized, the scales of both, f32[slots * kv_heads, positions, 1]. Slots and heads share one axis, the batch axis
+# of the attention's products, so that XLA reads the cache in place.
 Cache: TypeAlias = tuple[Tensor, ...]
 
 
 def declare_step(parameters: hlo.Parameters, b: int, n: int, width: int, own_slots: bool) -> Step:
-    """The step as one parameter, so that one transfer does. s32[b, 4 + n]: slot, start, length, end and ids of rows."""
+    """Declare the step as one parameter, for one transfer. s32[b, 4 + n]: slot, start, length, end and ids of rows."""
     packed = parameters.add(dtype_named("s32")[b, 4 + n], "step")
     slots, start, length, end = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), b) for i in range(4))
     return Step(hlo.slice(packed, 1, 4, 4 + n), start, length, end, slots if own_slots else None, width)
@@ -65,7 +65,7 @@ class CacheArray(NamedTuple):
 
 
 def cache_arrays(sizes: tuple[int, int, int], dtype: str, scaled: bool) -> list[CacheArray]:
-    """The arrays of a layer's cache with `sizes` [slots * kv_heads, positions, head_dim], in order."""
+    """List the arrays of a layer's cache with `sizes` [slots * kv_heads, positions, head_dim], in order."""
     arrays = [CacheArray(name, dtype, sizes) for name in ("keys", "values")]
     scales = [CacheArray(name, "f32", (*sizes[:2], 1)) for name in ("key_scales", "value_scales")]
     return arrays + scales if scaled else arrays

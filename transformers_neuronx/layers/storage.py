@@ -1,4 +1,4 @@
-"""Numbers in fewer bits, as programs make and read them. What is stored of weights is for `quantization`."""
+"""Quantized numbers inside programs. `quantization` has the storage of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers_neuronx.quantization import LARGEST, PACKED, interleaved
 
 
 def numbers(values: Tensor, scale: Tensor, dtype: str) -> Tensor:
-    """What values [..., stored] and a scale [...], or one [..., groups] for groups of them, stand for. -> [..., in]"""
+    """Dequantize values [..., stored] with a scale [...], or [..., groups] for groups of them. -> [..., in]"""
     *lead, size = values.sizes
     scale = hlo.reshape(hlo.convert(scale, "f32"), *lead, -1, 1)
     groups = scale.sizes[-2]
@@ -21,14 +21,14 @@ def numbers(values: Tensor, scale: Tensor, dtype: str) -> Tensor:
 
 
 def as_matrix(panels: Tensor, outputs: int, inputs: int) -> Tensor:
-    """A matrix [outputs, inputs] that lies in panels [panels, words, outputs of one, word]."""
+    """Convert panels [panels, words, outputs of a panel, word] to a matrix [outputs, inputs]."""
     count, words, together, word = panels.sizes
     matrix = hlo.reshape(hlo.transpose(panels, 0, 2, 1, 3), count * together, words * word)
     return hlo.slice(hlo.slice(matrix, 0, 0, outputs), 1, 0, inputs)
 
 
 def as_rounded(x: Tensor, group: int) -> Tensor:
-    """What x [..., d] is when it is stored in s8, so many numbers with a scale of their own. -> f32[..., d]"""
+    """Round x [..., d] to s8, with a scale for every `group` numbers, and dequantize it. -> f32[..., d]"""
     *lead, size = x.sizes
     x = hlo.pad(x, -1, 0, -size % group)
     values, scale = stored(hlo.reshape(x, *lead, -1, group), "s8", scaled=True)
@@ -36,7 +36,7 @@ def as_rounded(x: Tensor, group: int) -> Tensor:
 
 
 def stored(x: Tensor, dtype: str, scaled: bool) -> list[Tensor]:
-    """The values of x [..., d] in `dtype`, and, if `scaled`, a scale f32[..., 1] by which the largest fits."""
+    """Quantize x [..., d] to `dtype`; if `scaled`, also return a scale f32[..., 1] that makes the largest fit."""
     limit, parts = LARGEST[dtype], []
     x = hlo.convert(x, "f32")
     if scaled:

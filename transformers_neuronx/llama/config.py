@@ -1,4 +1,4 @@
-"""What of a LLaMA configuration its graph and weights need."""
+"""The fields of a LLaMA configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar

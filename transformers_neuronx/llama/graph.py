@@ -1,4 +1,4 @@
-"""LLaMA as maths: rotary positions, grouped keys, RMS norms before attention and a gated feed-forward."""
+"""LLaMA's forward pass: rotary positions, grouped keys, RMS norms before attention and a gated feed-forward."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What of a Mistral configuration its graph and weights need."""
+"""The fields of a Mistral configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 

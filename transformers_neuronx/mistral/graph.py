@@ -1,4 +1,4 @@
-"""Mistral as maths: rotary positions, grouped keys in a sliding window, RMS norms and a gated feed-forward."""
+"""Mistral's forward pass: rotary positions, grouped keys in a sliding window, RMS norms and a gated feed-forward."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Mixtral as maths: Mistral with a feed-forward of experts, of which each token uses a few."""
+"""Mixtral's forward pass: Mistral with a mixture of experts as its feed-forward."""
 
 from typing import Any
 

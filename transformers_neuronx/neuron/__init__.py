@@ -1,5 +1,5 @@
-"""What AWS's Neuron wants of a program: the form of a module, the rules for it, its compiler, its devices.
+"""What AWS's Neuron requires of a program: the form of a module, the rules for it, its compiler, and its devices.
 
-Nothing here needs a package of Neuron's. What is known of it is from public documents and the original's own sources;
-none of it has been tried on a Neuron device.
+Nothing here needs a Neuron package. It is based on public documents and on the original library's sources. None of it
+has been tested on a Neuron device.
 """

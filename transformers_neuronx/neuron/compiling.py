@@ -1,7 +1,7 @@
-"""From a module to a NEFF, the file that a Neuron device runs. The compiler runs in a process of its own.
+"""Compile a module to a NEFF, the file that a Neuron device runs. The compiler runs in a separate process.
 
-So a compiler that crashes, or hangs, does not take the user's process along, and several can run at once. What belongs
-to a run is in a directory of its own, which is kept if the run fails.
+A compiler that crashes or hangs therefore does not affect the user's process, and several can run at once. Each run has
+its own directory, which is kept if the run fails.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ INSTALL = 'pip install "transformers-neuronx[neuron]" --extra-index-url https://
 
 DEFAULTS = ("--model-type=transformer", "--auto-cast=none")
 OURS = ("--framework", "--output")
-# For libneuronxla's cache, which is not used: neuronx-cc does not know them.
+# Options of libneuronxla's cache, which is not used. neuronx-cc does not know them.
 OF_ITS_CACHE = ("--cache_dir", "--no_cache", "--retry_failed_compilation")
 
 PROGRAM = "neuronx-cc"
-PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")  # on EC2 the kind of instance: trn1.32xlarge
+PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")  # on EC2 the instance type: trn1.32xlarge
 MODULE, NEFF, LOG = "module.pb", "module.neff", "log.txt"
-SHOWN = 24  # lines of a log: the real one ends with a dozen about versions
-GRACE = 5.0  # seconds from asking a compiler to end to killing it
+SHOWN = 24  # lines of a log; a real one ends with a dozen about versions
+GRACE = 5.0  # seconds between asking a compiler to end and killing it
 
 
 def flags(target: Target | None = None) -> list[str]:
-    """Options for the compiler: `--target` if one is given, our defaults, and the user's, which take their place.
+    """Return the compiler's options: `--target` if one is given, our defaults, and the user's, which override them.
 
-    Raises ConfigError where NEURON_CC_FLAGS is not a list of options, or has one that is not the user's to give.
+    Raises ConfigError if NEURON_CC_FLAGS is not a list of options, or has one that only this package may set.
     """
     given = _given()
     if taken := [option for option in OURS if option in map(_name, given)]:
-        raise ConfigError(f"{env.CC_FLAGS.name} wants no {taken[0]}: this package says that itself")
+        raise ConfigError(f"{env.CC_FLAGS.name} must not have {taken[0]}: this package sets it")
     named = f"--target={target.name}" if target else ""
     defaults = [option for option in DEFAULTS if _name([option]) not in map(_name, given)]
     rest = [words for words in given if _name(words) not in ("--target", *OF_ITS_CACHE)]
@@ -60,12 +60,12 @@ def flags(target: Target | None = None) -> list[str]:
 
 
 def _given() -> list[list[str]]:
-    """The user's options, each with the words of its value, as `["--x=y"]` or `["--x", "y"]`."""
+    """Return the user's options, each with the words of its value, as `["--x=y"]` or `["--x", "y"]`."""
     try:
         words = shlex.split(env.CC_FLAGS.get())
     except ValueError as error:
         raise ConfigError(
-            f"{env.CC_FLAGS.name} wants options as in a shell, got {env.CC_FLAGS.get()!r}: {error}"
+            f"{env.CC_FLAGS.name} must be options as in a shell, got {env.CC_FLAGS.get()!r}: {error}"
         ) from None
     options: list[list[str]] = []
     for word in words:
@@ -80,9 +80,9 @@ def _name(words: Sequence[str]) -> str:
 
 
 def compile_target() -> Target:
-    """The kind of instance to compile for: the user's, or the one this machine is, or the default.
+    """Return the instance type to compile for: the user's, or that of this machine, or the default.
 
-    Raises ConfigError where the user names one that there is not.
+    Raises ConfigError if the user names an unknown one.
     """
     for words in reversed(_given()):
         if _name(words) == "--target":
@@ -91,19 +91,19 @@ def compile_target() -> Target:
         return _target(override, env.PLATFORM_TARGET.name)
     with suppress(OSError):
         family = PRODUCT_NAME.read_text(errors="replace").partition(".")[0]
-        # trn1n is a trn1 with more of a network, and trn2u more of them in a server.
+        # trn1n is a trn1 with a faster network, and trn2u has more of the same chips in a server.
         return next((target for name, target in TARGETS.items() if family.startswith(name)), TARGETS[DEFAULT])
     return TARGETS[DEFAULT]
 
 
 def _target(name: str, origin: str) -> Target:
     if name not in TARGETS:
-        raise ConfigError(f"{origin} wants to be one of {', '.join(TARGETS)}, got {name!r}")
+        raise ConfigError(f"{origin} must be one of {', '.join(TARGETS)}, got {name!r}")
     return TARGETS[name]
 
 
 def compiler_version() -> str:
-    """The compiler's version, of its package or as it prints it. Raises EngineError if there is no compiler."""
+    """Return the version of the compiler's package, or the one that it prints. Raises EngineError if there is none."""
     try:
         return metadata.version(PROGRAM)
     except metadata.PackageNotFoundError:
@@ -116,33 +116,31 @@ def _printed_version(program: str) -> str:
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise EngineError(f"{program} does not say its version: {error}") from error
-    # It may be written to either; lines about Python, NumPy and the machine follow.
+        raise EngineError(f"cannot get the version of {program}: {error}") from error
+    # It may be on either stream. Lines about Python, NumPy and the machine follow it.
     text = (done.stdout + done.stderr).decode(errors="replace")
     if found := re.search(r"version\s+(\S+)", text):
         return found[1]
-    raise EngineError(f"{program} --version printed none, but {text.strip()!r}")
+    raise EngineError(f"{program} --version printed no version, got {text.strip()!r}")
 
 
 def _program() -> str:
     if program := shutil.which(PROGRAM):
         return program
-    raise EngineError(
-        f"compiling for Neuron wants libneuronxla or the program {PROGRAM}, and there is neither: {INSTALL}"
-    )
+    raise EngineError(f"compiling for Neuron needs libneuronxla or the program {PROGRAM}, but found neither: {INSTALL}")
 
 
 def has_libneuronxla() -> bool:
-    """Whether it is installed. The package of that name on PyPI has nothing in it."""
+    """Whether libneuronxla is installed. The package of that name on PyPI is empty."""
     spec = importlib.util.find_spec("libneuronxla")
     return spec is not None and any(pkgutil.iter_modules(spec.submodule_search_locations or []))
 
 
 def compile_module(module: HloModuleProto, stop: threading.Event | None = None) -> bytes:
-    """The NEFF of `module`. Raises EngineError, with the end of the compiler's log, when there comes none.
+    """Return the NEFF of `module`. Raises EngineError with the end of the compiler's log if there is none.
 
-    Setting `stop` is to other threads what Ctrl-C is to the main thread: the compiler is ended, and KeyboardInterrupt
-    raised. Nothing is left of a run that succeeds or is stopped.
+    Setting `stop` does in other threads what Ctrl-C does in the main thread: the compiler is ended, and
+    KeyboardInterrupt is raised. A run that succeeds or is stopped leaves no files.
     """
     target, seconds = compile_target(), time_limit()
     name = re.sub(r"[^-.\w]", "_", module.name)[:80]
@@ -170,19 +168,19 @@ def compile_module(module: HloModuleProto, stop: threading.Event | None = None) 
 
 
 def time_limit() -> float | None:
-    """Seconds that a compilation may take, or None. Raises ConfigError where the environment has no such number."""
+    """Return the seconds that a compilation may take, or None. Raises ConfigError if the environment's value is bad."""
     text = env.COMPILE_TIMEOUT.get()
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise ConfigError(f"{env.COMPILE_TIMEOUT.name} wants a number of seconds, or 0 for no limit, got {text!r}")
+        raise ConfigError(f"{env.COMPILE_TIMEOUT.name} must be a number of seconds, or 0 for no limit, got {text!r}")
     return seconds or None
 
 
 def _command(target: Target) -> tuple[str, list[str]]:
-    """What compiles, for people, and the command for it, in a directory that has the module."""
+    """Return the compiler's name for people, and its command, to be run in a directory that has the module."""
     if has_libneuronxla():
         through = [sys.executable, "-m", "transformers_neuronx.neuron.through_libneuronxla"]
         return "libneuronxla", [*through, MODULE, NEFF, target.name, *flags()]
@@ -191,9 +189,9 @@ def _command(target: Target) -> tuple[str, list[str]]:
 
 
 def _run(command: Sequence[str], work: Path, seconds: float | None, stop: threading.Event | None) -> str:
-    """Run a command in `work` to its end, or to ours. What went wrong, or nothing."""
+    """Run a command in `work` until it ends or is stopped. Returns what went wrong, or an empty string."""
     home = Path(__file__).parents[2]
-    installed = home.name in ("site-packages", "dist-packages")  # which nobody has to be told of
+    installed = home.name in ("site-packages", "dist-packages")  # Python finds those by itself
     with open(work / LOG, "wb") as log:
         process = subprocess.Popen(
             command,
@@ -202,7 +200,7 @@ def _run(command: Sequence[str], work: Path, seconds: float | None, stop: thread
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # and with it a group, of which all can be killed at once
+            start_new_session=True,  # and with it a process group, which can be killed at once
         )
     try:
         in_time = _wait(process, seconds, stop)
@@ -218,7 +216,7 @@ def _run(command: Sequence[str], work: Path, seconds: float | None, stop: thread
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float | None, stop: threading.Event | None = None) -> bool:
-    """Whether a process has ended, waiting so long for it."""
+    """Wait up to `seconds` for a process. Returns whether it has ended."""
     until = time.monotonic() + (math.inf if seconds is None else seconds)
     while not _has_ended(process):
         if stop is not None and stop.is_set():
@@ -230,7 +228,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float | None, stop: threadi
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    # Without taking note of it: until that is done nothing else gets the number that its group has.
+    # WNOWAIT does not reap it: until it is reaped, no other process gets the number of its group.
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # where the user's process ignores SIGCHLD
@@ -238,7 +236,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, if it has not, and all that it has started, and wait for them."""
+    """End a process and everything that it has started, and wait for them."""
     try:
         if not _has_ended(process):
             _signal(process, signal.SIGTERM)
@@ -246,14 +244,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     finally:
         _signal(process, signal.SIGKILL)
         process.wait()
-        # Its children are not ours to wait for. While they die they may yet write where we are about to delete.
+        # We cannot wait for its children. While they end, they may still write to the directory that we delete next.
         until = time.monotonic() + 1
         while _signal(process, 0) and time.monotonic() < until:
             time.sleep(0.01)
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
-    """Send a signal to a whole group. Whether there was anyone to get it."""
+    """Send a signal to a whole process group. Returns whether any process got it."""
     try:
         os.killpg(process.pid, number)
     except OSError:
@@ -264,19 +262,19 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
 def _end_of_log(path: Path) -> str:
     text = ""
     with suppress(OSError), open(path, "rb") as file:
-        file.seek(max(path.stat().st_size - (1 << 16), 0))  # verbose ones are long
+        file.seek(max(path.stat().st_size - (1 << 16), 0))  # a verbose log is long
         text = file.read().decode(errors="replace")
     lines = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text).splitlines()
     shown = [f"    {line[:300].rstrip()}" for line in lines if line.strip()][-SHOWN:]
-    return "\n".join([". The end of its log:", *shown]) if shown else ", without a word."
+    return "\n".join([". The end of its log:", *shown]) if shown else ", with an empty log."
 
 
 def _kept(work: Path) -> Path:
-    """Where the directory of a run that failed stays: among the dumps, if there are any."""
+    """Return where the directory of a failed run is kept: among the dumps, if there are any."""
     if not env.DUMP_TO.get():
         return work
     dumps = Path(env.DUMP_TO.get()).expanduser()
-    with suppress(OSError):  # then it stays where it is
+    with suppress(OSError):  # if it cannot be moved, it stays in place
         dumps.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(work, dumps / work.name.replace("neuronx-", "failed-", 1)))
     return work

@@ -1,9 +1,9 @@
-"""A module as Neuron wants it: one computation without control flow, of operations that its compiler knows.
+"""Rewrite a module in the form that Neuron needs: one computation without control flow, of operations that it knows.
 
-Calls are written out where they stand, a conditional becomes both of its branches and a choice between their results,
-and a loop of a known number of rounds so many copies of its body. Composites for which the compiler has code of its own
-become custom calls of it. What remains keeps the source lines it came from. Other loops are left as they are: see
-`rules` for what will not do.
+Calls are inlined. A conditional becomes both of its branches and a select between their results. A loop with a known
+number of rounds becomes that many copies of its body. Composites for which the compiler has its own code become its
+custom calls. Every instruction keeps the source line that it came from. Other loops are left unchanged; `rules` reports
+what the compiler would refuse.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from transformers_neuronx.pyhlo.computations import remove_unreached
 from transformers_neuronx.pyhlo.hlo_pb2 import HloComputationProto, HloInstructionProto
 from transformers_neuronx.pyhlo.rewriting import RewritingScribe
 
-Value: TypeAlias = "Tensor | list[Value]"  # a tuple that was not written is a list
+Value: TypeAlias = "Tensor | list[Value]"  # a tuple without an instruction is a list
 
 
 def neuron_form(module: HloModuleProto) -> HloModuleProto:
-    """The same program for Neuron: same parameters, results and aliases. `module` stays as it is."""
+    """Return the same program for Neuron, with the same parameters, results and aliases. `module` is unchanged."""
     scribe = RewritingScribe()
     formed = scribe(_Rewriter(module, scribe)).module_proto
     _remove_unused(formed)
@@ -35,7 +35,7 @@ def neuron_form(module: HloModuleProto) -> HloModuleProto:
 
 
 class _Rewriter:
-    """A PyHLO function that writes a module anew."""
+    """A PyHLO function that writes a module in Neuron's form."""
 
     def __init__(self, module: HloModuleProto, scribe: RewritingScribe) -> None:
         self.scribe = scribe
@@ -44,7 +44,7 @@ class _Rewriter:
         self.rewriting: dict[str, Callable[..., Value]] = {
             "tuple": lambda _, *operands: list(operands),
             "get-tuple-element": self._element,
-            "opt-barrier": lambda _, operand: operand,  # it steers XLA alone
+            "opt-barrier": lambda _, operand: operand,  # it only affects XLA
             "parameter": self._parameter,
             "call": self._call,
             "conditional": self._conditional,
@@ -55,7 +55,7 @@ class _Rewriter:
         return self._written(self.computations[self.entry])
 
     def _written(self, computation: HloComputationProto, arguments: Sequence[Value] | None = None) -> Value:
-        """The result of a computation's instructions, written where we are; it has these arguments, or parameters."""
+        """Write a computation's instructions here, for these arguments or with parameters. Returns their result."""
         values: dict[int, Value] = {}
         for instruction in computation.instructions:
             if instruction.opcode == "parameter" and arguments is not None:
@@ -80,7 +80,7 @@ class _Rewriter:
         return self.scribe.copy(instruction, [_as_tensor(operand) for operand in operands], called)
 
     def _nested(self, computation: HloComputationProto) -> int:
-        """The number of what a reduction, for instance, calls."""
+        """Return the number of a called computation, such as a reduction's."""
 
         def written(_: HloScribe) -> Any:
             return self._written(computation)
@@ -88,7 +88,7 @@ class _Rewriter:
         return self.scribe.computation(written, computation.name.partition(".")[0], key=computation.id)[0]
 
     def _combined(self, instruction: HloInstructionProto) -> str:
-        """The operation that a reduction combines elements with."""
+        """Return the operation that a reduction combines elements with."""
         for number in instruction.called_computation_ids:
             computation = self.computations[number]
             return next(each.opcode for each in computation.instructions if each.id == computation.root_id)
@@ -142,10 +142,10 @@ def _chosen(predicate: Tensor, on_true: Value, on_false: Value) -> Value:
 
 
 def _remove_unused(module: HloModuleProto) -> None:
-    """Leave out what no result depends on, but for the parameters."""
+    """Remove instructions that no result depends on, except parameters."""
     entry = next(each for each in module.computations if each.id == module.entry_computation_id)
     used = {entry.root_id}
-    for instruction in reversed(entry.instructions):  # operands stand before those that use them
+    for instruction in reversed(entry.instructions):  # operands come before the instructions that use them
         if instruction.id in used or instruction.opcode == "parameter":
             used |= {instruction.id, *instruction.operand_ids}
     kept = [instruction for instruction in entry.instructions if instruction.id in used]

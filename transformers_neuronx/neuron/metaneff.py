@@ -1,4 +1,4 @@
-"""What the Neuron runtime is told of a module besides its NEFF: its inputs and outputs, in the module's own order."""
+"""What the Neuron runtime needs in addition to a NEFF: a module's inputs and outputs, in the module's own order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from transformers_neuronx.neuron.metaneff_pb2 import MetaNeff, MetaTensor
 from transformers_neuronx.pyhlo import HloModuleProto, hlo_pb2
 from transformers_neuronx.pyhlo.hlo_pb2 import ShapeProto
 
-# The runtime has fewer types. It only stores and copies, so those of as many bits do: numbers of 8 bits with a point
-# are INT8, as the original has it, although there are names for them.
+# The runtime has fewer types. It only stores and copies, so any type with the same number of bits works: 8-bit floats
+# are INT8, as in the original library, although the runtime has names for them.
 TYPES = {
     hlo_pb2.PRED: MetaTensor.UINT8,
     hlo_pb2.S8: MetaTensor.INT8,
@@ -30,9 +30,9 @@ TYPES = {
 
 
 def metaneff_of(module: HloModuleProto) -> MetaNeff:
-    """The description of a module. Raises EngineError where it has an input or output of a type that Neuron has not.
+    """Return the description of a module. Raises EngineError if Neuron lacks the type of an input or output.
 
-    A parameter whose memory an output takes is a state; of the others those are weights that were declared to be.
+    A parameter whose memory an output takes is a state. Of the others, those that were declared as weights are weights.
     """
     signature = module.host_program_shape
     results = signature.result.tuple_shapes if signature.result.element_type == hlo_pb2.TUPLE else [signature.result]
@@ -53,7 +53,7 @@ def metaneff_of(module: HloModuleProto) -> MetaNeff:
 
 
 def _weights(module: HloModuleProto) -> list[int]:
-    """The numbers of the parameters that were declared to be weights."""
+    """Return the numbers of the parameters that were declared as weights."""
     entry = next(each for each in module.computations if each.id == module.entry_computation_id)
     parameters = (each for each in entry.instructions if each.opcode == "parameter")
     return [each.parameter_number for each in parameters if WEIGHT in each.frontend_attributes.map]
@@ -62,5 +62,5 @@ def _weights(module: HloModuleProto) -> list[int]:
 def _tensor(module: HloModuleProto, name: str, shape: ShapeProto) -> MetaTensor:
     if shape.element_type not in TYPES:
         kind = hlo_pb2.PrimitiveType.Name(shape.element_type).lower()
-        raise EngineError(f"{module.name}: {name} is {kind}, and Neuron has no inputs or outputs of that type")
+        raise EngineError(f"{module.name}: {name} is {kind}, but Neuron has no inputs or outputs of that type")
     return MetaTensor(name=name.encode(), shape=shape.dimensions, data_type=TYPES[shape.element_type])

@@ -1,6 +1,6 @@
-"""Operations that Neuron's compiler does not have, as others that it has, and those of its own that it has besides.
+"""Replacements for operations that Neuron's compiler lacks, and the compiler's own custom calls for composites.
 
-A custom call's target, operands and configuration are as the frontends of Neuron write them in public.
+A custom call's target, operands and configuration are the same as in Neuron's public frontends.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Alternative = Callable[..., Tensor | tuple[Tensor, ...] | None]
 
 
 def _custom(target: str, x: Tensor, *more: Tensor, config: object = "") -> Tensor:
-    """A custom call whose result is shaped as its first operand."""
+    """Return a custom call whose result has the shape of its first operand."""
     y: Tensor = x.shape.CustomCall(x, *more, custom_call_target=target, backend_config=str(config))
     return y
 
 
 def static_ring(x: Tensor) -> Tensor:
-    """A weight, which is brought to where it is used by transfers that are set up once."""
+    """Return a weight that is brought to where it is used by transfers that are set up once."""
     return _custom("AwsNeuronTransferWithStaticRing", x)
 
 
@@ -47,7 +47,8 @@ EXCHANGED: Mapping[str, Callable[..., Tensor]] = dict(
     rms_norm=_rms_norm,
 )
 
-# Operations. A function is told what a reduction combines with, the instruction, and its operands; None is no other.
+# Operations. A function gets the operation that a reduction combines with, the instruction, and its operands. It
+# returns None if the instruction needs no replacement.
 
 
 def _is_finite(_: str, __: HloInstructionProto, x: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ def _is_finite(_: str, __: HloInstructionProto, x: Tensor) -> Tensor:
 
 
 def _log1p(_: str, __: HloInstructionProto, x: Tensor) -> Tensor:
-    """Near zero by the series of 2 artanh(x / (2 + x)): what makes up for rounding 1 + x, compilers simplify away."""
+    """Use the series of 2 artanh(x / (2 + x)) near zero. Compilers simplify away corrections for rounding 1 + x."""
     near = hlo.abs(x) < 0.5
     ratio = hlo.select(near, x, 0.0) / (hlo.select(near, x, 0.0) + 2.0)
     square, series = ratio * ratio, hlo.full(1 / 13, x.dtype, x.sizes)
@@ -76,7 +77,7 @@ def _erf(_: str, __: HloInstructionProto, x: Tensor) -> Tensor:
 
 
 def _top_k(_: str, instruction: HloInstructionProto, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of rows: the compiler looks for no more axes."""
+    """Use rows of one axis: the compiler's call supports no more axes."""
     *lead, count = x.sizes
     rows, sizes = hlo.reshape(x, -1, count), (*lead, instruction.k)
     found = [dtype[rows.sizes[0], instruction.k] for dtype in (x.dtype, dtype_named("u32"))]
@@ -88,7 +89,7 @@ def _top_k(_: str, instruction: HloInstructionProto, x: Tensor) -> tuple[Tensor,
 
 
 def _reduce(combined: str, instruction: HloInstructionProto, x: Tensor, *more: Tensor) -> Tensor | None:
-    """Of predicates: elements are combined by min, max, add and multiply, and nothing else."""
+    """Reduce predicates as integers: the compiler combines elements only by min, max, add and multiply."""
     if combined not in ("and", "or"):
         return None
     axes = list(instruction.dimensions)
@@ -97,16 +98,16 @@ def _reduce(combined: str, instruction: HloInstructionProto, x: Tensor, *more: T
 
 
 def _shift_right(_: str, __: HloInstructionProto, x: Tensor, distance: Tensor) -> Tensor | None:
-    """With signs, of 32 bits: there are no others."""
+    """Shift as s32: the compiler has arithmetic shifts only for 32 bits."""
     if x.dtype.element.bits == 32:
         return None
     return hlo.convert(hlo.shift_right(hlo.convert(x, "s32"), hlo.convert(distance, "s32")), x.dtype)
 
 
 def _places(x: Tensor, start: tuple[Tensor, ...], sizes: list[int]) -> tuple[list[int], Tensor]:
-    """The axes along which a block is smaller than `x`, and where its elements stand there, s32[…, axes].
+    """Return the axes along which a block is smaller than `x`, and its elements' positions there, s32[…, axes].
 
-    A block that would stick out is moved to the edge.
+    A block that would go past the edge is moved to it.
     """
     axes = [axis for axis, size in enumerate(sizes) if size != x.sizes[axis]]
     block = [sizes[axis] for axis in axes]
@@ -118,7 +119,7 @@ def _places(x: Tensor, start: tuple[Tensor, ...], sizes: list[int]) -> tuple[lis
 
 
 def _rows_first(rank: int, axes: list[int]) -> list[int]:
-    """The axes of a block as gathering and scattering have them: those that are indexed, then the others."""
+    """Return the axes of a block in the order of gather and scatter: the indexed ones, then the others."""
     return [*axes, *(axis for axis in range(rank) if axis not in axes)]
 
 

@@ -1,4 +1,4 @@
-"""Whether Neuron is here: asked before anything of it is imported."""
+"""Check whether Neuron is present, before anything of it is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def torch_neuronx() -> Any:
-    """`torch_neuronx`, if it is installed and there is a device for it; else None. PyPI's package is empty."""
+    """Return `torch_neuronx` if it is installed and there is a device, else None. PyPI's package is empty."""
     if not glob.glob("/dev/neuron*") or importlib.util.find_spec("torch_neuronx") is None:
         return None
     module = importlib.import_module("torch_neuronx")

@@ -1,7 +1,7 @@
-"""What `neuronx-cc` would refuse of a module, as far as public documents say, and where in the graph's code it stands.
+"""Find what `neuronx-cc` would refuse in a module, according to public documents, and the source lines that wrote it.
 
-No Neuron compiler was at hand to hold the rules to: what they let pass may be refused, and newer compilers may take
-what they find.
+The rules were never compared with a Neuron compiler. It may refuse what they accept, and newer compilers may accept
+what they report.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from transformers_neuronx.pyhlo.dtypes import ELEMENT_TYPES
 from transformers_neuronx.pyhlo.hlo_pb2 import HloComputationProto, HloInstructionProto, ShapeProto
 from transformers_neuronx.pyhlo.shapes import arrays_of, nbytes, shape_text
 
-_SEEN = frozenset({"get-tuple-element", "tuple"})  # whose arrays other instructions have made
-_ANY_OPERATION = frozenset({"element type", "64-bit integers", "64-bit id", "dynamic shape"})  # breaks these rules
+_SEEN = frozenset({"get-tuple-element", "tuple"})  # other instructions have made their arrays
+_ANY_OPERATION = frozenset({"element type", "64-bit integers", "64-bit id", "dynamic shape"})  # can break these rules
 _UNKNOWN = "Write it with operations that are known to be supported"
-_RENUMBER = "Number instructions and computations anew, from 1 on, as HloScribe does"
+_RENUMBER = "Renumber instructions and computations from 1 on, as HloScribe does"
 
 Computations = Mapping[int, HloComputationProto]
 Found = tuple[HloInstructionProto, Refusal]
@@ -42,11 +42,11 @@ Found = tuple[HloInstructionProto, Refusal]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the compiler would refuse: of an instruction, or of `count` that one line of code has written.
+    """Something that the compiler would refuse: an instruction, or `count` of them that one line of code has written.
 
-    `rule` is a short name, and `code` the compiler's own for it (NCC_…) where one is public; `where` is the line as
-    file:line, "" where the module does not say it, and `scope` as in "layer.3/attention". `message` says what is
-    wrong, `advice` what to write in its place.
+    `rule` is a short name, and `code` the compiler's own code for it (NCC_…) if one is public. `where` is `file:line`,
+    or "" if the module does not have it. `scope` is a scope such as "layer.3/attention". `message` says what is wrong,
+    and `advice` what to write instead.
     """
 
     rule: str
@@ -70,16 +70,16 @@ class Finding:
 
 
 def check(module: HloModuleProto, target: str = "neuron") -> list[Finding]:
-    """What `neuronx-cc` would refuse of `module`, as it is, for a `target`: neuron, trn1, inf2 or trn2.
+    """Return what `neuronx-cc` would refuse in `module`, unchanged, for a `target`: neuron, trn1, inf2 or trn2.
 
-    Of what one line of code has written, the same is found once. ConfigError names a target that there is not;
-    GraphError is raised for a module without an entry computation.
+    The same problem of one line of code is reported once. Raises ConfigError for an unknown target, and GraphError for
+    a module without an entry computation.
     """
     wanted, computations = target_named(target), {each.id: each for each in module.computations}
     if module.entry_computation_id not in computations:
-        raise GraphError(f"check wants a module with an entry computation, got {len(computations)} without one")
+        raise GraphError(f"check needs a module with an entry computation, got {len(computations)} without one")
     found: dict[tuple[str, ...], Finding] = {}
-    for computation in reversed(reached(module)):  # those who call first
+    for computation in reversed(reached(module)):  # callers first
         by_id = {instruction.id: instruction for instruction in computation.instructions}
         for instruction, refusal in _of_computation(module, computation, by_id, computations, wanted):
             finding = _finding(refusal, computation, instruction)
@@ -127,7 +127,7 @@ def _of_instruction(site: Site) -> Iterator[Refusal]:
     if opcode in REFUSED:
         yield REFUSED[opcode]
     elif opcode not in TAKEN:
-        yield Refusal(UNKNOWN, "is in no list of supported operations", _UNKNOWN, "NCC_EVRF001")
+        yield Refusal(UNKNOWN, "is not in any list of supported operations", _UNKNOWN, "NCC_EVRF001")
     for condition in CONDITIONS.get(opcode, ()):
         yield from condition(site)
     if opcode not in _SEEN:
@@ -143,17 +143,17 @@ def _of_shape(site: Site) -> Iterator[Refusal]:
             yield refusal._replace(message=f"{name} {refusal.message}")
     if any(any(shape.is_dynamic_dimension) or min(shape.dimensions, default=0) < 0 for shape in arrays):
         advice = "Make all sizes fixed: pad to the largest, and mask"
-        yield Refusal("dynamic shape", "has a shape that is known at run time only", advice, "NCC_EMOD025")
+        yield Refusal("dynamic shape", "has a shape that is known only at run time", advice, "NCC_EMOD025")
     for shape in arrays:
         if type_of(shape) in ELEMENT_TYPES and nbytes(shape) > LARGEST:
-            advice = "Split it: over more devices, or a smaller batch"
+            advice = "Split it over more devices, or use a smaller batch"
             yield Refusal("large array", f"makes {shape_text(shape)}, which is more than 4 GB", advice, "NCC_EVRF024")
 
 
 def _of_ids(instruction: HloInstructionProto) -> Iterator[Refusal]:
     own = (instruction.id, instruction.parameter_number, *instruction.operand_ids)
     if not _fits(*own, *instruction.called_computation_ids, *instruction.control_predecessor_ids):
-        yield Refusal("64-bit id", "has an id, or one of what it uses, of more than 32 bits", _RENUMBER)
+        yield Refusal("64-bit id", "has or uses an id of more than 32 bits", _RENUMBER)
 
 
 def _fits(*numbers: int) -> bool:
@@ -163,7 +163,7 @@ def _fits(*numbers: int) -> bool:
 def _of_aliases(
     module: HloModuleProto, root: HloInstructionProto, by_id: Mapping[int, HloInstructionProto]
 ) -> Iterator[Found]:
-    """What is wrong with results that take the memory of parameters, and with those that are parameters."""
+    """Yield what is wrong with results that take the memory of parameters, and with those that are parameters."""
     results = [by_id.get(number, root) for number in root.operand_ids] if root.opcode == "tuple" else [root]
     parameters = {each.parameter_number: each for each in by_id.values() if each.opcode == "parameter"}
     entries = module.input_output_alias.entries
@@ -177,21 +177,21 @@ def _of_aliases(
         given = _part(parameters[taken[0]].shape, taken[1:]) if taken[0] in parameters else None
         if outputs.pop(place, 0) > 1:
             advice = "Let it take the memory of one parameter only"
-            yield result, Refusal("aliasing", "is to take the memory of several parameters", advice)
+            yield result, Refusal("aliasing", "takes the memory of several parameters", advice)
         if inputs.pop(taken, 0) > 1:
-            advice = "Let one result take it only"
-            yield result, Refusal("aliasing", f"parameter {taken[0]} is to be the memory of several results", advice)
+            advice = "Let only one result take it"
+            yield result, Refusal("aliasing", f"parameter {taken[0]} gives its memory to several results", advice)
         if made is None or given is None or not _alike(made, given):
             message = f"is {_text(made)} in the memory of parameter {taken[0]}, which is {_text(given)}"
             yield result, Refusal("aliasing", message, "Let a result take the memory of a parameter of its shape")
     for result in results:
         if result.opcode == "parameter":
             advice = "Leave it out of the results, or return a copy"
-            yield result, Refusal("aliasing", "is a result of the program as it is", advice)
+            yield result, Refusal("aliasing", "is a result of the program unchanged", advice)
 
 
 def _part(shape: ShapeProto, index: tuple[int, ...]) -> ShapeProto | None:
-    """Of a tuple, the element at an index; None for one that there is not."""
+    """Return the element of a tuple at an index, or None if there is none."""
     for number in index:
         if not 0 <= number < len(shape.tuple_shapes):
             return None

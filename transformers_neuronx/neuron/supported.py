@@ -1,4 +1,4 @@
-"""What is known in public of what `neuronx-cc` takes, as tables: operations, element types, custom calls.
+"""Public knowledge of what `neuronx-cc` accepts, as tables: operations, element types, custom calls.
 
 Codes are those of the "Neuron Compiler Error Codes" in AWS's documentation of Neuron (compiler/error-codes).
 """
@@ -18,20 +18,20 @@ PUBLISHED = frozenset(
     slice sqrt subtract tanh transpose tuple
     """.split()
 )
-# Operations besides those that the original library wrote in programs that ran on Neuron (its pyhlo and hlo.py).
+# Other operations that the original library wrote in programs that ran on Neuron (its pyhlo and hlo.py).
 WRITTEN = frozenset(
     """
     all-to-all convolution copy logistic or reduce-scatter reduce-window remainder replica-id sort
     """.split()
 )
-# In neither table, but said elsewhere to compile: what JAX makes of its random bits (Threefry); collectives that the
-# guide to JAX on Neuron lists (neuron-envvars); of 32 bits, the shift of NCC_EVRF022.
+# In neither table, but reported elsewhere to compile: JAX's random bits (Threefry), collectives that the guide to JAX
+# on Neuron lists (neuron-envvars), and the shift of NCC_EVRF022 for 32 bits.
 REPORTED = frozenset("collective-permute partition-id shift-left shift-right-arithmetic xor".split())
 TAKEN = PUBLISHED | WRITTEN | REPORTED
 
 
 class Refusal(NamedTuple):
-    """Why something is refused: a short name of the rule, what is wrong, what to write in its place, and the code."""
+    """Why something is refused: a short name of the rule, what is wrong, what to write instead, and the code."""
 
     rule: str
     message: str
@@ -41,19 +41,17 @@ class Refusal(NamedTuple):
 
 OPERATION, UNKNOWN, FLOW = "unsupported operation", "unknown operation", "control flow"
 _NO = "NCC_EVRF001"  # an unsupported operator was used
-_SORT = "Keep the largest with the custom call AwsNeuronTopK"
+_SORT = "Take the largest with the custom call AwsNeuronTopK"
 
 
 def _instead(advice: str) -> Refusal:
     return Refusal(OPERATION, "is not supported", advice, _NO)
 
 
-# What stands in no table, where it is known what to write in its place.
+# Operations that are in no table, with what to write instead.
 REFUSED: Mapping[str, Refusal] = {
-    "while": Refusal(
-        FLOW, "loops are not supported", "Write the rounds one after the other, or leave the loop to the host", _NO
-    ),
-    "conditional": Refusal(FLOW, "branches are not supported", "Work out both sides, and select one", _NO),
+    "while": Refusal(FLOW, "loops are not supported", "Write the rounds one after the other, or loop on the host", _NO),
+    "conditional": Refusal(FLOW, "branches are not supported", "Compute both sides, and select one", _NO),
     "call": Refusal(FLOW, "calls are not supported", "Write the computation where it is called", _NO),
     "map": Refusal(FLOW, "calls are not supported", "Apply the operations to whole arrays", _NO),
     "topk": _instead(_SORT),
@@ -68,19 +66,19 @@ REFUSED: Mapping[str, Refusal] = {
     "round-nearest-afz": _instead("Write sign(x) * floor(abs(x) + 0.5)"),
     "reduce-precision": _instead("Convert to the narrower type and back"),
     "popcnt": _instead("Add up the bits, by shifts and masks"),
-    "count-leading-zeros": _instead("Compare with powers of two, and add up what holds"),
+    "count-leading-zeros": _instead("Compare with powers of two, and add up the results"),
     "bitcast": _instead("Write a reshape, or a bitcast-convert where the type changes"),
     "opt-barrier": _instead("Leave it out: it computes nothing"),
 }
-# Where the target has no operation that sorts.
+# For targets without an operation that sorts.
 UNSORTED = Refusal(OPERATION, "is not supported", _SORT, "NCC_EVRF029")
 
-# Data types of each NeuronCore (about-neuron/arch/neuron-features/data-types), and what the original wrote besides.
+# Data types of each NeuronCore (about-neuron/arch/neuron-features/data-types), and others that the original wrote.
 TYPES = frozenset("pred s8 s16 s32 u8 u16 u32 f16 bf16 f32".split())
-# Where the target has them. f8e4m3fn is not among them: Trainium2 takes it for f8e4m3 if it is asked to (NCC_EVRF051),
-# which ends at 240 and not at 448.
+# For targets with 8-bit floats. f8e4m3fn is not among them: Trainium2 treats it as f8e4m3 if it is asked to
+# (NCC_EVRF051), whose largest number is 240 and not 448.
 FLOAT8 = frozenset("f8e4m3 f8e5m2".split())
-# XLA's numbers of types that PyHLO does not write, but modules from elsewhere may have.
+# XLA's numbers of types that PyHLO does not write, but other modules may have.
 FOREIGN_TYPES: Mapping[int, str] = {
     23: "f8e4m3b11fnuz",
     24: "f8e5m2fnuz",
@@ -107,7 +105,7 @@ TYPE_REFUSED: Mapping[str, Refusal] = {
 }
 ANY_TYPE = Refusal("element type", _TYPE, f"Use one of {', '.join(sorted(TYPES))}", "NCC_ESPP004")
 
-# Targets of custom calls that NCC_EVRF015 and NCC_EHCA005 list.
+# Targets of custom calls, as listed by NCC_EVRF015 and NCC_EHCA005.
 CUSTOM_CALLS = frozenset(
     """
     AwsNeuronErf AwsNeuronGelu AwsNeuronGeluApprxTanh AwsNeuronGeluBackward AwsNeuronSilu AwsNeuronSiluBackward
@@ -122,24 +120,24 @@ CUSTOM_CALLS = frozenset(
 
 
 class Signature(NamedTuple):
-    """What a custom call of one operand wants of it, and the number that is its backend_config."""
+    """The types that a custom call takes as its one operand, and the number that is its backend_config."""
 
     types: frozenset[str]
     number: str
     code: str = ""
 
 
-# As the original wrote them; types of the first also by NCC_EVRF013.
+# As the original wrote them. The types of the first are also in NCC_EVRF013.
 SIGNATURES: Mapping[str, Signature] = {
     "AwsNeuronTopK": Signature(frozenset({"f32", "f16", "bf16"}), "k", "NCC_EVRF013"),
     "AwsNeuronArgMax": Signature(frozenset({"f16", "bf16", "f32", "s32", "u32"}), "axis"),
 }
 
-# What a reduction may combine by, of the table of operators.
+# Operations of the table of operators that a reduction may combine by.
 COMBINERS = frozenset("add maximum minimum multiply".split())
 
-# Made in f32, which has whole numbers to 2^24 only: by default with a warning up to Neuron 2.32, and refused after it
-# (--implicit-integer-downcast). Older chips multiply matrices of integers.
+# Computed in f32, which is exact for integers only up to 2^24. By default, this gives a warning up to Neuron 2.32, and
+# is refused in later versions (--implicit-integer-downcast). Older chips multiply matrices of integers.
 INTEGERS_IN_F32: Mapping[str, str] = {
     "dot": "NCC_EVRF035",
     "all-reduce": "NCC_EVRF061",
@@ -148,4 +146,4 @@ INTEGERS_IN_F32: Mapping[str, str] = {
 INTEGER_DOTS = frozenset({"trn1", "inf2"})
 
 LARGEST = 1 << 32  # bytes of an array: NCC_EVRF024
-MOST = 16384  # the largest k of AwsNeuronTopK: NCC_EVRF014, by an answer to issue 1339 of aws-neuron-sdk
+MOST = 16384  # the largest k of AwsNeuronTopK: NCC_EVRF014, from an answer to issue 1339 of aws-neuron-sdk

@@ -1,4 +1,4 @@
-"""The kinds of instances that programs are compiled for, and what differs between them."""
+"""The types of instances that programs are compiled for, and their differences."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from transformers_neuronx.errors import ConfigError
 
 @dataclass(frozen=True)
 class Target:
-    """What `neuronx-cc` calls a kind of instance; the tensor-parallel `degrees` that its runtime has.
+    """An instance type as `neuronx-cc` names it, with the tensor-parallel `degrees` that its runtime supports.
 
-    `float8` says whether there are numbers of 8 bits with a point, `sorts` whether there is an operation that sorts.
+    `float8` says whether it has 8-bit floats, `sorts` whether it has an operation that sorts.
     """
 
     name: str
@@ -21,8 +21,8 @@ class Target:
     sorts: bool = True
 
 
-# Degrees are of the guide to the original, which is older than Trainium2: of that, those are listed that fill its chips
-# evenly. Types and sorting are of the compiler's error codes (NCC_ESPP047, NCC_EVRF029).
+# Degrees are from the guide to the original, which is older than Trainium2. For trn2, they are those that fill its
+# chips evenly. Types and sorting are from the compiler's error codes (NCC_ESPP047, NCC_EVRF029).
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
@@ -35,8 +35,8 @@ DEFAULT = "trn1"
 
 
 def target_named(name: str) -> Target:
-    """The one called so; "neuron" is the default."""
+    """Return the target called `name`; "neuron" is the default."""
     name = DEFAULT if name == "neuron" else name
     if name not in TARGETS:
-        raise ConfigError(f"target wants to be one of neuron, {', '.join(TARGETS)}, got {name!r}")
+        raise ConfigError(f"target must be one of neuron, {', '.join(TARGETS)}, got {name!r}")
     return TARGETS[name]

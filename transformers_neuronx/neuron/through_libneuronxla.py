@@ -1,7 +1,7 @@
-"""`python -m transformers_neuronx.neuron.through_libneuronxla IN.pb OUT.neff TARGET FLAG…`: a module becomes a NEFF.
+"""Compile a module: `python -m transformers_neuronx.neuron.through_libneuronxla IN.pb OUT.neff TARGET FLAG…`.
 
-libneuronxla runs `neuronx-cc` as PyTorch's programs have it run. It is imported here alone, in a process that
-`compiling` starts and ends: what it does to a process, and what may end it, is not the user's.
+libneuronxla runs `neuronx-cc` with the options of PyTorch's programs. It is imported only here, in a process that
+`compiling` starts and ends, so what it does to its process does not affect the user's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers_neuronx.errors import EngineError
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the NEFF, whole or not at all. Whatever libneuronxla raises ends the process, with a traceback."""
+    """Write the NEFF, complete or not at all. Any error of libneuronxla ends the process with a traceback."""
     source, neff, target, *flags = arguments
     import libneuronxla
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
         cache_dir=None,
     )
     if not isinstance(data, bytes):
-        raise EngineError(f"neuron_xla_compile wants to return the bytes of a NEFF, got {type(data).__name__}")
+        raise EngineError(f"neuron_xla_compile must return the bytes of a NEFF, got {type(data).__name__}")
     files.replace(Path(neff), data)
 
 

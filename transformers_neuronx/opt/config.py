@@ -1,4 +1,4 @@
-"""What of an OPT configuration its graph and weights need."""
+"""The fields of an OPT configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""OPT as maths: learned positions, layer norms before or after attention and feed-forward (arXiv:2205.01068)."""
+"""OPT's forward pass: learned positions, layer norms before or after attention and feed-forward (arXiv:2205.01068)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""OPT's weight table. Its checkpoints have two positions more than sequences have: those before the first."""
+"""OPT's weight table. Its checkpoints have two more positions than sequences do: two before the first."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ def table(config: OPTConfig) -> list[Weight]:
 
 
 def _norm(config: OPTConfig, name: str, source: str) -> list[Weight]:
-    """Where norms have learned nothing, they multiply by ones and add zeros."""
+    """Rows of a norm; one without learned weights multiplies by ones and adds zeros."""
     h = config.hidden_size
     if config.norms_learned:
         return norm(name, source, h)
@@ -41,5 +41,5 @@ def _norm(config: OPTConfig, name: str, source: str) -> list[Weight]:
 
 
 def ignored(config: OPTConfig) -> list[str]:
-    version = r"(model\.)?decoder\.version"  # that older checkpoints carry along
+    version = r"(model\.)?decoder\.version"  # in older checkpoints
     return [version, r"lm_head\.weight"] if config.tied else [version]

@@ -1,4 +1,4 @@
-"""What of a Phi-3 configuration its graph and weights need."""
+"""The fields of a Phi-3 configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +13,6 @@ class Phi3Config(RotaryConfig):
     tied: bool = hf("tie_word_embeddings")
     window: int | None = hf("sliding_window", None)
 
-    # Transformers has the first in rope_parameters, too; Phi-4's files have the others, which nothing reads.
+    # Transformers also has the first in rope_parameters; Phi-4's files have the others, which nothing reads.
     WITHOUT_EFFECT: ClassVar = frozenset({"partial_rotary_factor", "full_attn_mod", "interpolate_factor"})
     FIXED: ClassVar = dict(attention_bias=False, mlp_bias=False, lm_head_bias=False)

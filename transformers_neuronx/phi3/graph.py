@@ -1,4 +1,4 @@
-"""Phi-3 as maths: rotary positions, for some of a head's features, grouped keys, RMS norms and a gated feed-forward."""
+"""Phi-3's forward pass: rotary positions for a part of each head, grouped keys, RMS norms, a gated feed-forward."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Phi-3's weight table. Its checkpoints hold queries, keys and values in one layer, and gate and way up in one."""
+"""Phi-3's weight table. Its checkpoints store queries, keys and values in one layer, and gate and up in another."""
 
 from transformers_neuronx.phi3.config import Phi3Config
 from transformers_neuronx.weights import COLUMNS, Weight, as_is, attention, gated_mlp, linear, norm, part, section

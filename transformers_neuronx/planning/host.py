@@ -1,4 +1,4 @@
-"""What this machine's CPU has, and what it can do, measured with the engine's own products."""
+"""Memory and processors of this machine, and its speed, measured with the engine's own products."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from transformers_neuronx.quantization import in_panels
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.weights import COLUMNS, declare, linear as rows_of_linear
 
-BYTES = 256 * 2**20  # of the matrix: more than caches hold
+BYTES = 256 * 2**20  # of the matrix: larger than the CPU's caches
 FEATURES = 4096
-MANY = 128  # rows, of which the arithmetic takes longer than reading the matrix
-SECONDS = 0.5  # that each is repeated for
+MANY = 128  # rows: enough that arithmetic takes longer than reading the matrix
+SECONDS = 0.5  # to repeat each measurement for
 
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def processors() -> int:
-    """Those that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory() -> int:
-    """Bytes that programs can have without swapping, within the limit of a container."""
+    """Return the bytes that programs can use without swapping, within the limit of a container."""
     try:
         facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         available = int(facts["MemAvailable"].split()[0]) * 1024
@@ -42,22 +42,22 @@ def available_memory() -> int:
     try:
         limit = int((CGROUP / "memory.max").read_text())
         used = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())["anon"]
-    except (OSError, ValueError, KeyError):  # there is none
+    except (OSError, ValueError, KeyError):  # no limit
         return available
     return min(available, limit - int(used))
 
 
 def rates_of_cpu(amp: str) -> tuple[float, float]:
-    """Bytes read and FLOPs done in a second, of numbers of type `amp`, by all processors: the best there is.
+    """Return the highest bytes read and FLOPs per second of all processors together, for type `amp`.
 
-    They are those of a linear layer of BYTES, for one row of activations and for MANY.
+    They are measured on a linear layer of BYTES, with one row of activations and with MANY.
     """
     runtime = get_runtime("cpu", 1)
     outputs = BYTES * 8 // element_type(amp).bits // FEATURES
     table = rows_of_linear("layer", "", outputs, FEATURES, COLUMNS, bias=False)
     table = in_panels(table, amp) if runtime.panels else table
 
-    def random(shape: tuple[int, ...]) -> Any:  # zeros are multiplied faster
+    def random(shape: tuple[int, ...]) -> Any:  # zeros would be multiplied faster
         block = np.random.default_rng(0).standard_normal(2**16).astype(element_type(amp).numpy)
         return runtime.put([np.resize(block, shape)])
 
@@ -75,7 +75,7 @@ def rates_of_cpu(amp: str) -> tuple[float, float]:
 
 
 def _least(way: Callable[[], object]) -> float:
-    """Seconds, of what is repeated for SECONDS and at least three times: the first may be slower."""
+    """Return the least seconds of repeated runs, for SECONDS and at least three times: the first may be slower."""
     taken: list[float] = []
     while len(taken) < 3 or sum(taken) < SECONDS:
         began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Where a model may run: how many cores, and of each of them memory, bandwidth and peak.
+"""Where a model may run: the number of cores, and the memory, bandwidth and peak of each.
 
-AWS's instances and NVIDIA's GPUs are as their makers publish them; what this machine's CPU can do is measured.
+Numbers of AWS's instances and NVIDIA's GPUs are as published; those of this machine's CPU are measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CPU, CUDA = "cpu", "cuda"
 
 @dataclass(frozen=True)
 class Core:
-    """What one of the devices that share a model has: bytes, bytes a second, and FLOPs a second, or None."""
+    """One of the devices that share a model: bytes, bytes per second and FLOPs per second; None if unknown."""
 
     memory: float
     bandwidth: float | None
@@ -29,9 +29,9 @@ class Core:
 
 @dataclass(frozen=True)
 class Place:
-    """Somewhere with devices for any of these `degrees`; `told` is what else people want to know of it.
+    """A place with devices for any of these `degrees`. `told` is a note on it for people.
 
-    Where devices are only parts of one, as the CPU's are, any degree will do: `core` is what they have `together`.
+    If the devices are parts of one, as on the CPU, any degree is possible, and `core` is all of them `together`.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Place:
     together: bool = False
 
     def share(self, degree: int) -> Core:
-        """What each of so many devices has."""
+        """Return what each of `degree` devices has."""
         return Core(*(value and value / degree for value in astuple(self.core))) if self.together else self.core
 
 
 class Chip(NamedTuple):
-    """One accelerator: its cores, bytes, bytes a second, dense FLOPs a second in 16 bits and in f32."""
+    """One accelerator: cores, bytes, bytes per second, and dense FLOPs per second in 16 bits and in f32."""
 
     cores: int
     memory: float
@@ -59,12 +59,12 @@ class Chip(NamedTuple):
         return Core(self.memory / self.cores, self.bandwidth / self.cores, peak / self.cores)
 
 
-# Of the Neuron documentation's pages on Trainium, Inferentia2 and Trainium2. A chip of the first generation is two
-# cores with 16 GiB each; one of the second eight, which are used in pairs by default: four logical ones with 24 GiB.
+# From the Neuron documentation's pages on Trainium, Inferentia2 and Trainium2. A chip of the first generation has two
+# cores with 16 GiB each. One of the second has eight, used in pairs by default: four logical cores with 24 GiB each.
 FIRST = Chip(2, 32 * GIB, 0.82e12, 190e12, 47.5e12)
 SECOND = Chip(4, 96 * GIB, 2.9e12, 667e12, 181e12)
 
-INSTANCES: Mapping[str, tuple[Chip, int, str]] = {  # with so many cores, as the compiler calls them
+INSTANCES: Mapping[str, tuple[Chip, int, str]] = {  # chip, number of cores, the compiler's name
     "inf2.xlarge": (FIRST, 2, "inf2"),
     "inf2.8xlarge": (FIRST, 2, "inf2"),
     "inf2.24xlarge": (FIRST, 12, "inf2"),
@@ -75,8 +75,8 @@ INSTANCES: Mapping[str, tuple[Chip, int, str]] = {  # with so many cores, as the
     "trn2.48xlarge": (SECOND, 64, "trn2"),
 }
 
-# Of NVIDIA's data sheets, without sparsity, f32 as TF32 where there is that, by what nvidia-smi calls them
-# after the maker. What memory is free is asked for, so none stands here.
+# From NVIDIA's data sheets, without sparsity, with TF32 for f32 where available. Keys are nvidia-smi's names after
+# "NVIDIA". Memory is 0 here: nvidia-smi says how much is free.
 GPUS: Mapping[str, Chip] = {
     "H200": Chip(1, 0, 4.8e12, 989e12, 494e12),
     "H100 80GB HBM3": Chip(1, 0, 3.35e12, 989e12, 494e12),
@@ -92,21 +92,21 @@ GPUS: Mapping[str, Chip] = {
 
 
 def instance(name: str, amp: str) -> Place:
-    """An instance of AWS's by its name, one of INSTANCES, for a model with activations of this type."""
+    """Return an AWS instance by name, one of INSTANCES, for a model with activations of this type."""
     chip, cores, target = INSTANCES[name]
     return Place(name, tuple(degree for degree in TARGETS[target].degrees if degree <= cores), chip.core(amp))
 
 
 def cpu(amp: str) -> Place:
-    """The processor here, with what memory is free, and rates that are measured now."""
+    """Return this machine's CPU, with the memory that is free, and rates that are measured now."""
     bandwidth, peak = rates_of_cpu(amp)
     rates = f"{scaled(bandwidth, 'B/s')} and {scaled(peak, 'FLOP/s')} measured with a linear layer in {amp}"
-    told = f"{processors()} processors, memory that is free; {rates}"
+    told = f"{processors()} processors, memory free now; {rates}"
     return Place(CPU, (1,), Core(available_memory(), bandwidth, peak), told, together=True)
 
 
 def cuda(amp: str) -> Place | None:
-    """The GPUs here, or None: as many as there are of the first one's kind, with what is free on all of them."""
+    """Return this machine's GPUs of the same kind as the first, with the memory that is free on each; or None."""
     command = ["nvidia-smi", "--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -119,7 +119,7 @@ def cuda(amp: str) -> Place | None:
     name = gpus[0][0]
     chip = next((chip for part, chip in GPUS.items() if f" {part} " in f" {name} "), None)
     core = replace(chip.core(amp), memory=min(alike)) if chip else Core(min(alike), None, None)
-    told = f"{len(alike)} × {name}, memory that is free" + ("" if chip else "; its speed is not known")
+    told = f"{len(alike)} × {name}, memory free now" + ("" if chip else "; its speed is unknown")
     return Place(CUDA, tuple(range(1, len(alike) + 1)), core, told)
 
 
@@ -128,5 +128,5 @@ NAMES = (*HERE, *INSTANCES)
 
 
 def place(name: str, amp: str) -> Place | None:
-    """The place of this name, one of NAMES; None if this machine has none."""
+    """Return the place with this name, one of NAMES; None if this machine does not have it."""
     return HERE[name](amp) if name in HERE else instance(name, amp)

@@ -1,6 +1,7 @@
 """Whether a model fits, where, and how fast it can be at best, from its configuration alone.
 
-What a device needs is what `inspection` counts of the programs that are written for it; nothing is read or compiled.
+What a device needs is counted by `inspection` from the programs written for it; no weights are read, and nothing is
+compiled.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from transformers_neuronx.runtimes.base import Runtime
 
 @dataclass(frozen=True)
 class Work:
-    """Bytes that a device's operations move, and FLOPs of its products, in one step: as `inspection` counts them."""
+    """Bytes that a device's operations move in one step, and FLOPs of its products, as `inspection` counts them."""
 
     bytes: int
     flops: int
 
     def seconds(self, core: Core) -> float | None:
-        """The roofline: memory or arithmetic at its best, whichever takes longer. None where that is not known."""
+        """Return the roofline time: memory or arithmetic at full speed, whichever takes longer. None if unknown."""
         if core.bandwidth is None or core.peak is None:
             return None
         return max(self.bytes / core.bandwidth, self.flops / core.peak)
@@ -39,13 +40,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Needs:
-    """What each of the devices has to hold, in bytes, and do: for a token of each sequence, and for prompts."""
+    """What each device must hold, in bytes, and compute: for one token of each sequence, and for prompts."""
 
     weights: int
     caches: int
     temporaries: int
     token: Work
-    prompt: Work | None  # where prompts go in token by token
+    prompt: Work | None  # None if prompts go in token by token
 
     @property
     def total(self) -> int:
@@ -55,9 +56,9 @@ class Needs:
 
 @dataclass(frozen=True)
 class Fit:
-    """A place and a degree. Bytes are one device's, which has `memory`; seconds are the roofline's.
+    """A model at a place and a degree. Bytes are for one device, which has `memory`. Seconds are roofline times.
 
-    Without `needs`, the place has no such degree.
+    `needs` is None if the place does not support the degree.
     """
 
     place: str
@@ -69,20 +70,20 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether there is such a degree, and memory for what it needs."""
+        """Whether the place supports the degree, and has enough memory."""
         return self.needs is not None and self.needs.total <= self.memory
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return asdict(self) | dict(fits=self.fits)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model at some places.
+    """A model at several places.
 
-    `prompts` are how many go in at once, and up to how many tokens of each. `heads_by_degree` are how many of the
-    model's `heads` there are with those of zeros that make a degree divide them.
+    `prompts` are the number of prompts read at once, and the most tokens of each. `heads_by_degree` is the number of
+    heads at each degree: the model's `heads`, padded with zeros so that the degree divides them.
     """
 
     family: str
@@ -98,7 +99,7 @@ class Plan:
     fits: list[Fit]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return asdict(self) | dict(fits=[fit.as_dict() for fit in self.fits])
 
     def __str__(self) -> str:
@@ -106,7 +107,7 @@ class Plan:
 
 
 class Planner:
-    """Plans for one model, which has no weights and is on no device."""
+    """Makes plans for one model, which has no weights and is on no device."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -116,7 +117,7 @@ class Planner:
         self._written = functools.cache(self._write)
 
     def plan(self, places: Sequence[Place], degree: int | None = None, all_degrees: bool = False) -> Plan:
-        """How it fits each place: at this degree, at all of the place with `all_degrees`, or at the least that fits."""
+        """Plan for each place at this degree, at all its degrees with `all_degrees`, or at the smallest that fits."""
         fits = [fit for place in places for fit in self._fits(place, degree, all_degrees)]
         options, heads = self.options, self.model.config.attention_heads
         degrees = sorted({each for place in places for each in (place.degrees if degree is None else [degree])})
@@ -136,7 +137,7 @@ class Planner:
         )
 
     def fit(self, place: Place, degree: int) -> Fit:
-        """At one place, on so many devices."""
+        """Return how it fits at one place, on `degree` devices."""
         core = place.share(degree)
         if degree not in place.degrees and not place.together:
             return Fit(place.name, degree, int(core.memory), None)
@@ -153,14 +154,14 @@ class Planner:
         return [next(found, None) or self.fit(place, place.degrees[-1])]
 
     def needs(self, degree: int, on_cpu: bool = False) -> Needs:
-        """Of each of so many devices, on this machine's CPU or where there are no kernels."""
+        """Return the needs of each of `degree` devices, on this machine's CPU or on devices without kernels."""
         decoder, facts = self._written(degree, on_cpu)
         segments = decoder.programs.segments
         token = _work(decoder, facts, lambda key: isinstance(key, StepKey) and key.active == 1)
         reads: type[EncodeKey] | type[StepKey] = EncodeKey if self.options.buckets.sources else StepKey
         prompt = _work(decoder, facts, lambda key: isinstance(key, reads) and getattr(key, "active", 0) != 1)
         assert token is not None
-        # Logits of all tokens of a prompt are for those who ask for them.
+        # Logits of all tokens of a prompt are computed on request only.
         heads = {
             program_name(key, segment)
             for key in decoder.planned()
@@ -171,7 +172,7 @@ class Planner:
         return Needs(facts.weight_bytes, facts.caches, temporaries, token, prompt)
 
     def _write(self, degree: int, on_cpu: bool = False) -> tuple[Decoder, ModelFacts]:
-        """The programs."""
+        """Write the programs, and return their decoder and facts."""
         options = replace(self.options, tp_degree=degree)
         runtime: Runtime = get_runtime(CPU, degree) if on_cpu else absent_runtime(degree)
         decoder = self.model.engine(self.model.family, self.model.config, runtime, options)
@@ -179,7 +180,7 @@ class Planner:
 
 
 def _work(decoder: Decoder, facts: ModelFacts, wanted: Callable[[ProgramKey], bool]) -> Work | None:
-    """Of the programs of one step; None if there are none."""
+    """Return the work of the selected programs of one step; None if there are none."""
     segments = decoder.programs.segments
     names = {program_name(key, segment) for key in decoder.planned() if wanted(key) for segment in segments(key)}
     programs = [program for program in facts.programs if program.name in names]

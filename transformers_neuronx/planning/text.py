@@ -11,23 +11,23 @@ Facts = Mapping[str, Any]
 LINE = "{:14}{:>3}{:>10}{:>9}{:>9}{:>9}  {:5}{:>9}{:>9}"
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 ESTIMATED = (
-    "Bytes are of each device. Temporaries are an estimate, of how XLA would lay out what a program works with; "
-    "neuronx-cc decides that for itself."
+    "Bytes are per device. Temporaries are an estimate of the working memory that XLA would need; neuronx-cc may need "
+    "more or less."
 )
 ROOFLINE = (
-    "Times are the roofline's: the bytes that operations move at full bandwidth, or their products at the peak, "
-    "whichever takes longer, and nothing for sums over devices. A token is the last of every sequence."
+    "Times are those of a roofline: moving bytes at full bandwidth, or products at peak FLOPs, whichever takes longer, "
+    "without sums over devices. The time of a token is for the last token of every sequence."
 )
 
 
 def plan_text(facts: Facts) -> str:
-    """What is planned, a line for each place and degree, and what to know about them."""
+    """Format a plan: a heading, a line for each place and degree, and notes."""
     quant = f", weights in {facts['quant']}" if facts["quant"] else ""
     rows, tokens = facts["prompts"]
-    prompts = f"prompts of {tokens} tokens, {rows} at once" if tokens > 1 else "prompts token by token"
+    prompts = f"prompts of {tokens} tokens, {rows} at a time" if tokens > 1 else "prompts token by token"
     head = f"{facts['family']}, {facts['parameters']:,} parameters, {facts['amp']}{quant}: "
     head += f"batch size {facts['batch_size']}, {facts['positions']} positions, {prompts}"
-    heads = "place", "tp", "weights", "caches", "temp.", "of", "fits", "a token", "prompt"
+    heads = "place", "tp", "weights", "caches", "temp.", "memory", "fits", "token", "prompt"
     lines = [wrapped(head), "", LINE.format(*heads).rstrip(), *map(_line, facts["fits"]), ""]
     lines += map(wrapped, _notes(facts))
     return "\n".join(lines)
@@ -61,8 +61,8 @@ def _notes(facts: Facts) -> Iterator[str]:
     if padded := {degree: count for degree, count in there.items() if count != heads}:
         divisors = _listed(degree for degree in there if degree not in padded)
         yield (
-            f"{heads} heads: tp {_listed(padded)} does not divide them, and heads of zeros make them "
-            f"{_listed(padded.values())}. The guide to the original wants a degree that does"
+            f"{heads} heads: tp {_listed(padded)} does not divide them, so they are padded to "
+            f"{_listed(padded.values())}. The original library's guide asks for a degree that does"
             + (f": {divisors}." if divisors else ".")
         )
 

@@ -1,4 +1,4 @@
-"""Which computations of a module are in use."""
+"""The computations of a module that are in use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from transformers_neuronx.pyhlo.hlo_pb2 import HloComputationProto, HloModulePro
 
 
 def reached(module: HloModuleProto) -> list[HloComputationProto]:
-    """The entry computation and all that are called from there, in the module's order.
+    """Return the entry computation and all that it calls, directly or not, in the module's order.
 
-    What is called and is not there is passed over.
+    Calls of missing computations are ignored.
     """
     by_id = {computation.id: computation for computation in module.computations}
     numbers, waiting = set(), [module.entry_computation_id]
@@ -21,7 +21,7 @@ def reached(module: HloModuleProto) -> list[HloComputationProto]:
 
 
 def remove_unreached(module: HloModuleProto) -> None:
-    """Leave out the computations that nothing calls any more."""
+    """Remove the computations that nothing calls."""
     kept = reached(module)
     del module.computations[:]
     module.computations.extend(kept)

@@ -1,6 +1,6 @@
-"""The one table of element types: HLO name, HLO number, NumPy type, PyTorch type.
+"""The table of element types: HLO name, HLO number, NumPy type, PyTorch type.
 
-Torch is looked up by name and only when asked for, so that graphs can be written and compiled without importing it.
+PyTorch types are looked up by name on demand, so that graphs can be written and compiled without importing torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ElementType(NamedTuple):
-    """`bits` is the width on the device; NumPy keeps s4 and u4 in a byte each."""
+    """An element type. `bits` is its width on the device; NumPy stores s4 and u4 in one byte each."""
 
     name: str
     number: int
@@ -63,14 +63,14 @@ INTEGERS = frozenset(name for name in ELEMENT_TYPES if name[0] in "su")
 
 
 def element_type(name: str) -> ElementType:
-    """The row called `name`, for instance "bf16"."""
+    """Return the row of the type `name`, such as "bf16"."""
     if name not in ELEMENT_TYPES:
-        raise GraphError(f"unknown element type {name!r}; there are {', '.join(ELEMENT_TYPES)}")
+        raise GraphError(f"unknown element type {name!r}; expected one of {', '.join(ELEMENT_TYPES)}")
     return ELEMENT_TYPES[name]
 
 
 def limits(name: str) -> tuple[float, float]:
-    """The smallest and the largest value that the type called `name` holds, infinities included where it has them."""
+    """Return the smallest and the largest value of the type `name`; they are infinite if the type has infinities."""
     row = element_type(name)
     if name == "pred":
         return False, True
@@ -84,21 +84,21 @@ def limits(name: str) -> tuple[float, float]:
 
 
 def from_numpy(dtype: Any) -> ElementType:
-    """The row that holds NumPy's `dtype`."""
+    """Return the row of NumPy's `dtype`."""
     if (row := _BY_NUMPY.get(np.dtype(dtype))) is None:
         raise GraphError(f"no HLO element type holds NumPy's {np.dtype(dtype)}")
     return row
 
 
 def from_torch(dtype: torch.dtype) -> ElementType:
-    """The row that holds PyTorch's `dtype`."""
+    """Return the row of PyTorch's `dtype`."""
     if (row := _BY_TORCH.get(str(dtype).removeprefix("torch."))) is None:
         raise GraphError(f"no HLO element type holds {dtype}")
     return row
 
 
 def to_torch(name: str) -> torch.dtype:
-    """PyTorch's type for the HLO type called `name`."""
+    """Return PyTorch's type for the HLO type `name`."""
     import torch
 
     row = element_type(name)
@@ -110,7 +110,7 @@ def to_torch(name: str) -> torch.dtype:
 
 
 def torch_to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A NumPy view of a contiguous CPU tensor, also for the types that PyTorch itself will not hand to NumPy."""
+    """View a contiguous CPU tensor as a NumPy array, also for types that PyTorch cannot convert."""
     import torch
 
     row = from_torch(tensor.dtype)
@@ -122,7 +122,7 @@ def torch_to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def numpy_to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A tensor over the memory of `array`, also for the types that PyTorch itself will not take from NumPy."""
+    """View `array` as a tensor, also for types that PyTorch cannot convert."""
     import torch
 
     row = from_numpy(array.dtype)

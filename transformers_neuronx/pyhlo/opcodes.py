@@ -1,4 +1,4 @@
-"""The one table of opcodes: the name a PyHLO function writes, and the name XLA's wire format has for it."""
+"""The table of opcodes: the name in PyHLO functions, and the name in XLA's wire format."""
 
 OPCODES: dict[str, str] = {
     # elementwise, one operand
@@ -49,7 +49,7 @@ OPCODES: dict[str, str] = {
     "ShiftRightLogical": "shift-right-logical",
     "Subtract": "subtract",
     "Xor": "xor",
-    # values out of nothing
+    # constants, parameters and random numbers
     "Constant": "constant",
     "Iota": "iota",
     "Parameter": "parameter",
@@ -68,7 +68,7 @@ OPCODES: dict[str, str] = {
     "Scatter": "scatter",
     "Slice": "slice",
     "Transpose": "transpose",
-    # contraction, reduction, order
+    # contraction, reduction, sorting
     "BatchNormInference": "batch-norm-inference",
     "BatchNormTraining": "batch-norm-training",
     "Convolution": "convolution",

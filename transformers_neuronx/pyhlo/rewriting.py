@@ -1,4 +1,4 @@
-"""A scribe that takes instructions over from other modules: what writes a module anew in another form."""
+"""A scribe that copies instructions from other modules, to rewrite a module in another form."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from transformers_neuronx.pyhlo.scribe import HloScribe, Shape, Tensor, TupleSha
 
 
 def shape_of(proto: hlo_pb2.ShapeProto) -> Shape | TupleShape:
-    """A shape from the wire."""
+    """Read a shape from the wire format."""
     if proto.element_type == hlo_pb2.TUPLE:
         return TupleShape(tuple(map(shape_of, proto.tuple_shapes)))
     return dtype_named(hlo_pb2.PrimitiveType.Name(proto.element_type).lower())[proto.dimensions]
 
 
 class RewritingScribe(HloScribe):
-    """Writes as a scribe does, and copies besides."""
+    """A scribe that can also copy instructions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class RewritingScribe(HloScribe):
 
     @contextmanager
     def source(self, metadata: hlo_pb2.OpMetadata) -> Iterator[None]:
-        """What is written inside says that it comes from there."""
+        """Give this metadata to the instructions written inside."""
         before, self._metadata = self._metadata, metadata
         try:
             yield
@@ -42,7 +42,7 @@ class RewritingScribe(HloScribe):
     def copy(
         self, instruction: hlo_pb2.HloInstructionProto, operands: Sequence[Tensor], called: Sequence[int] = ()
     ) -> Tensor:
-        """Append an instruction of another module; `called` are the ids that its computations have in this one."""
+        """Append an instruction of another module; `called` are the ids of its computations in this module."""
         self._last_id += 1
         proto = hlo_pb2.HloInstructionProto()
         proto.CopyFrom(instruction)

@@ -1,8 +1,8 @@
-"""Writes what a PyHLO function does into an HloModuleProto.
+"""Writes PyHLO functions as an HloModuleProto.
 
 `dtype[sizes].Op(*operands, **fields)` appends one instruction; `fields` are those of the wire format. The scribe
-owns names, ids, nested computations, aliases and source lines. It knows no shape rule: the caller says what comes
-out, as in `f32[8, 16].Dot(a, b, ...)`; `hlo.py` is where shapes follow from operands.
+manages names, ids, nested computations, aliases and source lines. It has no shape rules: the caller gives the shape
+of the result, as in `f32[8, 16].Dot(a, b, ...)`. The functions of `hlo` infer it from the operands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers_neuronx.pyhlo.opcodes import OPCODES
 
 _ACTIVE: ContextVar[HloScribe] = ContextVar("the scribe that is being written to")
 _BUILDER_CODE = tuple(str(Path(__file__).parents[1] / name) for name in ("pyhlo", "hlo", "compiler.py"))
-# How the wire format stores the elements of a literal; what is not named here goes as raw bytes.
+# Types whose literals the wire format stores element by element; all others are stored as raw bytes.
 _LISTED = {"pred", "s32", "s64", "u32", "u64", "f32", "f64"}
 
 Written = tuple[int, Union["Shape", "TupleShape"]]  # a computation's id and the shape of its output
@@ -35,7 +35,7 @@ Capture = Callable[["Tensor"], "Tensor"]
 
 
 def active_scribe() -> HloScribe:
-    """The scribe of the PyHLO function that is being run."""
+    """Return the scribe of the PyHLO function that is running."""
     try:
         return _ACTIVE.get()
     except LookupError:
@@ -45,7 +45,7 @@ def active_scribe() -> HloScribe:
 
 
 class DType:
-    """An element type that sizes can be hung on: `f32[8, 16]` is a shape, `f32.Op(...)` makes a scalar."""
+    """An element type: `f32[8, 16]` is a shape, `f32.Op(...)` writes an operation with a scalar result."""
 
     def __init__(self, element: ElementType) -> None:
         self.element = element
@@ -68,7 +68,7 @@ _DTYPES = {name: DType(row) for name, row in ELEMENT_TYPES.items()}
 
 
 def dtype_named(name: str) -> DType:
-    """The element type called `name`, for instance "f32"; the same object in every graph."""
+    """Return the element type `name`, such as "f32"; it is the same object in every graph."""
     return _DTYPES[element_type(name).name]
 
 
@@ -77,7 +77,7 @@ class Shape:
 
     def __init__(self, dtype: DType, sizes: tuple[int, ...]) -> None:
         if any(not isinstance(size, int | np.integer) or size < 0 for size in sizes):
-            raise GraphError(f"{dtype.name}{list(sizes)} wants sizes that are integers, none negative")
+            raise GraphError(f"{dtype.name}{list(sizes)}: sizes must be integers that are not negative")
         self.dtype = dtype
         self.sizes = tuple(int(size) for size in sizes)
 
@@ -88,7 +88,7 @@ class Shape:
         return f"{self.dtype.name}[{','.join(map(str, self.sizes))}]"
 
     def proto(self) -> hlo_pb2.ShapeProto:
-        """On the wire, its last axis the fastest."""
+        """Return the shape in the wire format, in row-major order."""
         return hlo_pb2.ShapeProto(
             element_type=self.dtype.element.number,  # type: ignore[arg-type]
             dimensions=self.sizes,
@@ -98,7 +98,7 @@ class Shape:
 
 
 class TupleShape:
-    """The shape of several values at once; `.Tuple(*tensors)` makes one."""
+    """The shape of a tuple; `.Tuple(*tensors)` writes one."""
 
     def __init__(self, shapes: tuple[Shape | TupleShape, ...]) -> None:
         self.shapes = shapes
@@ -110,7 +110,7 @@ class TupleShape:
         return f"({', '.join(map(repr, self.shapes))})"
 
     def proto(self) -> hlo_pb2.ShapeProto:
-        """On the wire."""
+        """Return the shape in the wire format."""
         return hlo_pb2.ShapeProto(element_type=hlo_pb2.TUPLE, tuple_shapes=[s.proto() for s in self.shapes])
 
 
@@ -119,8 +119,8 @@ def _instruction_writer(shape: Shape | TupleShape, op: str) -> Callable[..., Ten
         raise AttributeError(op)
     if op not in OPCODES:
         near = difflib.get_close_matches(op, OPCODES, n=1)
-        # An AttributeError, because Python asks objects for all sorts of names.
-        raise AttributeError(f"{shape!r} has no operation {op!r}" + (f"; is it {near[0]!r}?" if near else ""))
+        # An AttributeError, because Python looks up many names on objects.
+        raise AttributeError(f"{shape!r} has no operation {op!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     return partial(_write, shape, op)
 
 
@@ -129,7 +129,7 @@ def _write(shape: Shape | TupleShape, op: str, *operands: Tensor, **fields: Any)
 
 
 class Tensor:
-    """One instruction's value. Arithmetic operators are bound by `hlo`, which owns their shape rules."""
+    """The value of one instruction. `hlo` adds the arithmetic operators, with their shape rules."""
 
     def __init__(
         self,
@@ -143,17 +143,17 @@ class Tensor:
 
     @property
     def dtype(self) -> DType:
-        """Of its elements. GraphError for a tuple."""
+        """Element type. GraphError for a tuple."""
         return self._array_shape.dtype
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of its axes. GraphError for a tuple."""
+        """Sizes of the axes. GraphError for a tuple."""
         return self._array_shape.sizes
 
     @property
     def shape_proto(self) -> hlo_pb2.ShapeProto:
-        """Its shape on the wire."""
+        """Shape in the wire format."""
         return self.proto.shape
 
     @property
@@ -163,7 +163,7 @@ class Tensor:
         return self.shape
 
     def set_alias_to(self, parameter: Tensor, must: bool = False) -> None:
-        """Ask that this output of the module reuses the memory of `parameter`; with `must`, insist on it."""
+        """Let this output of the module reuse the memory of `parameter`; with `must`, require it."""
         self.scribe.aliases.append((self, parameter, must))
 
     def __repr__(self) -> str:
@@ -192,14 +192,14 @@ class Tensor:
 
 
 class HloScribe:
-    """Runs a PyHLO function and keeps what it wrote: `HloScribe()(function).module_proto`.
+    """Runs a PyHLO function and holds the module it writes: `HloScribe()(function).module_proto`.
 
-    `function(scribe)` gets its inputs by writing `Parameter`s and returns its output: a tensor, or several of them,
+    `function(scribe)` gets its inputs by writing `Parameter`s and returns its output: a tensor, or several tensors,
     which become a tuple.
     """
 
     def __init__(self, *_ignored: Any) -> None:
-        # The original's first argument chose a serialization; there is one here.
+        # The original's first argument chose a serialization; here there is only one.
         self.module_proto = hlo_pb2.HloModuleProto()
         self.aliases: list[tuple[Tensor, Tensor, bool]] = []
         self._open: list[list[hlo_pb2.HloInstructionProto]] = []
@@ -211,14 +211,14 @@ class HloScribe:
     def __getattr__(self, name: str) -> DType:
         if name in _DTYPES:
             return _DTYPES[name]
-        raise AttributeError(f"the scribe has no element type {name!r}; there are {', '.join(_DTYPES)}")
+        raise AttributeError(f"the scribe has no element type {name!r}; expected one of {', '.join(_DTYPES)}")
 
     def get_dtype(self, name: str) -> DType:
-        """As the attribute of that name: `f32`. GraphError where there is no such type."""
+        """Return the element type `name`, as the attribute of that name does. GraphError if there is none."""
         return dtype_named(name)
 
     def tuple(self, *shapes: Shape | TupleShape) -> TupleShape:
-        """The shape whose `.Tuple(*tensors)` is what a function of several results returns."""
+        """Return a tuple's shape; a function with several results returns its `.Tuple(*tensors)`."""
         return TupleShape(shapes)
 
     def __call__(self, function: Function) -> HloScribe:
@@ -234,18 +234,18 @@ class HloScribe:
         module.host_program_shape.CopyFrom(computation.program_shape)
         for tensor, parameter, must in self.aliases:
             if parameter.proto.opcode != "parameter":
-                raise GraphError(f"set_alias_to wants a parameter of the module, got {parameter!r}")
+                raise GraphError(f"set_alias_to needs a parameter of the module, got {parameter!r}")
             module.input_output_alias.entries.add(
                 output_shape_index=_output_index(root, tensor),
                 parameter_number=parameter.proto.parameter_number,
                 kind=hlo_pb2.MUST_ALIAS if must else hlo_pb2.MAY_ALIAS,
             )
-        self.aliases.clear()  # tensors, which hold the scribe: no reference may go round
+        self.aliases.clear()  # tensors refer to the scribe: avoid a reference cycle
         return self
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Instructions written inside carry `name` in their metadata, as in "layer.3/attention"."""
+        """Add `name` to the metadata of the instructions written inside, as in "layer.3/attention"."""
         self._scopes.append(name)
         try:
             yield
@@ -255,9 +255,9 @@ class HloScribe:
     def computation(
         self, function: Function, name: str, key: Hashable = None, capture: Capture | None = None
     ) -> Written:
-        """Write a nested computation; its id and output shape. The same `key` is written once in a module.
+        """Write a nested computation and return its id and output shape. Each `key` is written once in a module.
 
-        `capture` says what stands, inside, for a tensor of a computation around it; without it there is no such use.
+        `capture` maps a tensor of an enclosing computation to one inside; without it, using such a tensor is an error.
         """
         if key is not None and key in self._written:
             return self._written[key]
@@ -267,7 +267,7 @@ class HloScribe:
         return proto.id, root.shape
 
     def write(self, shape: Shape | TupleShape, op: str, operands: Sequence[Tensor], fields: dict[str, Any]) -> Tensor:
-        """Append one instruction to the computation that is open; see the class for what `fields` may be."""
+        """Append one instruction to the open computation; `fields` are those of the wire format."""
         operands = [self.inside(op, operand) for operand in operands]
         called = self._called_computations(op, fields)
         name = fields.pop("name", None)
@@ -288,7 +288,7 @@ class HloScribe:
                 **fields,
             )
         except (TypeError, ValueError) as error:
-            raise GraphError(f"{shape!r}.{op} got a field that the wire format does not take: {error}") from error
+            raise GraphError(f"{shape!r}.{op} got a field that the wire format does not accept: {error}") from error
         proto.metadata.op_type = op
         proto.metadata.op_name = "/".join([*self._scopes, name or opcode])
         proto.metadata.source_file, proto.metadata.source_line = _caller()
@@ -296,14 +296,14 @@ class HloScribe:
         return Tensor(self, shape, proto, self._open[-1])
 
     def inside(self, op: str, operand: Tensor) -> Tensor:
-        """The operand in the computation that is open."""
+        """Return the operand as a tensor of the open computation."""
         if not isinstance(operand, Tensor) or operand.scribe is not self:
-            raise GraphError(f"{op} wants tensors of the graph that is being written, got {operand!r}")
+            raise GraphError(f"{op} needs tensors of the graph that is being written, got {operand!r}")
         if operand.computation is self._open[-1]:
             return operand
         capture = self._captures[-1]
         if capture is None or not any(operand.computation is around for around in self._open):
-            raise GraphError(f"{op} wants tensors of the computation that is being written, got {operand!r}")
+            raise GraphError(f"{op} needs tensors of the computation that is being written, got {operand!r}")
         return capture(operand)
 
     def _called_computations(self, op: str, fields: dict[str, Any]) -> list[int]:
@@ -321,14 +321,14 @@ class HloScribe:
         instructions: list[hlo_pb2.HloInstructionProto] = []
         self._open.append(instructions)
         self._captures.append(capture)
-        # XLA puts the caller's scope before those of a computation that it inlines.
+        # XLA prefixes the caller's scope when it inlines a computation.
         scopes, self._scopes = self._scopes, []
         try:
             root = function(self)
             if isinstance(root, list | tuple):
                 root = self.tuple(*(tensor.shape for tensor in root)).Tuple(*root)
             if not isinstance(root, Tensor):
-                raise GraphError(f"{name} wants to return a tensor or several, got {root!r}")
+                raise GraphError(f"{name} must return one tensor or several, got {root!r}")
             root = self.inside(name, root)
         finally:
             self._open.pop()
@@ -347,7 +347,7 @@ def _program_shape(
 ) -> hlo_pb2.ProgramShapeProto:
     parameters = sorted((i for i in instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
     if (numbers := [p.parameter_number for p in parameters]) != list(range(len(parameters))):
-        raise GraphError(f"{name} wants parameter numbers 0, 1, 2, … without gaps or repeats, got {numbers}")
+        raise GraphError(f"{name} needs parameter numbers 0, 1, 2, … without gaps or repeats, got {numbers}")
     return hlo_pb2.ProgramShapeProto(
         parameters=[p.shape for p in parameters],
         parameter_names=[p.name for p in parameters],
@@ -360,26 +360,26 @@ def _output_index(root: Tensor, tensor: Tensor) -> list[int]:
         return []
     outputs = list(root.proto.operand_ids) if root.proto.opcode == "tuple" else []
     if tensor.proto.id not in outputs:
-        raise GraphError(f"set_alias_to wants an output of the module, but {tensor!r} is not one")
+        raise GraphError(f"set_alias_to needs an output of the module, got {tensor!r}")
     return [outputs.index(tensor.proto.id)]
 
 
 def _literal(shape: Shape | TupleShape, fields: dict[str, Any]) -> hlo_pb2.LiteralProto:
-    """The literal of a constant, from `constant_value` (anything NumPy takes) or from `literal`, a ready message."""
+    """Make a constant's literal from `constant_value` (anything NumPy accepts) or `literal`, a complete message."""
     literal = fields.pop("literal", None)
     if isinstance(literal, hlo_pb2.LiteralProto):
         return literal
     if isinstance(literal, dict):
         return hlo_pb2.LiteralProto(**{"shape": shape.proto(), **literal})
     if isinstance(shape, TupleShape):
-        raise GraphError(f"Constant wants one array, got the tuple {shape!r}: make a Tuple of constants")
+        raise GraphError(f"Constant needs one array, got the tuple {shape!r}: make a Tuple of constants")
     if literal is None and "constant_value" not in fields:
-        raise GraphError(f"{shape!r}.Constant wants a constant_value or a literal, got neither")
+        raise GraphError(f"{shape!r}.Constant needs a constant_value or a literal, got neither")
     value = fields.pop("constant_value") if literal is None else literal
     element = shape.dtype.element
     array = np.asarray(value).astype(element.numpy)
     if array.shape != shape.sizes:
-        raise GraphError(f"Constant wants a value of the sizes it declares, {shape!r}, got {list(array.shape)}")
+        raise GraphError(f"Constant needs a value of its declared sizes, {shape!r}, got {list(array.shape)}")
     flat = array.reshape(-1)
     proto = hlo_pb2.LiteralProto(shape=shape.proto())
     field = f"{element.name}s"
@@ -393,7 +393,7 @@ def _literal(shape: Shape | TupleShape, fields: dict[str, Any]) -> hlo_pb2.Liter
 
 
 def _caller() -> tuple[str, int]:
-    """File and line of the graph code that asked for an instruction, past the builders in between."""
+    """Return the file and line of the graph code that wrote an instruction, skipping the builders in between."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_BUILDER_CODE):
         frame = frame.f_back

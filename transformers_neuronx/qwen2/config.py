@@ -1,4 +1,4 @@
-"""What of a Qwen2 configuration its graph and weights need."""
+"""The fields of a Qwen2 configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,5 +15,5 @@ class Qwen2Config(RotaryConfig):
     window: int | None = hf("sliding_window", None)
 
     FIXED: ClassVar = {"use_mrope": False}
-    # What layer_types follows from.
+    # layer_types follows from them.
     WITHOUT_EFFECT: ClassVar = frozenset({"max_window_layers", "use_sliding_window"})

@@ -1,4 +1,4 @@
-"""Qwen2 as maths: rotary positions, grouped keys, RMS norms before attention and a gated feed-forward."""
+"""Qwen2's forward pass: rotary positions, grouped keys, RMS norms before attention and a gated feed-forward."""
 
 from typing import Any
 

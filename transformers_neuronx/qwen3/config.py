@@ -1,4 +1,4 @@
-"""What of a Qwen3 configuration its graph and weights need."""
+"""The fields of a Qwen3 configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,5 +16,5 @@ class Qwen3Config(RotaryConfig):
     layer_kinds: list[str] = hf("layer_types", among=LAYER_KINDS)
     window: int | None = hf("sliding_window", None)
 
-    # What layer_types follows from.
+    # layer_types follows from them.
     WITHOUT_EFFECT: ClassVar = frozenset({"max_window_layers", "use_sliding_window"})

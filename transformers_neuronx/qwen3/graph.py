@@ -1,4 +1,4 @@
-"""Qwen3 as maths: rotary positions, grouped keys, RMS norms, also of queries and keys, and a gated feed-forward."""
+"""Qwen3's forward pass: rotary positions, grouped keys, RMS norms, also of queries and keys, a gated feed-forward."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where programs run. Which runtime there is, is decided here and nowhere else."""
+"""Runtimes: where programs run. The choice of a runtime is made only here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ RUNTIMES = ("cpu", "cuda", "neuron")
 
 
 def get_runtime(name: str | None, degree: int, device: bool = True) -> Runtime:
-    """The runtime called `name`, or the one NEURONX_RUNTIME names, over `degree` devices.
+    """Return the runtime `name`, or the one that NEURONX_RUNTIME names, over `degree` devices.
 
-    By default Neuron's where it is, and otherwise the CPU's. Without a `device`, it is to compile programs only.
+    The default is Neuron's if it is present, otherwise the CPU's. Without a `device`, it only compiles programs.
     """
     name = name or env.RUNTIME.get() or ("neuron" if torch_neuronx() else "cpu")
     if name not in RUNTIMES:
-        raise ConfigError(f"runtime wants to be one of {', '.join(RUNTIMES)}, got {name!r}")
+        raise ConfigError(f"runtime must be one of {', '.join(RUNTIMES)}, got {name!r}")
     if name == "neuron":
         from transformers_neuronx.runtimes.neuron import neuron_runtime
 

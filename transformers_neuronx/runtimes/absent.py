@@ -1,4 +1,4 @@
-"""A runtime that is not here: programs can be written for it, and nothing else."""
+"""A runtime that is not present: programs can be written for it, but not compiled or run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class _Absent:
-    """What a decoder asks of its runtime before there is anything to run."""
+    """The properties of a runtime that a decoder uses before it runs anything."""
 
     def __init__(self, degree: int, panels: bool, loops: bool) -> None:
         self.device_count = degree
@@ -21,7 +21,8 @@ class _Absent:
 
 
 def absent_runtime(degree: int, panels: bool = False, loops: bool = True) -> Any:
-    """Stands for a runtime of so many devices. With `panels`, it is taken to have kernels, as the CPU's does; without
-    `loops` it has none, as Neuron's does.
+    """Return a placeholder for a runtime of `degree` devices.
+
+    With `panels` it counts as having kernels, like the CPU's. Without `loops` it has no loops, like Neuron's.
     """
     return _Absent(degree, panels, loops)

@@ -1,8 +1,8 @@
-"""What a runtime is: a compiler, devices, and what they say of themselves. It does not know what programs compute.
+"""The interface of a runtime: a compiler, devices, and their properties. It does not know what programs compute.
 
-`compile` makes an executable of a module, `put` brings arrays to the devices, and an executable turns device tensors
-into device tensors. A tensor-parallel program runs on several devices at once; each of its tensors is one shard on
-every device. An executable can be had as bytes, of which `load` makes it again wherever the `fingerprint` is the same.
+`compile` makes an executable from a module. `put` brings arrays to the devices. An executable takes device tensors and
+returns device tensors. A tensor-parallel program runs on several devices at once, and each of its tensors has one shard
+on every device. An executable can be serialized to bytes, and `load` restores it where the `fingerprint` is the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers_neuronx.pyhlo import HloModuleProto
 
 
 class MemoryStats(NamedTuple):
-    """Bytes of a compiled program on one device."""
+    """Memory that a compiled program uses on one device, in bytes."""
 
     arguments: int
     outputs: int
@@ -25,24 +25,24 @@ class MemoryStats(NamedTuple):
 
 
 class DeviceTensor(Protocol):
-    """An array on the devices. Donated ones are gone once the program that takes them has been called."""
+    """An array on the devices. A donated one is gone once the program that takes it has been called."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one device's shard."""
+        """Shape of one device's shard."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """On all devices together."""
+        """Bytes on all devices together."""
         ...
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The first device's shard, on the host. Waits for it; raises what went wrong in computing it."""
+        """Return the first device's shard on the host. Waits for it, and raises any error of its computation."""
         ...
 
     def shards(self) -> list[np.ndarray[Any, Any]]:
-        """Every device's shard, on the host."""
+        """Return every device's shard on the host."""
         ...
 
 
@@ -50,100 +50,100 @@ class Executable(Protocol):
     """A compiled program on its devices."""
 
     def __call__(self, *tensors: DeviceTensor) -> list[DeviceTensor]:
-        """Run on all devices; the arguments are in the order of the module's parameters. Does not wait."""
+        """Run on all devices, without waiting. Arguments are in the order of the module's parameters."""
         ...
 
     def memory(self) -> MemoryStats:
-        """Bytes that it takes on one device, as the compiler says."""
+        """Return the memory that it uses on one device, as the compiler reports it."""
         ...
 
     def text(self) -> str:
-        """The compiled program, for people."""
+        """Return the compiled program as text for people."""
         ...
 
     def files(self) -> Mapping[str, bytes]:
-        """What else there is to be looked at, by the endings of files."""
+        """Return other files for people to inspect, by file name ending."""
         ...
 
     def serialize(self) -> bytes:
-        """What `Runtime.load` makes the same executable of: machine code, to be trusted like a program."""
+        """Return the bytes from which `Runtime.load` restores it: machine code, to be trusted like a program."""
         ...
 
 
 class Runtime(Protocol):
-    """Devices of one kind, and the compiler for them."""
+    """Devices of one kind, and their compiler."""
 
     @property
     def description(self) -> str:
-        """For people: engine, version, device."""
+        """Engine, version and device, as text for people."""
         ...
 
     @property
     def device_count(self) -> int:
-        """How many devices run a program together: the tensor-parallel degree."""
+        """Number of devices that run a program together: the tensor-parallel degree."""
         ...
 
     def compile(self, module: HloModuleProto) -> Executable:
-        """An executable for all devices. Raises EngineError with the compiler's words when it refuses."""
+        """Return an executable for all devices. Raises EngineError with the compiler's message."""
         ...
 
     def stop(self) -> None:
-        """End the compilations that are under way, where they can be ended: to them it is as if Ctrl-C were pressed."""
+        """End running compilations, where that is possible, as Ctrl-C would."""
         ...
 
     @property
     def suffix(self) -> str:
-        """What the name of a file with an executable ends in."""
+        """Ending of the name of a file with an executable."""
         ...
 
     @property
     def patience(self) -> float:
-        """Seconds after which whoever compiles a program is taken to be stuck."""
+        """Seconds after which another process that compiles a program is assumed to be stuck."""
         ...
 
     @property
     def fingerprint(self) -> Mapping[str, str]:
-        """All that an executable depends on, but its module: engine, version, options, devices, the processor."""
+        """Everything that an executable depends on except its module: engine, version, options, devices, processor."""
         ...
 
     def load(self, data: bytes, module: HloModuleProto) -> Executable:
-        """The executable of `module` that was serialized, without compiling. Raises EngineError when it cannot.
+        """Restore the serialized executable of `module` without compiling. Raises EngineError if that fails.
 
-        The bytes have to be those of a runtime with the same fingerprint, unharmed: neither is checked here.
+        The bytes must be undamaged, and come from a runtime with the same fingerprint. Neither is checked here.
         """
         ...
 
     @property
     def panels(self) -> bool:
-        """Whether products are fastest with matrices that lie in panels, as `transformers_neuronx.panels` has them."""
+        """Whether products are fastest with matrices in panels, the layout of `transformers_neuronx.panels`."""
         ...
 
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
-        """Whether attention reads a cache of this type where it lies, and of it only the positions in use."""
+        """Whether attention reads a cache of this type in place, and only the positions in use."""
         ...
 
     @property
     def loops(self) -> bool:
-        """Whether a program may have a loop of which only the devices know when it ends."""
+        """Whether a program may have a loop whose end only the devices know."""
         ...
 
     def spent(self) -> Mapping[str, tuple[int, float]]:
-        """Calls of composites that the runtime has code of its own for, so far, and the seconds that they took."""
+        """Return calls and seconds so far of the composites for which the runtime has its own code."""
         ...
 
     def module_text(self, module: HloModuleProto) -> str:
-        """The module as the engine prints it, for people."""
+        """Return the module as text for people, as the engine prints it."""
         ...
 
     def put(self, shards: Sequence[np.ndarray[Any, Any]], donate: bool = False) -> DeviceTensor:
-        """Bring one array per device to the devices; a single one goes to all of them.
+        """Bring one array per device to the devices. A single array goes to all of them.
 
-        With `donate`, the caller never writes to the arrays again: the runtime may use them in place, without a copy.
+        With `donate`, the caller never writes to the arrays again, so the runtime may use them without a copy.
         """
         ...
 
     def let_go(self) -> None:
-        """Free donated arrays that no tensor uses any more: an engine may keep them until its next call."""
+        """Free donated arrays that no tensor uses any more. An engine may otherwise keep them until its next call."""
         ...
 
     def usable(self, array: np.ndarray[Any, Any]) -> bool:
@@ -151,5 +151,5 @@ class Runtime(Protocol):
         ...
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """A `usable` array, of whatever numbers."""
+        """Return a `usable` array with undefined contents."""
         ...

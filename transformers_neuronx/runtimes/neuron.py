@@ -1,7 +1,7 @@
-"""Neuron's runtime, through `torch_neuronx`: programs are NEFFs, tensors lie in the memory of NeuronCores.
+"""Neuron's runtime, through `torch_neuronx`: programs are NEFFs, and tensors are in the memory of NeuronCores.
 
-What is called of `torch.classes.neuron` and `torch.ops.neuron` is what the original calls, as its sources have it.
-It has been tried with a stand-in for both, never on a device.
+It calls what the original library's sources call of `torch.classes.neuron` and `torch.ops.neuron`. It has been tested
+with a stand-in for both, never on a device.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ _LOG = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-_DEVICES = threading.Lock()  # the original brings programs and tensors there one after the other
+_DEVICES = threading.Lock()  # the original also loads programs and tensors one at a time
 
-# What Neuron keeps in another type of as many bits.
+# Types that Neuron stores as another type with the same number of bits.
 KEPT_AS: Mapping[str, Any] = {"uint32": np.int32, "uint16": np.int16, "float8_e4m3fn": np.int8, "float8_e5m2": np.int8}
 
 
 @functools.cache
 def _library() -> Any:
-    """PyTorch with Neuron's classes and operations, which it has once `torch_neuronx` has been imported."""
+    """Return PyTorch with Neuron's classes and operations, which importing `torch_neuronx` adds."""
     import torch
 
     try:
         importlib.import_module("torch_neuronx")
         torch.classes.neuron.ParallelModel  # noqa: B018
     except (ImportError, RuntimeError, AttributeError) as error:
-        raise EngineError(f"the neuron runtime wants torch-neuronx to run programs: {INSTALL} ({error})") from error
+        raise EngineError(f"the neuron runtime needs torch-neuronx to run programs: {INSTALL} ({error})") from error
     return torch
 
 
 @contextmanager
 def _engine_errors(what: str) -> Iterator[None]:
-    """What Neuron's library raises, as ours."""
+    """Turn errors of Neuron's library into EngineError."""
     try:
         yield
     except RuntimeError as error:
@@ -76,18 +76,18 @@ def _engine_errors(what: str) -> Iterator[None]:
 
 
 class Memory:
-    """An array on every core, as `torch_neuronx` has it."""
+    """An array on every core, as `torch_neuronx` stores it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
 
 class Lease:
-    """While this lives, nobody else is given the memory that it stands for."""
+    """Reserves memory: as long as this object exists, no other tensor gets it."""
 
 
 class NeuronTensor:
-    """One array per core, all of one shape: on the host until a program wants it on the devices."""
+    """One array per core, all of one shape. It stays on the host until a program needs it on the devices."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class NeuronTensor:
         self.memory = memory
         self.lease = lease
         self.donated = False
-        self.used = False  # by a program, as something that changes from call to call
+        self.used = False  # by a program, as an operand that changes from call to call
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ class NeuronTensor:
         return self.aval.nbytes * self.cores
 
     def on_device(self) -> Memory:
-        """Where it lies on the devices; from now on it does."""
+        """Return its memory on the devices, after moving it there if needed."""
         if self.memory is None:
             with _DEVICES, _engine_errors("bringing a tensor to the devices"):
                 self.memory = Memory(_library().ops.neuron._parallel_to_neuron(self.for_device()))
@@ -122,7 +122,7 @@ class NeuronTensor:
         return self.memory
 
     def for_device(self) -> list[torch.Tensor]:
-        """Its shards as Neuron takes them."""
+        """Return its shards in the form that Neuron takes."""
         kept = (array.view(KEPT_AS.get(array.dtype.name, array.dtype)) for array in self.host)
         return [numpy_to_torch(array).reshape(self.shape) for array in kept]
 
@@ -139,7 +139,7 @@ class NeuronTensor:
 
 
 class NeuronExecutable:
-    """A NEFF, and once it runs, the memory of its operands that come from the host and of its results."""
+    """A NEFF and, once it runs, the memory of its results and of its operands from the host."""
 
     def __init__(self, runtime: NeuronRuntime, module: HloModuleProto, neff: bytes) -> None:
         self.runtime, self.module, self.neff = runtime, module, neff
@@ -147,13 +147,13 @@ class NeuronExecutable:
         self.metaneff = metaneff_of(module)
         sides = self.metaneff.input_tensors, self.metaneff.output_tensors
         self.names = [[each.name.decode() for each in side] for side in sides]
-        self._given: dict[int, Memory] = {}  # by parameter: what is written to at every call
-        self._free: dict[int, list[Memory]] = {}  # by result: what nobody holds
+        self._given: dict[int, Memory] = {}  # by parameter: memory that is written at every call
+        self._free: dict[int, list[Memory]] = {}  # by result: memory that no tensor has
         self._sets: dict[tuple[int, ...], tuple[Any, list[weakref.ref[Memory]]]] = {}
 
     @functools.cached_property
     def model(self) -> Any:
-        """The NEFF on the devices."""
+        """The NEFF, loaded on the devices."""
         with _DEVICES, _engine_errors(f"loading {self.signature.name}"):
             count = self.runtime.device_count
             model = _library().classes.neuron.ParallelModel(self.neff, count, 0, count)
@@ -171,7 +171,7 @@ class NeuronExecutable:
         return list(results)
 
     def _brought(self, number: int, tensor: NeuronTensor) -> Memory:
-        """What comes from the host anew at every call is written to the same memory."""
+        """Return an operand's memory. Operands that come from the host at every call always use the same memory."""
         if tensor.memory is not None or tensor.used or number in self.signature.donated:
             return tensor.on_device()
         tensor.used = True
@@ -182,7 +182,7 @@ class NeuronExecutable:
         return self._given[number]
 
     def _result(self, number: int, tensors: Sequence[NeuronTensor]) -> NeuronTensor:
-        """A result that is to be written: in the memory of a parameter, or in some that nobody holds."""
+        """Return a tensor for a result, in the memory of a parameter or in memory that no tensor has."""
         aval, cores = self.signature.results[number], self.runtime.device_count
         if (parameter := self.signature.aliases.get(number)) is not None:
             taken = tensors[parameter]
@@ -195,7 +195,7 @@ class NeuronExecutable:
         return NeuronTensor(aval, cores, memory=memory, lease=lease)
 
     def _set(self, names: list[str], memory: list[Memory]) -> Any:
-        """These tensors as Neuron takes them. Most calls have the same ones as the call before."""
+        """Return these tensors in the form that Neuron takes. Most calls have the same ones as the call before."""
         key = (id(names), *map(id, memory))
         known = self._sets.get(key)
         if known and all(reference() is each for reference, each in zip(known[1], memory, strict=True)):
@@ -209,13 +209,13 @@ class NeuronExecutable:
         return tensors
 
     def memory(self) -> MemoryStats:
-        """Without temporaries: neuronx-cc does not say."""
+        """Return the memory without temporaries, which neuronx-cc does not report."""
         given, made = ([each.nbytes for each in side] for side in (self.signature.parameters, self.signature.results))
         return MemoryStats(sum(given), sum(made), sum(made[number] for number in self.signature.aliases), 0)
 
     @functools.cached_property
     def form(self) -> HloModuleProto:
-        """What the compiler was given."""
+        """The module that the compiler was given."""
         return neuron_form(self.module)
 
     def text(self) -> str:
@@ -230,8 +230,9 @@ class NeuronExecutable:
 
 
 class NeuronRuntime:
-    """So many NeuronCores, from the first that this process may use on. Without a `device`, programs are compiled for
-    them, and tensors stay on the host.
+    """`degree` NeuronCores, starting with the first one that this process may use.
+
+    Without a `device`, programs are only compiled, and tensors stay on the host.
     """
 
     suffix = "neff"
@@ -291,22 +292,22 @@ class NeuronRuntime:
         return module_text(module)
 
     def put(self, shards: Sequence[Array], donate: bool = False) -> DeviceTensor:
-        if not donate:  # the caller may write to its own again
+        if not donate:  # the caller may write to its arrays again
             shards = [np.array(shard) for shard in shards]
         shards = list(shards) * self.device_count if len(shards) == 1 else list(shards)
         if len(shards) != self.device_count:
-            raise EngineError(f"put wants one array or {self.device_count}, one per core, got {len(shards)}")
+            raise EngineError(f"put needs one array or {self.device_count}, one per core, got {len(shards)}")
         aval = aval_of(shards[0].shape, shards[0].dtype)
         if any((shard.shape, shard.dtype) != aval[:2] for shard in shards):
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
-            raise EngineError(f"put wants shards of one shape and type, got {got}")
+            raise EngineError(f"put needs shards of one shape and type, got {got}")
         tensor = NeuronTensor(aval, self.device_count, shards)
         if donate and self.device:
             tensor.on_device()
         return tensor
 
     def let_go(self) -> None:
-        pass  # arrays go with their tensors
+        pass  # arrays are freed with their tensors
 
     def usable(self, array: Array) -> bool:
         return True
@@ -316,23 +317,23 @@ class NeuronRuntime:
 
 
 def _target_for(degree: int) -> Target:
-    """What the compiler compiles for, which has programs of so many cores, as there are for this process."""
+    """Return the compiler's target, after checking that it and this process have `degree` cores."""
     target = compile_target()
     if degree not in target.degrees:
         raise ConfigError(
-            f"tp_degree wants to be one of {', '.join(map(str, target.degrees))} on {target.name}, got {degree}"
+            f"tp_degree must be one of {', '.join(map(str, target.degrees))} on {target.name}, got {degree}"
         )
     allowed = _cores_allowed()
     if allowed is not None and degree > allowed:
         raise ConfigError(
-            f"tp_degree={degree} wants as many NeuronCores, but {env.VISIBLE_CORES.name} and {env.NUM_CORES.name} "
-            f"leave this process {allowed}"
+            f"tp_degree={degree} needs that many NeuronCores, but {env.VISIBLE_CORES.name} and {env.NUM_CORES.name} "
+            f"allow this process {allowed}"
         )
     return target
 
 
 def _cores_allowed() -> int | None:
-    """How many cores the environment leaves this process, if it says: NEURON_RT_VISIBLE_CORES is the stronger one."""
+    """Return how many cores the environment allows this process, or None. NEURON_RT_VISIBLE_CORES has precedence."""
     visible, count = env.VISIBLE_CORES.get().replace(" ", ""), env.NUM_CORES.get()
     try:
         if visible:
@@ -341,13 +342,13 @@ def _cores_allowed() -> int | None:
         return int(count) if count else None
     except ValueError:
         raise ConfigError(
-            f"{env.VISIBLE_CORES.name} wants cores such as 0-3,6 and {env.NUM_CORES.name} a number, got "
-            f"{visible!r} and {count!r}"
+            f"{env.VISIBLE_CORES.name} must list cores, such as 0-3,6, and {env.NUM_CORES.name} must be a number, "
+            f"got {visible!r} and {count!r}"
         ) from None
 
 
 def neuron_runtime(degree: int, device: bool = True) -> NeuronRuntime:
-    """The runtime with so many NeuronCores. Without a `device` it compiles, and runs nothing."""
+    """Return the runtime with `degree` NeuronCores. Without a `device` it compiles, but runs nothing."""
     if device:
         _library()
     return NeuronRuntime(degree, device)

@@ -1,4 +1,4 @@
-"""What tells processors apart for which XLA:CPU compiles."""
+"""Describe the processor that XLA:CPU compiles for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import platform
 from pathlib import Path
 
-# What of /proc/cpuinfo a compiler chooses instructions by; most of the other flags are the kernel's.
+# The flags of /proc/cpuinfo by which a compiler chooses instructions. Most other flags matter only to Linux.
 INSTRUCTION_SETS = tuple("abm adx aes amx avx bmi f16c fma gfni movbe pclmul popcnt sha sse ssse vaes vpclmul".split())
 
 
 def processor() -> dict[str, str]:
-    """What XLA:CPU compiles for: the kind of processor, its instructions, and how many there are to divide loops."""
+    """Return what XLA:CPU compiles for: the kind of processor, its instructions, and how many divide a loop."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:  # without a description, executables are for this machine
+    except OSError:  # without a description, executables are for this machine only
         lines = [f"model: {platform.processor()} {platform.node()}"]
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = [flag for flag in facts.get("flags", "").split() if flag.startswith(INSTRUCTION_SETS)]

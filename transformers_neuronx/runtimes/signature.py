@@ -1,4 +1,4 @@
-"""What a program takes and returns, and the check of its arguments: engines compare little of them, or nothing."""
+"""The parameters and results of a program, and the check of its arguments. Engines check little of them, or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers_neuronx.pyhlo.shapes import arrays_of
 
 
 class Aval(NamedTuple):
-    """Shape and element type, in the form jaxlib asks for. What it returns has one only where it finds JAX."""
+    """Shape and element type in the form that jaxlib needs. Arrays that it returns have one only if it finds JAX."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -31,7 +31,7 @@ class Aval(NamedTuple):
         return f"{self.dtype}{list(self.shape)}"
 
 
-# Of a shape and a type there is one: to compare hundreds of equal objects, at each call, would be slow.
+# One object for each shape and type: comparing hundreds of equal objects at each call would be slow.
 aval_of = functools.cache(Aval)
 
 
@@ -41,14 +41,14 @@ def _aval(array: ShapeProto) -> Aval:
 
 
 class Argument(Protocol):
-    """What is passed to a program."""
+    """A tensor that is passed to a program."""
 
     aval: Aval
     donated: bool
 
 
 class Signature:
-    """Of a module: its parameters and results, and for each result that takes a parameter's memory, which one."""
+    """A module's parameters and results, and for each result that takes a parameter's memory, the parameter."""
 
     def __init__(self, module: HloModuleProto) -> None:
         self.name = module.name
@@ -60,20 +60,20 @@ class Signature:
         self.donated = dict.fromkeys(self.aliases.values())
 
     def take(self, tensors: Sequence[Argument]) -> None:
-        """Check a program's arguments, and note which of them it takes over. EngineError says what is wrong."""
+        """Check a program's arguments, and mark those that it takes over. Raises EngineError if one is wrong."""
         got = [tensor.aval for tensor in tensors]
         if len(got) != len(self.parameters):
-            raise EngineError(f"{self.name} wants {len(self.parameters)} arguments, got {len(got)}")
+            raise EngineError(f"{self.name} needs {len(self.parameters)} arguments, got {len(got)}")
         if got != self.parameters:
             wrong = next(i for i, (have, want) in enumerate(zip(got, self.parameters, strict=True)) if have != want)
             raise EngineError(
-                f"{self.name} wants {self.parameters[wrong]} as parameter {wrong}, "
+                f"{self.name} needs {self.parameters[wrong]} as parameter {wrong}, "
                 f"{self.parameter_names[wrong]}, got {got[wrong]}"
             )
         if spent := [name for name, tensor in zip(self.parameter_names, tensors, strict=True) if tensor.donated]:
             raise EngineError(f"{self.name} got a tensor as {spent[0]} that was donated to an earlier program")
         taken = {id(tensors[number]) for number in self.donated}
         if sum(id(tensor) in taken for tensor in tensors) > len(taken):
-            raise EngineError(f"{self.name} got one tensor twice, of which it takes the memory once")
+            raise EngineError(f"{self.name} got one tensor twice, but can take over its memory only once")
         for number in self.donated:
             tensors[number].donated = True

@@ -1,7 +1,7 @@
 """XLA's runtimes, through jaxlib's PJRT clients: `cpu` and `cuda`.
 
-Everything private of jaxlib that the project touches is in this file, behind a window of versions and a self-test.
-The client is our own: JAX may be imported or not, configured or not, and never notices.
+All private parts of jaxlib that the project uses are in this file, behind a check of its version and a self-test.
+The client is our own: it works whether or not JAX is imported or configured, and does not affect JAX.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryS
 from transformers_neuronx.runtimes.processor import processor
 from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
 
-# The versions this file was tested with; the first one below and the first one above are not.
+# The versions that this file was tested with, from OLDEST up to but not including NEWEST.
 OLDEST, NEWEST = (0, 10, 2), (0, 13)
 
-ALIGNMENT = 64  # bytes, of arrays that XLA:CPU takes as they lie
+ALIGNMENT = 64  # bytes, of arrays that XLA:CPU uses in place
 
-# jaxlib 0.10.2 and later fuse a dot with a reduction that follows it and get some shapes wrong without a word
-# (jax#39103); others crash (jax#39257, jax#40412). This keeps its fast matrix product and drops that fusion.
-# And it drops optimization barriers before it decides what is done when: then weights in fewer bits are widened all at
-# the start, and a program takes the memory of a model that has none.
+# jaxlib 0.10.2 and later fuse a dot with the reduction after it. Some shapes then give wrong results without an error
+# (jax#39103), others crash (jax#39257, jax#40412). The first option drops that fusion and keeps the fast product.
+# jaxlib also drops optimization barriers before it schedules. Then all quantized weights are widened at the start, and
+# a program needs the memory of an unquantized model. The second option keeps the barriers.
 CPU_OPTIONS = [
     ("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),
     ("xla_disable_hlo_passes", "cse_barrier_expander"),
@@ -46,26 +46,26 @@ CPU_OPTIONS = [
 
 
 def check_version(version: str) -> None:
-    """Refuse a jaxlib whose private interface was never tried."""
+    """Raise EngineError for a jaxlib version whose private interface was never tested."""
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if not OLDEST <= numbers < NEWEST:
         oldest, newest = (".".join(map(str, v)) for v in (OLDEST, NEWEST))
         raise EngineError(
-            f"jaxlib wants to be at least {oldest} and below {newest}, got {version}: "
+            f"jaxlib must be at least {oldest} and below {newest}, got {version}: "
             f'pip install "jaxlib>={oldest},<{newest}"'
         )
 
 
 @functools.cache
 def _jaxlib() -> Any:
-    """Jaxlib's extension module."""
+    """Return jaxlib's extension module."""
     try:
         version = metadata.version("jaxlib")
     except metadata.PackageNotFoundError:
-        raise EngineError("the cpu and cuda runtimes want jaxlib, which is not installed: pip install jaxlib") from None
+        raise EngineError("the cpu and cuda runtimes need jaxlib, which is not installed: pip install jaxlib") from None
     check_version(version)
     env.LOG_LEVEL.set_default()
-    with suppress(Exception):  # where there is JAX, jaxlib imports it at the first call, and swallows Ctrl-C meanwhile
+    with suppress(Exception):  # otherwise jaxlib imports JAX during the first call, and swallows Ctrl-C there
         importlib.import_module("jax")
     return importlib.import_module("jaxlib._jax")
 
@@ -78,7 +78,7 @@ def _hlo() -> Any:
 
 @functools.cache
 def _on_device(device: Any) -> Any:
-    """The sharding "all of it on `device`". jaxlib 0.10 asks it for two things that only JAX's own subclass has."""
+    """Return the sharding "all on `device`". jaxlib 0.10 uses two attributes that only JAX's own subclass has."""
 
     class OnDevice(_jaxlib().SingleDeviceSharding):  # type: ignore[misc]
         memory_kind = None
@@ -90,13 +90,13 @@ def _on_device(device: Any) -> Any:
 
 
 def module_text(module: HloModuleProto) -> str:
-    """HLO as XLA prints it."""
+    """Return a module's HLO as XLA prints it."""
     return str(_hlo().XlaComputation(module.SerializeToString()).as_hlo_text())
 
 
 @contextmanager
 def _engine_errors(what: str) -> Iterator[None]:
-    """What jaxlib raises, as ours."""
+    """Turn jaxlib's errors into EngineError."""
     try:
         yield
     except _jaxlib().JaxRuntimeError as error:
@@ -172,7 +172,7 @@ class XlaExecutable:
 
     def serialize(self) -> bytes:
         if self.data is None:
-            raise EngineError(f"{self.signature.name} cannot be had as bytes from this engine")
+            raise EngineError(f"{self.signature.name} cannot be serialized by this engine")
         return self.data
 
 
@@ -218,11 +218,11 @@ class XlaRuntime:
         return XlaExecutable(loaded, self._devices, module, self._as_bytes(loaded))
 
     def stop(self) -> None:
-        pass  # XLA finishes what it has begun
+        pass  # XLA finishes every compilation that it starts
 
     def _as_bytes(self, loaded: Any) -> bytes | None:
-        # At once: jaxlib 0.10.2 refuses to write a program with a sort that has run, and leaves the code out of one
-        # that it has loaded itself.
+        # Before the first run: jaxlib 0.10.2 cannot serialize a program with a sort that has run, and leaves out the
+        # code of one that it has loaded itself.
         try:
             return bytes(self._client.serialize_executable(loaded))
         except _jaxlib().JaxRuntimeError:
@@ -259,11 +259,11 @@ class XlaRuntime:
     def put(self, shards: Sequence[np.ndarray[Any, Any]], donate: bool = False) -> DeviceTensor:
         shards = list(shards) * self.device_count if len(shards) == 1 else shards
         if len(shards) != self.device_count:
-            raise EngineError(f"put wants one array or {self.device_count}, one per device, got {len(shards)}")
+            raise EngineError(f"put needs one array or {self.device_count}, one per device, got {len(shards)}")
         aval = aval_of(shards[0].shape, shards[0].dtype)
         if any((shard.shape, shard.dtype) != aval[:2] for shard in shards):
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
-            raise EngineError(f"put wants shards of one shape and type, got {got}")
+            raise EngineError(f"put needs shards of one shape and type, got {got}")
         from_numpy(aval.dtype)
         arrays = [_put(shard, aval, device, donate) for shard, device in zip(shards, self._device_tuple, strict=True)]
         return XlaTensor(arrays, self._devices, aval)
@@ -276,7 +276,7 @@ class XlaRuntime:
         return self.platform == "cpu" and array.ctypes.data % ALIGNMENT == 0
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        # Whole pages are usable, and go back to the system with the array.
+        # Whole pages are usable, and return to the system when the array is freed.
         size = math.prod(shape) * dtype.itemsize
         pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return np.frombuffer(pages, np.uint8, size).view(dtype).reshape(shape)
@@ -284,7 +284,7 @@ class XlaRuntime:
 
 def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, donate: bool) -> Any:
     jaxlib = _jaxlib()
-    # The caller may write to its array again; zero copy would let a program see that.
+    # The caller may write to its array again. With zero copy, a program would see that.
     how = jaxlib.HostBufferSemantics.ZERO_COPY if donate else jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
     return jaxlib.batched_device_put(
         aval,
@@ -305,7 +305,7 @@ def _cpu_client(devices: int) -> Any:
 
 @functools.cache
 def _malloc_trim() -> Any:
-    """What has the heaps of glibc give back what was freed: by themselves they do so only at their ends."""
+    """Return glibc's `malloc_trim`, which returns freed memory. Heaps by themselves return only their ends."""
     return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
 
 
@@ -336,22 +336,22 @@ def _cuda_plugin() -> Path:
         for folder in spec.submodule_search_locations or [] if spec else []:
             if (library := Path(folder) / "xla_cuda_plugin.so").exists():
                 return library
-    raise EngineError('the cuda runtime wants jaxlib\'s plugin: pip install "transformers-neuronx[cuda]"')
+    raise EngineError('the cuda runtime needs jaxlib\'s plugin: pip install "transformers-neuronx[cuda]"')
 
 
 @functools.cache
 def xla_runtime(platform: str, degree: int) -> XlaRuntime:
-    """The runtime for `platform` ("cpu" or "cuda") with `degree` devices, tested once before it is handed out.
+    """Return the runtime for `platform` ("cpu" or "cuda") with `degree` devices, after a self-test.
 
-    On the CPU the devices are virtual: there are as many as asked for. Raises EngineError when there are fewer
-    devices than that, when jaxlib is missing or of an untried version, or when it computes something wrong, and
-    ConfigError for more devices than there can be.
+    CPU devices are virtual, so their number is not limited by the machine. Raises EngineError if there are fewer
+    devices than `degree`, if jaxlib is missing or of an untested version, or if it computes wrong results. Raises
+    ConfigError if `degree` is more than there can be.
     """
     check_degree(degree)
     client = _cpu_client(degree) if platform == "cpu" else _cuda_client()
     if client.device_count() < degree:
         raise EngineError(
-            f"tp_degree={degree} wants as many devices, but {platform} has {client.device_count()}: lower tp_degree"
+            f"tp_degree={degree} needs that many devices, but {platform} has {client.device_count()}: lower tp_degree"
         )
     runtime = XlaRuntime(client, platform, degree)
     if degree == 1:
@@ -362,7 +362,7 @@ def xla_runtime(platform: str, degree: int) -> XlaRuntime:
 
 
 def canary(_: HloScribe) -> Tensor:
-    """The row sums of squares of a product: what jaxlib 0.10.2 gets wrong in its last rows, left to its defaults."""
+    """Row sums of squares of a product. With its default options, jaxlib 0.10.2 gets the last rows wrong."""
     rows = dtype_named("f32")[32769, 3].Parameter(parameter_number=0)
     matrix = dtype_named("f32")[3, 3].Parameter(parameter_number=1)
     product = hlo.dot(matrix, rows, contract=([1], [1]))  # [3, 32769]
@@ -370,7 +370,7 @@ def canary(_: HloScribe) -> Tensor:
 
 
 def self_test(runtime: XlaRuntime) -> None:
-    """Raise EngineError unless the canary comes out as NumPy has it."""
+    """Raise EngineError unless the canary's result equals NumPy's."""
     rows = np.zeros((32769, 3), np.float32)
     rows[:, 0] = np.arange(len(rows))
     (got,) = runtime.compile(compile_py_func(canary))(runtime.put([rows]), runtime.put([np.eye(3, dtype=np.float32)]))

@@ -1,4 +1,4 @@
-"""What of a T5 configuration its graph and weights need."""
+"""The fields of a T5 configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,14 +24,14 @@ class T5Config(ModelConfig):
     scaled_head: bool = hf("scale_decoder_outputs", lambda attributes: attributes["tie_word_embeddings"])
     decoder_start_token_id: int = hf("decoder_start_token_id", lambda attributes: attributes["pad_token_id"])
 
-    # How many biases of distances there are is seen in the checkpoint, and whether its head is its own; the rest is for
-    # training, or said by other attributes as well.
+    # The checkpoint itself shows the number of distance biases and whether the head is tied. The rest is for training,
+    # or follows from other attributes.
     WITHOUT_EFFECT: ClassVar = frozenset(
         "relative_attention_num_buckets tie_word_embeddings dropout_rate initializer_factor feed_forward_proj "
         "n_positions output_past".split()
     )
 
-    n_positions: ClassVar = None  # distances know no longest sequence
+    n_positions: ClassVar = None  # distances do not limit the sequence length
 
     @property
     def attention_heads(self) -> Heads:

@@ -1,4 +1,4 @@
-"""T5 as maths: biases of distances in place of positions, RMS norms, scores without a scale (arXiv:1910.10683)."""
+"""T5's forward pass: distance biases instead of positions, RMS norms, scores without a scale (arXiv:1910.10683)."""
 
 from typing import Any
 

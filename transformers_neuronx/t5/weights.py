@@ -1,4 +1,4 @@
-"""T5's weight table. Encoder and decoder have blocks alike, and each one table of biases for all of its layers."""
+"""T5's weight table. Encoder and decoder have similar blocks, and each has one table of biases for all its layers."""
 
 from transformers_neuronx.layers import causal_distances, distances_both_ways
 from transformers_neuronx.t5.config import T5Config
@@ -31,7 +31,7 @@ def ignored(config: T5Config) -> list[str]:
 
 
 def _block(config: T5Config, name: str, part: str, feed_forward: int) -> list[Weight]:
-    """What the layers of encoder and decoder have alike."""
+    """The rows that layers of the encoder and the decoder have in common."""
     h, inner, layer = config.hidden_size, config.inner_size, part + ".block.{}.layer."
     dense = f"{layer}{feed_forward}.DenseReluDense."
     gated = [(f"{dense}{matrix}", as_is) for matrix in ("wi_0", "wi_1", "wo")]

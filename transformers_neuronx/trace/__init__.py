@@ -1,12 +1,12 @@
-"""Any PyTorch function of fixed sizes on this package's compiler and runtimes: the calls of `torch_neuronx`.
+"""Compile any PyTorch function of fixed sizes with this package, through the API of `torch_neuronx`.
 
     from transformers_neuronx import trace as torch_neuronx
 
     traced = torch_neuronx.trace(model, example_inputs)
     torch.jit.save(traced, "model.pt")
 
-A process that loads it with `torch.jit.load` has to import this package first. Where `torch_neuronx` and a device of
-Neuron's are there, and NEURONX_RUNTIME does not say otherwise, the calls go to it.
+A process that loads it with `torch.jit.load` must import this package first. If `torch_neuronx` and a Neuron device
+are present and NEURONX_RUNTIME is not set, the calls go to `torch_neuronx`.
 """
 
 from transformers_neuronx.trace.buckets import BucketModelConfig as BucketModelConfig

@@ -1,6 +1,6 @@
-"""A traced function on a runtime: its executables, its weights and its states on the device.
+"""Run a traced function: its executables, and its weights and states on the device.
 
-TorchScript calls it through `torch.ops.transformers_neuronx`, by the tensor that holds the program's bytes.
+TorchScript calls it through `torch.ops.transformers_neuronx`, which finds it by the tensor of the program's bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers_neuronx.trace.states import State, current, plain
 
 
 class Engine:
-    """Programs that are ready to run, and what they keep on the device."""
+    """Executables that are ready to run, and their weights and states on the device."""
 
     def __init__(
         self, traced: Traced, weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor], runtime: Runtime
@@ -39,7 +39,7 @@ class Engine:
             self._put(placed.moved(tensor, runtime.panels))
             for tensor, (_, placed) in zip(weights, traced.weights, strict=True)
         ]
-        self._on_device: dict[int, DeviceTensor] = {}  # the states; one that a failed call was given is not there
+        self._on_device: dict[int, DeviceTensor] = {}  # the states, except those that a failed call took
         self._lock = threading.Lock()
         self._adopt(states)
 
@@ -55,7 +55,7 @@ class Engine:
         return self.runtime.put([array], donate=self.runtime.usable(array))
 
     def _adopt(self, states: Sequence[torch.Tensor]) -> None:
-        """Bring the states to the device. They are nobody else's, and not this engine's unless all of them are."""
+        """Copy unowned states to the device. This engine owns all of them afterwards, or none after an error."""
         adopted = [self._held(number, state, None) for number, state in enumerate(states)]
         with plain():
             for number, state in enumerate(adopted):
@@ -65,13 +65,13 @@ class Engine:
             state.holder = self
 
     def _held(self, number: int, state: torch.Tensor, holder: Engine | None) -> State:
-        """A parameter as the state that it is, and whose."""
+        """Check that a parameter is a state of this holder, and return it."""
         if not isinstance(state, State) or state.holder is not holder:
             raise _replaced(number)
         return state
 
     def _bring(self, state: State) -> None:
-        """Bring a state to the device if the host has written to it since."""
+        """Copy a state to the device if the host has written to it."""
         if state._version == state.brought and state.number in self._on_device:
             return
         if state.behind:
@@ -82,9 +82,9 @@ class Engine:
     def run(
         self, bucket: int, inputs: Sequence[torch.Tensor | None], states: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The outputs of a program, on the host; its new states stay on the device."""
+        """Run a program and return its outputs on the host. Its new states stay on the device."""
         if not 0 <= bucket < len(self.executables):
-            raise GraphError(f"the bucket kernel wants to name one of {len(self.executables)} buckets, got {bucket}")
+            raise GraphError(f"the bucket kernel must return one of {len(self.executables)} buckets, got {bucket}")
         program = self.traced.programs[bucket]
         self._check(program, inputs)
         check_given(program.ranges, self.traced.arguments, inputs)
@@ -101,7 +101,7 @@ class Engine:
         return outputs
 
     def _called(self, bucket: int, operands: Sequence[DeviceTensor], states: Sequence[State]) -> list[DeviceTensor]:
-        """A program's outputs. What it was given as states is its own: the new ones take their places, if there are."""
+        """Run a program and return its outputs. It consumes its states, and its new states replace them."""
         given = [self._on_device.pop(state.number) for state in states]
         results = self.executables[bucket](*operands, *given)
         count = len(results) - len(states)
@@ -111,7 +111,7 @@ class Engine:
 
     def _check(self, program: Program, inputs: Sequence[torch.Tensor | None]) -> None:
         if len(inputs) != len(program.inputs):
-            raise GraphError(f"the program wants {len(program.inputs)} inputs, got {len(inputs)}")
+            raise GraphError(f"the program needs {len(program.inputs)} inputs, got {len(inputs)}")
         for name, want, got in zip(self.traced.arguments, program.inputs, inputs, strict=True):
             if got is not None:
                 check_kind(name, got)
@@ -119,12 +119,12 @@ class Engine:
                 continue
             described = f"{got.dtype}{list(got.shape)}" if got is not None else "None"
             raise GraphError(
-                f"{name} wants to be {want or 'None'}, as in the example inputs, got {described}: "
-                "pad or convert it, or trace for these sizes as well (bucket_model_trace)"
+                f"{name} must be {want or 'None'}, as in the example inputs, got {described}: "
+                "pad or convert it, or trace these sizes too with bucket_model_trace"
             )
 
     def read(self, state: State) -> None:
-        """Bring a state to the host, unless the host has it."""
+        """Copy a state to the host if the device copy is newer."""
         with self._lock, torch.no_grad(), plain():
             if state.behind:
                 if state.number not in self._on_device:
@@ -135,21 +135,21 @@ class Engine:
 
 def _replaced(number: int) -> GraphError:
     return GraphError(
-        f"state_{number} must be the tensor that trace made, got another in its place. For load_state_dict, leave out "
-        "assign=True; of a module that went through torch.jit.freeze, save or copy the one that it was made of"
+        f"state_{number} must be the tensor that trace made, got another tensor. Call load_state_dict without "
+        "assign=True. If the module is from torch.jit.freeze, save or copy the module that was frozen"
     )
 
 
 def _outdated(state: State) -> GraphError:
     return GraphError(
-        f"state_{state.number} was written to through a view that is older than the last call: what the view leaves "
-        "alone is newer on the device. Take the view of the parameter anew, and write to that"
+        f"state_{state.number} was written to through a view that is older than the last call: its other elements "
+        "are newer on the device. Take a new view of the parameter, and write to that"
     )
 
 
 def _lost(state: State) -> EngineError:
     return EngineError(
-        f"state_{state.number} was given to a call that failed, and is lost: write all of it with copy_, or load the "
+        f"state_{state.number} is lost, because a call that used it failed: write all of it with copy_, or load the "
         "module again"
     )
 
@@ -159,14 +159,14 @@ def _on_host(tensor: DeviceTensor) -> torch.Tensor:
     return numpy_to_torch(np.array(tensor.numpy())).reshape(tensor.shape)
 
 
-ENGINES: Any = WeakTensorKeyDictionary()  # by the tensor with a program's bytes: it lives as long as its module
+ENGINES: Any = WeakTensorKeyDictionary()  # keyed by a program's bytes, which live as long as the module
 _LOADING = threading.Lock()
 
 
 def load(program: torch.Tensor, weights: list[torch.Tensor], states: list[torch.Tensor]) -> None:
-    """Bring a traced module to the device, unless it is there."""
+    """Load a traced module onto the device unless it is loaded."""
     if isinstance(program, FakeTensor):
-        raise GraphError("a traced module cannot be traced or exported again: use the module that it was made of")
+        raise GraphError("a traced module cannot be traced or exported again: use the module that it was made from")
     with _LOADING:
         if program not in ENGINES:
             traced = Traced.from_bytes(torch_to_numpy(program).tobytes())
@@ -184,12 +184,12 @@ def _run(
     return outputs
 
 
-_ERRORS = threading.local()  # `noted` has what operations have raised in this thread, if it is wanted
+_ERRORS = threading.local()  # `noted` lists what operations raised in this thread, inside `noted()`
 
 
 @contextmanager
 def noted() -> Iterator[list[BaseException]]:
-    """What operations raise meanwhile, as it is. TorchScript makes a RuntimeError of it, with much around its text."""
+    """Collect the exceptions that operations raise, because TorchScript replaces each with a long RuntimeError."""
     before, _ERRORS.noted = getattr(_ERRORS, "noted", None), []
     try:
         yield _ERRORS.noted
@@ -210,7 +210,7 @@ def _noting(function: Any) -> Callable[..., Any]:
 
 
 OPERATIONS: Any = torch.library.Library("transformers_neuronx", "DEF")  # type: ignore[no-untyped-call]
-# TorchScript leaves out, or calls once, what writes to nothing: these write to `program`, as far as it knows.
+# TorchScript removes or merges calls without side effects, so these schemas declare writes to `program`.
 for _schema, _function in {
     "loaded(Tensor(a!) program) -> bool": _loaded,
     "load(Tensor(a!) program, Tensor[] weights, Tensor[] states) -> ()": load,

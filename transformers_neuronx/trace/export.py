@@ -1,7 +1,7 @@
-"""From a PyTorch function to a graph of core ATen operations, through `torch.export`.
+"""Export a PyTorch function to a graph of core ATen operations, through `torch.export`.
 
-What the function is given becomes its inputs, and every tensor that it knows besides, parameters, buffers and
-constants, a weight. It may write to its buffers; what it was asked to alias, and what it writes to, are states.
+The function's arguments become inputs. Its parameters, buffers and constants become weights. It may write to its
+buffers. The buffers that it writes to and the tensors that are aliased become states.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"
 
 aten = torch.ops.aten
 
-# What stays as it is, because HLO or a kernel has better than what PyTorch would make of it.
+# Kept whole, because HLO or a kernel has a better form than PyTorch's decomposition.
 KEPT = [
     aten.linear.default,
     aten.scaled_dot_product_attention.default,
@@ -50,13 +50,13 @@ KEPT = [
     aten.adaptive_avg_pool1d.default,
     aten.adaptive_avg_pool2d.default,
     aten.adaptive_avg_pool3d.default,
-    aten.index_add.default,  # it and its like would become operations with other ideas of negative indices
+    aten.index_add.default,  # decomposed, this and the next three treat negative indices differently
     aten.index_copy.default,
     aten.index_fill.int_Scalar,
     aten.index_fill.int_Tensor,
 ]
 
-# And what PyTorch takes apart only if it is asked to.
+# Decomposed by PyTorch only on request.
 TAKEN_APART = [
     aten.bucketize.Tensor,
     aten.grid_sampler_2d.default,
@@ -67,7 +67,7 @@ TAKEN_APART = [
     aten.upsample_nearest2d.vec,
 ]
 
-# What a function returns, as JSON has it: None, the number of an output, ["constant", a value that is no tensor],
+# The structure of a function's result, as JSON: None, the number of an output, ["constant", a value that is no tensor],
 # ["list", [structures]], ["tuple", [structures]] or ["dict", {name: structure}].
 Structure = Any
 
@@ -76,10 +76,9 @@ Structure = Any
 class Exported:
     """A function as a graph.
 
-    `inputs` has, for each argument by its name, the placeholder of the graph, or None for one that is no tensor;
-    `weights` and `states` have the tensors that other placeholders stand for, and `names` what the function calls
-    all of them. `outputs` are the nodes that come out, and `structure` says how; `updates` has, for each state, the
-    node with its new value.
+    `inputs` maps each argument's name to its placeholder, or to None if it is no tensor. `weights` and `states` map
+    the other placeholders to their tensors. `names` has the function's name for each placeholder. `outputs` are the
+    returned nodes, and `structure` says how they are nested. `updates` maps each state to the node of its new value.
     """
 
     graph: torch.fx.Graph
@@ -93,12 +92,12 @@ class Exported:
 
 
 class _Flat(torch.nn.Module):
-    """A function that returns a flat list of tensors, and says besides how they belong together, and what it raised."""
+    """Wrap a function: return a flat list of tensors, and record their structure and what the function raised."""
 
     def __init__(self, func: Callable[..., Any], structures: list[Structure], raised: list[Exception]) -> None:
         super().__init__()
         self.func = func
-        self._told = [(structures, raised)]  # in a list of its own: what is set on a module is watched
+        self._told = [(structures, raised)]  # in a list, because PyTorch tracks what is set on a module
 
     def forward(self, *arguments: Any) -> list[torch.Tensor]:
         structures, raised = self._told[0]
@@ -126,30 +125,30 @@ def _flattened(result: Any, tensors: list[torch.Tensor]) -> Structure:
         return ["dict", {name: _flattened(value, tensors) for name, value in fields.items() if value is not None}]
     if isinstance(result, Mapping):
         if others := [name for name in result if not isinstance(name, str)]:
-            raise GraphError(f"a dictionary that is returned must have strings as its keys, got {others[0]!r}")
+            raise GraphError(f"a returned dictionary must have strings as keys, got {others[0]!r}")
         return ["dict", {name: _flattened(value, tensors) for name, value in result.items()}]
     if isinstance(result, list | tuple):
         return ["list" if isinstance(result, list) else "tuple", [_flattened(value, tensors) for value in result]]
     kind = type(result).__name__
     cache = ". A Hugging Face model returns a cache unless it is given use_cache=False" if "Cache" in kind else ""
     raise GraphError(
-        f"trace wants tensors to be returned, or dicts, lists, tuples and dataclasses of them; got {kind}{cache}"
+        f"the function must return tensors, or dicts, lists, tuples or dataclasses of them, got {kind}{cache}"
     )
 
 
 def export(
     func: Callable[..., Any], example_inputs: Sequence[Any], aliases: Mapping[torch.Tensor, int] | None = None
 ) -> Exported:
-    """`func` as it runs on the example inputs. `aliases` has, for tensors that it knows, the output that replaces each.
+    """Export `func` as it runs on the example inputs. `aliases` maps tensors that it uses to their new values' outputs.
 
-    Outputs are counted as they stand one after the other in all that is returned.
+    Outputs are numbered in the flattened order of the result.
     """
     function = function_of(func)
     names = argument_names(func, example_inputs)
     check_inputs(names, example_inputs)
     structures: list[Structure] = []
     raised: list[Exception] = []
-    # Each an object of its own: PyTorch takes arguments for one that have the same object as their examples.
+    # Each a separate object: PyTorch merges arguments whose examples are the same object.
     given = tuple(each if each is None else resolved(each).detach() for each in example_inputs)
     try:
         with torch.no_grad(), _quiet():
@@ -159,7 +158,7 @@ def export(
             narrow_masks(program.graph)
             join_activations(program.graph)
     except TransformersNeuronxError as error:
-        raise error.with_traceback(None) from None  # which has gone through much of PyTorch
+        raise error.with_traceback(None) from None  # most of the traceback is inside PyTorch
     except Exception as error:
         if any(error is each for each in raised):
             raise
@@ -170,7 +169,7 @@ def export(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """PyTorch warns about its own code, and logs graphs and tracebacks besides the errors that it raises."""
+    """Hide PyTorch's warnings about its own code, and the graphs and tracebacks that it logs before it raises."""
 
     def unimportant(record: logging.LogRecord) -> bool:
         return record.levelno < logging.WARNING
@@ -188,7 +187,7 @@ def _quiet() -> Iterator[None]:
 
 
 def decompositions() -> Any:
-    """How PyTorch takes operations apart: its own table, but for what is kept."""
+    """Return PyTorch's table of decompositions, without the operations that are kept whole."""
     table: Any = torch.export.default_decompositions()
     table.update(torch._decomp.get_decompositions(TAKEN_APART))
     for operation in KEPT:
@@ -199,21 +198,21 @@ def decompositions() -> Any:
 def _classified(
     program: Any, names: Sequence[str], inputs: Sequence[Any], structure: Structure, aliases: Mapping[torch.Tensor, int]
 ) -> Exported:
-    """Tell inputs, weights and states apart."""
+    """Sort the placeholders into inputs, weights and states."""
     nodes = {node.name: node for node in program.graph.nodes}
     given: list[Node | None] = []
     known: dict[Node, torch.Tensor] = {}
     targets: dict[str, Node] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.TOKEN:
-            continue  # an order of checks that come to nothing here
+            continue  # orders checks that are not compiled
         if spec.kind is InputKind.USER_INPUT:
             given.append(nodes[spec.arg.name] if isinstance(spec.arg, TensorArgument) else None)
         elif isinstance(spec.arg, TensorArgument):
             targets[spec.target] = node = nodes[spec.arg.name]
             known[node] = _tensor_of(program, spec.target)
         else:
-            raise GraphError(f"trace knows tensors only, but the function uses {spec.target}, a {spec.kind.name}")
+            raise GraphError(f"trace supports only tensors, but the function uses {spec.target}, a {spec.kind.name}")
     arguments = dict(zip(names, given, strict=True))
     outputs, written = _results(program, nodes, targets, {node.name: name for name, node in arguments.items() if node})
     tensors = known | {node: value for node, value in zip(given, inputs, strict=True) if node}
@@ -236,7 +235,7 @@ def _classified(
 def _results(
     program: Any, nodes: Mapping[str, Node], targets: Mapping[str, Node], arguments: Mapping[str, str]
 ) -> tuple[list[Node], dict[Node, Node]]:
-    """What the function returns, and, by their placeholders, what it writes to its buffers."""
+    """Return the function's outputs, and the new values of its buffers by their placeholders."""
     outputs, written = [], {}
     for spec in program.graph_signature.output_specs:
         if spec.kind is OutputKind.USER_OUTPUT:
@@ -246,8 +245,8 @@ def _results(
         elif spec.kind is not OutputKind.TOKEN:
             name = arguments.get(spec.target, spec.target.removeprefix("func."))
             raise GraphError(
-                f"the function must leave its inputs and parameters alone, but writes to {name}: clone it first, or "
-                "make it a state, which a buffer is, and what input_output_aliases names"
+                f"the function must not change its inputs and parameters, but writes to {name}: clone it first, or "
+                "make it a buffer or name it in input_output_aliases"
             )
     return outputs, written
 
@@ -261,29 +260,29 @@ def _tensor_of(program: Any, target: str) -> torch.Tensor:
 
 
 def same(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What is alike in tensors that are one."""
+    """Return a key that is equal for tensors that are the same view of the same memory."""
     bits = tensor.is_neg(), tensor.is_conj()
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), bits
 
 
 def _aliased(tensors: Mapping[Node, torch.Tensor], tensor: torch.Tensor, number: int) -> Node:
-    """The placeholder that stands for a tensor which output `number` is to replace."""
+    """Return the placeholder of the tensor that output `number` replaces."""
     found = [node for node, known in tensors.items() if same(known) == same(tensor)]
     if not found:
         raise GraphError(
-            f"input_output_aliases wants tensors that the function uses, but it does not use the one "
+            f"input_output_aliases must name tensors that the function uses, but it does not use the tensor "
             f"{list(tensor.shape)} of output {number}"
         )
     if len(found) > 1 and all(node.name.startswith("arguments_") for node in found):
         raise GraphError(
             f"input_output_aliases must say which argument output {number} replaces, but {len(found)} arguments have "
-            "that tensor as their example: clone it for the others"
+            "that tensor as their example: give the others a clone"
         )
     return found[0]
 
 
 def _renumbered(structure: Structure, places: Mapping[int, int]) -> Structure:
-    """The structure without outputs that have no place: they stay on the device."""
+    """Renumber the outputs of a structure, and drop those that stay on the device."""
     if isinstance(structure, int):
         return places.get(structure)
     if structure is None or structure[0] == "constant":

@@ -1,4 +1,4 @@
-"""Operations that belong together become the one that there is a kernel for: attention, and activations of layers."""
+"""Fuse operations into those that have a kernel: attention, and activations of linear layers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.fx import Graph, Node
 aten = torch.ops.aten
 
 PRODUCTS = {aten.matmul.default, aten.bmm.default}
-# What leaves weights as they are; dropout does where nothing is trained.
+# Operations that leave attention weights unchanged. Dropout does so outside training.
 KEPT = {aten.dropout.default, aten.contiguous.default, aten.clone.default, aten.detach.default}
-# What makes no values that differ of such that are alike.
+# Operations that map equal values to equal values.
 SAME = {aten.expand.default, aten._to_copy.default, aten.clone.default, aten.alias.default}
 CONVERSIONS = {aten.to.dtype, aten.to.dtype_layout, aten.type_as.default}
 
 
 class Scores(NamedTuple):
-    """Scores as what makes them: q kᵀ scale + biases."""
+    """The parts of attention scores: q kᵀ scale + biases."""
 
     q: Node
     transposed: Node  # kᵀ
@@ -27,8 +27,8 @@ class Scores(NamedTuple):
 
 
 def join_attention(graph: Graph) -> None:
-    """Write softmax(q kᵀ scale + biases) v as `scaled_dot_product_attention`, if nothing else uses what is between."""
-    for node in list(graph.nodes):  # these would use what is in between
+    """Fuse softmax(q kᵀ scale + biases) v into `scaled_dot_product_attention` if nothing else uses its parts."""
+    for node in list(graph.nodes):  # these count as other uses of its parts
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
     for node in list(graph.nodes):
@@ -41,7 +41,7 @@ def join_attention(graph: Graph) -> None:
 
 
 def _scores(weights: Any) -> Scores | None:
-    """What makes the scores that weights are the softmax of, along their last axis."""
+    """Return the scores whose softmax along the last axis gives `weights`, or None if there are none."""
     while _between(weights) and weights.target in KEPT | CONVERSIONS:
         if weights.target is aten.dropout.default and weights.args[2]:
             return None
@@ -73,7 +73,7 @@ def _taken_apart(scores: Any) -> Scores | None:
 
 
 def _comes_out(node: Node) -> bool:
-    """Whether it is a result of the function, which is known by its name."""
+    """Return whether a node is a result of the function. Such a node must keep its name."""
     return any(user.op == "output" for user in node.users)
 
 
@@ -86,7 +86,7 @@ def _shape(node: Node) -> tuple[int, ...]:
 
 
 def _fit(scores: Scores, weights: Node, values: Node) -> bool:
-    """Whether the operation takes them: of one element type, and as large as all together."""
+    """Return whether attention takes these operands: one element type, equal leading sizes, and no wider bias."""
     operands = scores.q, scores.transposed, values
     lead = {_shape(each)[:-2] for each in operands}
     sizes = (*_shape(scores.q)[:-1], _shape(scores.transposed)[-1])
@@ -111,7 +111,7 @@ def _join(graph: Graph, product: Node, scores: Scores, values: Node) -> None:
 
 
 def narrow_masks(graph: Graph) -> None:
-    """Make masks that are the same for all queries those of one: a kernel then reads a row of numbers for all."""
+    """Reduce masks that are equal for all queries to one row, so that a kernel reads one row."""
     known: dict[Node, Any] = {}
     for node in list(graph.nodes):
         if node.target is aten.scaled_dot_product_attention.default and len(node.args) > 3:
@@ -124,7 +124,7 @@ def narrow_masks(graph: Graph) -> None:
 
 
 def _same_along(node: Node, axis: int, known: dict[Node, Any]) -> bool:
-    """Whether all that stands along an axis, counted from the last, is seen to be alike."""
+    """Return whether a node's elements are known to be equal along an axis, counted from the last."""
     if len(_shape(node)) < -axis or _shape(node)[axis] == 1:
         return True
     pointwise = node.target in SAME or torch.Tag.pointwise in getattr(node.target, "tags", ())
@@ -135,10 +135,10 @@ def _same_along(node: Node, axis: int, known: dict[Node, Any]) -> bool:
 
 
 def constant(node: Node, known: dict[Node, Any]) -> Any:
-    """What a node is, if it depends on nothing but what is known; otherwise None."""
+    """Return a node's value if it depends only on known values; otherwise None."""
     if node not in known:
         values = {each: constant(each, known) for each in node.all_input_nodes}
-        ours = node.op != "call_function" or "activation" in node.kwargs  # which PyTorch's operation does not have
+        ours = node.op != "call_function" or "activation" in node.kwargs  # PyTorch's operation has no such argument
         if ours or any(value is None for value in values.values()):
             known[node] = None
         else:
@@ -148,7 +148,7 @@ def constant(node: Node, known: dict[Node, Any]) -> Any:
 
 
 def join_activations(graph: Graph) -> None:
-    """Make activations of what a linear layer gives, and nothing else uses, a part of the layer."""
+    """Fuse an activation into a linear layer if nothing else uses the layer's output."""
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):
         users = list(node.users)
         name = _activation(users[0]) if len(users) == 1 and not _comes_out(users[0]) else None
@@ -159,7 +159,7 @@ def join_activations(graph: Graph) -> None:
 
 
 def _activation(node: Node) -> str | None:
-    """What a configuration would call it."""
+    """Return an activation's name in a model configuration, or None."""
     if node.target is aten.gelu.default:
         return "gelu_pytorch_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
     names: dict[Any, str] = {aten.silu.default: "silu", aten.relu.default: "relu", aten.tanh.default: "tanh"}

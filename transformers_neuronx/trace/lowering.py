@@ -1,7 +1,7 @@
-"""From an exported graph to an HLO module: a walk over its nodes, each of which the table of `aten` lowers.
+"""Lower an exported graph to an HLO module, node by node, with the table of `aten`.
 
-Parameters are the inputs, then the weights, then the states; results are the outputs, then the extremes of indices that
-the program works out, if there are any, then the new states, in the memory of the old ones.
+The parameters are the inputs, then the weights, then the states. The results are the outputs, then the extremes of the
+indices that the program computes, if any, then the new states. New states use the memory of the old ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers_neuronx.trace.ranges import extremes
 
 aten = torch.ops.aten
 
-# Arguments that say where a tensor is or how it lies: a program knows neither.
+# Arguments for a tensor's device or memory layout, which do not apply to a program.
 IGNORED = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "generator"}
 COND = torch.ops.higher_order.cond
 SKIPPED = {aten._assert_tensor_metadata.default, aten._assert_async.msg}
@@ -35,17 +35,17 @@ SKIPPED = {aten._assert_tensor_metadata.default, aten._assert_async.msg}
 
 @dataclass(frozen=True)
 class Casting:
-    """What in f32 is computed in a narrower element type: nothing, the products, or everything."""
+    """Which f32 operations use a narrower element type: none, the matrix products, or all."""
 
     scope: str = "none"
     dtype: str = "bf16"
 
     def kept(self, dtype: torch.dtype) -> DType:
-        """The element type in which a tensor that PyTorch has in `dtype` is there."""
+        """Return the element type in which a PyTorch tensor of `dtype` is stored."""
         return self.narrow(element_type_of(dtype)) if self.scope == "all" else element_type_of(dtype)
 
     def multiplied(self, dtype: DType) -> DType:
-        """The element type in which it is multiplied."""
+        """Return the element type in which a tensor of `dtype` is multiplied."""
         return dtype if self.scope == "none" else self.narrow(dtype)
 
     def narrow(self, dtype: DType) -> DType:
@@ -53,38 +53,38 @@ class Casting:
 
 
 class Placement(NamedTuple):
-    """How a weight is there: as PyTorch has it, or as the matrix [out, in] of a layer, which may lie in panels."""
+    """How a weight is stored: as in PyTorch, or as a layer's matrix [out, in], which may be in panels."""
 
     dtype: str
     sizes: tuple[int, ...]
     matrix: bool = False
-    transposed: bool = False  # of what PyTorch has
+    transposed: bool = False  # relative to PyTorch's
 
     @property
     def word(self) -> int | None:
         return panels.WORDS[self.dtype] if self.matrix else None
 
     def held(self, in_panels: bool) -> tuple[int, ...]:
-        """The sizes in memory."""
+        """Return the sizes in memory."""
         return panels.sizes(self.sizes, self.word) if in_panels and self.word else self.sizes
 
     def laid_out(self, tensor: torch.Tensor, in_panels: bool) -> torch.Tensor:
-        """A weight of the function as it is there, in memory of its own."""
+        """Return a copy of the function's weight in this placement."""
         tensor = resolved(tensor.T if self.transposed else tensor).to(to_torch(self.dtype))
         if in_panels and self.word:
             return panels.laid_out(tensor, self.word)
         return tensor.clone(memory_format=torch.contiguous_format)
 
     def moved(self, tensor: torch.Tensor, in_panels: bool) -> torch.Tensor:
-        """The same in panels, or out of them; not copied where it is that already."""
+        """Move a stored weight into or out of panels, without a copy if it is so already."""
         if tuple(tensor.shape) == self.held(in_panels):
             return tensor
         assert self.word is not None
         return panels.laid_out(tensor, self.word) if in_panels else panels.as_matrix(tensor, self.sizes).contiguous()
 
 
-# Operands that are a layer's matrix, and whether it is the transpose of [out, in]. A table that rows are looked up in
-# may be one as well, in the element type that it is multiplied in.
+# Operands that are a layer's matrix, and whether they are transposed from [out, in]. An embedding table can be one
+# too, in the element type in which it is multiplied.
 Use = tuple[Any, int]
 LOOKED_UP: Use = (aten.embedding.default, 0)
 MATRICES: dict[Use, bool] = {
@@ -96,7 +96,7 @@ MATRICES: dict[Use, bool] = {
 
 
 def placements(exported: Exported, casting: Casting) -> dict[Node, Placement]:
-    """How each weight is there, by its placeholder. Those that are one tensor are there once."""
+    """Return the placement of each weight by its placeholder. Uses of one tensor share a placement."""
     uses: dict[tuple[Any, ...], set[Use]] = {}
     for node, tensor in exported.weights.items():
         uses.setdefault(same(tensor), set()).update(_uses(node))
@@ -104,12 +104,12 @@ def placements(exported: Exported, casting: Casting) -> dict[Node, Placement]:
 
 
 def _uses(node: Node) -> set[Use]:
-    """The operations that have a node as an operand, and which one."""
+    """Return the operations that use a node, with its operand number in each."""
     return {(user.target, place) for user in node.users for place in _operands(user, node)}
 
 
 def _operands(user: Node, node: Node) -> list[int]:
-    """Which of a user's operands a node is; -1 where it is one in a list, or by keyword."""
+    """Return a node's operand numbers in a user, or -1 if it is in a list or a keyword argument."""
     return [place for place, each in enumerate(user.args) if each is node] or [-1]
 
 
@@ -127,7 +127,7 @@ def _placement(tensor: torch.Tensor, uses: set[Use], casting: Casting) -> Placem
 
 
 class Region(NamedTuple):
-    """The part of a larger tensor that a state is."""
+    """A state as part of a larger tensor."""
 
     whole: tuple[int, ...]
     starts: tuple[int, ...]
@@ -140,9 +140,9 @@ class Region(NamedTuple):
 
 @dataclass
 class Lowering:
-    """A PyHLO function: one pass over the nodes of an exported graph, with a tensor, or a list of them, for each.
+    """A PyHLO function that lowers an exported graph in one pass, with a tensor or a list of them for each node.
 
-    Its weights are there as `places` says, and its states as `regions` does. `indices` are those to be looked at.
+    `places` and `regions` say how weights and states are stored. `indices` are those whose range is checked.
     """
 
     exported: Exported
@@ -162,13 +162,13 @@ class Lowering:
 
     def _walk(self, graph: Graph) -> None:
         for node in graph.nodes:
-            if node.op == "get_attr":  # a branch
+            if node.op == "get_attr":  # a branch of torch.cond
                 self.values[node] = getattr(graph.owning_module, node.target)
             elif node.op == "call_function" and node.target not in SKIPPED:
                 self.values[node] = self._lowered(node)
 
     def _either(self, predicate: Tensor, on_true: GraphModule, on_false: GraphModule, given: Sequence[Any]) -> Any:
-        """The results of one of two branches. Both are computed."""
+        """Compute both branches, and select the results of one."""
         results = []
         for branch in (on_true, on_false):
             self.values.update(zip(branch.graph.find_nodes(op="placeholder"), given, strict=True))
@@ -200,11 +200,11 @@ class Lowering:
             new, sizes = hlo.convert(self.values[node], old.dtype), tuple(self.exported.states[state].shape)
             if new.sizes != sizes:
                 raise GraphError(
-                    f"input_output_aliases wants an output of the state's sizes {list(sizes)}, got {new!r}"
+                    f"input_output_aliases needs an output of the state's sizes {list(sizes)}, got {new!r}"
                 )
             if sizes != old.sizes:
                 new = hlo.dynamic_update_slice(old, new, self.regions[state].starts)
-            new = new.shape.Copy(new) if new in outputs else new  # what is there twice
+            new = new.shape.Copy(new) if new in outputs else new  # each result needs its own alias
             new.set_alias_to(old, must=True)
             outputs.append(new)
         return outputs
@@ -236,7 +236,7 @@ class Lowering:
         return _checked(node, out, result)
 
     def _expected(self, node: Node) -> Any:
-        """The shape, or the shapes, that PyTorch says come out; None for one after the first that nothing uses."""
+        """Return PyTorch's shape, or shapes, of a node's results. An unused result after the first has None."""
         value: Any = node.meta["val"]
         if not isinstance(value, list | tuple):
             return self._shape(value)
@@ -248,7 +248,7 @@ class Lowering:
 
 
 def _result(node: Node, results: Sequence[Tensor | None], number: int) -> Tensor | None:
-    """One of the results of an operation, which is there if something uses it."""
+    """Return one result of an operation. Raises GraphError if it is used but not lowered."""
     if results[number] is None and node.users:
         (source,) = node.all_input_nodes
         raise GraphError(f"{source.target} has no lowering to HLO for its result {number}. {origin(node)}")
@@ -260,9 +260,9 @@ def shape_of(value: torch.Tensor) -> Shape:
 
 
 def _checked(node: Node, out: Any, result: Any) -> Any:
-    """What a lowering made, which has the shape that PyTorch says."""
+    """Return a lowering's result after a check of its shape against PyTorch's."""
     pairs = list(zip(out, result, strict=True)) if isinstance(out, list) else [(out, result)]
     for want, got in pairs:
         if got is not None and want is not None and repr(got.shape) != repr(want):
-            raise GraphError(f"the lowering of {node.target} made {got!r} where PyTorch has {want!r}. {origin(node)}")
+            raise GraphError(f"the lowering of {node.target} must return {want!r}, got {got!r}. {origin(node)}")
     return result

@@ -1,4 +1,4 @@
-"""The original's own `trace`, where there is a Neuron device for it."""
+"""Find `torch_neuronx`, whose own `trace` is used on Neuron devices."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from transformers_neuronx.neuron import presence
 
 
 def torch_neuronx() -> Any:
-    """`torch_neuronx`, if it is installed and there is a device, and no other runtime was asked for; else None."""
+    """Return `torch_neuronx` if it is installed, has a device, and `NEURONX_RUNTIME` is not set; otherwise None."""
     return None if env.RUNTIME.given else presence.torch_neuronx()

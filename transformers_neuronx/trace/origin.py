@@ -1,4 +1,4 @@
-"""Where in the caller's code something is asked for, in words; and of what PyTorch raises there."""
+"""Find the caller's source line of an operation, and explain the errors that PyTorch raises there."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch.fx import Node
 from transformers_neuronx.errors import GraphError, TransformersNeuronxError
 
 OURS, THEIRS = str(Path(__file__).parent), str(Path(torch.__file__).parent)
-OURSELVES = "_Flat"  # the module around a function, of `export`
-GENERATED = ("<eval_with_key", "<string>")  # what PyTorch makes of graphs
+OURSELVES = "_Flat"  # the wrapper module in `export`
+GENERATED = ("<eval_with_key", "<string>")  # code that PyTorch generates from graphs
 SCRIPTED: Any = torch.jit.ScriptModule
 RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def module_of(node: Node) -> tuple[str, str]:
-    """The path and the class of the module that a node comes from."""
+    """Return the path and the class name of the module that a node comes from."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, kind = stack[-1] if stack else ("", "")
     path = path.removeprefix("func").removeprefix(".")
@@ -33,7 +33,7 @@ def module_of(node: Node) -> tuple[str, str]:
 
 
 def origin(node: Node) -> str:
-    """Who asks for a node, and in which line."""
+    """Return a sentence with a node's module and source line."""
     path, kind = module_of(node)
     frames = re.findall(r'File "(.*?)", line (\d+), in \S+\n\s*(.*)', node.meta.get("stack_trace") or "")
     frames = [frame for frame in frames if not frame[0].startswith((OURS, *GENERATED))]
@@ -43,39 +43,39 @@ def origin(node: Node) -> str:
 
 def _asks(path: str, kind: str, frame: tuple[Any, Any, Any] | None = None) -> str:
     where = " in {}, line {}, `{:.120}`".format(*frame) if frame else ""
-    return f"{f'{path} ({kind})' if path else kind or 'The function'} asks for it{where}."
+    return f"Source: {f'{path} ({kind})' if path else kind or 'the function'}{where}."
 
 
 def explained(error: Exception, func: Callable[..., Any]) -> Exception:
-    """What a function has raised while PyTorch ran it on tensors without elements; in our words what PyTorch has."""
+    """Return the exception to raise for `error`: the function's own unchanged, PyTorch's as a GraphError."""
     from torch.fx.experimental.symbolic_shapes import (
         GuardOnDataDependentSymNode,
-    )  # with SymPy: what loads needs neither
+    )  # imports SymPy, which loading does not need
 
     if isinstance(error, TransformersNeuronxError) or not _is_theirs(error):
         return error
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException | GuardOnDataDependentSymNode):
         return GraphError(
-            "what is computed, or how much of it, follows from the values of tensors here, and a program is the same "
-            f"for all values. {_asked(error, func)} Use torch.where or torch.cond, of which both sides are computed, "
-            "or do this before or after what is traced"
+            "the operations or their sizes depend on tensor values here, but a program is the same for all values. "
+            f"{_asked(error, func)} Use torch.where or torch.cond, which compute both branches, "
+            "or do this outside the traced function"
         )
     if any(isinstance(frame.f_locals.get("self"), SCRIPTED) for frame, _ in traceback.walk_tb(error.__traceback__)):
-        return GraphError(f"a ScriptModule cannot be traced: use what it was made of. {_asked(error, func)}")
+        return GraphError(f"a ScriptModule cannot be traced: use the module it was made from. {_asked(error, func)}")
     return GraphError(
-        f"PyTorch cannot trace this: {summary(error)}. {_asked(error, func)} Write it with other operations of "
-        "PyTorch, or do it before or after what is traced"
+        f"PyTorch cannot trace this: {summary(error)}. {_asked(error, func)} Use other PyTorch operations, "
+        "or do this outside the traced function"
     )
 
 
 def summary(error: Exception) -> str:
-    """The first line of what it says, which is followed by graphs and advice for people who write PyTorch."""
+    """Return the first line of the error's text. The rest is graphs and advice for PyTorch developers."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _is_theirs(error: Exception) -> bool:
-    """Whether PyTorch has raised it, in Python or in C++."""
+    """Return whether PyTorch raised the error, in Python or in C++."""
     last = error.__traceback__
     assert last
     while last.tb_next:
@@ -88,7 +88,7 @@ def _is_theirs(error: Exception) -> bool:
 
 
 def _asked(error: Exception, func: Callable[..., Any]) -> str:
-    """Who was running, and in which line, of those frames that are neither PyTorch's nor ours."""
+    """Describe the innermost frame that is neither PyTorch's nor this package's."""
     skipped = (OURS, THEIRS, *GENERATED)
     frames = [
         each for each in traceback.walk_tb(error.__traceback__) if not each[0].f_code.co_filename.startswith(skipped)

@@ -1,6 +1,6 @@
-"""A traced function as data: its modules, what they take, and what the engine made of them; and that as bytes.
+"""A traced function as data: its HLO modules, their parameters and their executables, and all of it as bytes.
 
-The bytes are a zip file, so that one tensor holds them and other tools can open it. They do not hold weights.
+The bytes are a zip file without weights. One tensor holds them, and other tools can open it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers_neuronx.trace.ranges import Range
 
 FORMAT = 2
 DESCRIPTION = "traced.json"
-TOLD = ("inputs", "ranges", "weights", "states")  # there, of each program
+TOLD = ("inputs", "ranges", "weights", "states")  # the fields of a program in the description
 
 
 class Input(NamedTuple):
@@ -43,11 +43,11 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """One module: with weights as matrices and with those in panels, of which a runtime takes one.
+    """One module in two forms, with weights as matrices (`plain`) or in panels (`panelled`). A runtime uses one.
 
-    `inputs` are in the order of the function's arguments, None for one that is no tensor, and `ranges` of the indices
-    among them and of those that the program works out; `weights` and `states` are the numbers of those in the order of
-    the module's parameters. `executable` is of the module that was compiled, if it could be had as bytes.
+    `inputs` are in the order of the function's arguments, with None for one that is no tensor. `ranges` limits the
+    indices among the inputs and those that the program computes. `weights` and `states` are numbers in the order of the
+    module's parameters. `executable` is the serialized executable, or empty if the runtime cannot serialize it.
     """
 
     inputs: Sequence[Input | None]
@@ -64,9 +64,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Traced:
-    """A function as programs, one for each bucket of input sizes; its arguments and weights by their names.
+    """A function as programs, one for each bucket of input sizes, with the names of its arguments and weights.
 
-    `structure` says how outputs belong together, and `fingerprint` what the executables depend on besides modules.
+    `structure` says how outputs are nested. `fingerprint` has what the executables depend on in addition to modules.
     """
 
     arguments: Sequence[str]
@@ -89,11 +89,11 @@ class Traced:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Traced:
-        with files.explain("a traced module is damaged", "trace it again"):
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:  # which checks the CRC of what it reads
+        with files.explain("the traced module is damaged", "trace it again"):
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:  # reads check the CRC
                 told = json.loads(archive.read(DESCRIPTION))
                 if told.pop("format") != FORMAT:
-                    raise CheckpointError("a traced module is of another version of this package: trace it again")
+                    raise CheckpointError("the traced module is from another version of this package: trace it again")
                 programs = [_program(archive, number, each) for number, each in enumerate(told.pop("programs"))]
             weights = [(name, _placement(*placed)) for name, placed in told.pop("weights")]
             return cls(programs=programs, weights=weights, **told)

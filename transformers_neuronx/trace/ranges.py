@@ -1,8 +1,8 @@
-"""Where indices have to lie, and who looks: PyTorch raises an IndexError for one that is outside, a program cannot.
+"""Check the ranges of indices. PyTorch raises an IndexError for an index out of range, but a program cannot.
 
-An index that is an input as it was given is looked at on the host, before the program runs. Of one that the program
-works out it returns the smallest and the largest element besides its outputs. A constant one is known while it is
-traced. In the branches of `torch.cond` nobody looks: both are computed, for whatever values.
+An index that is an unchanged input is checked on the host before the program runs. For an index that it computes, the
+program returns the smallest and the largest element as an extra output. A constant index is checked during tracing.
+Indices inside `torch.cond` are not checked, because both branches are computed for any values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers_neuronx.trace.origin import origin
 
 aten = torch.ops.aten
 
-# Operations that have an index along one axis, and whether a negative one counts from the back, or is outside.
+# Operations with an index along one axis, and whether a negative index counts from the end (or is out of range).
 ALONG_AN_AXIS = {
     aten.index_select.default: False,
     aten.gather.default: False,
@@ -36,7 +36,7 @@ ALONG_AN_AXIS = {
     aten.scatter_reduce.two: False,
 }
 BY_PLACE = {aten.index.Tensor, aten.index_put.default}
-# What gives all elements of its first operand, and no others.
+# Operations whose results have exactly the elements of the first operand.
 KEEPING = {
     aten.alias.default,
     aten.clone.default,
@@ -52,14 +52,14 @@ KEEPING = {
 
 
 class OutOfRangeError(InputError, IndexError):
-    """An index is outside of what it looks up."""
+    """An index is out of range."""
 
 
 class Range(NamedTuple):
-    """Where the elements of an index have to lie: from `low` to `high`, which is one of them.
+    """The range of an index's elements: from `low` to `high`, inclusive.
 
-    `argument` is the number of the input that the index is, or None where the program works it out. What the function
-    itself asserts is one, too: of values that have to be true, with what it says otherwise.
+    `argument` is the number of the input that is the index, or None if the program computes it. An assertion in the
+    function is a range too, from 1 to 1; `asserted` is its message.
     """
 
     argument: int | None
@@ -81,7 +81,7 @@ class Range(NamedTuple):
 
 
 def ranges(exported: Exported) -> list[tuple[Range, Node]]:
-    """Of all indices of a graph, each once, and the nodes that they are. Those that are constant are checked here."""
+    """Return the ranges and nodes of a graph's indices, each once. Constant indices are checked here."""
     arguments = {node: number for number, node in enumerate(exported.inputs.values()) if node}
     given = {*arguments, *exported.states}
     known: dict[Node, Any] = dict(exported.weights)
@@ -102,7 +102,7 @@ def ranges(exported: Exported) -> list[tuple[Range, Node]]:
 
 
 def _indices(node: Node) -> Iterator[tuple[Node, int, bool]]:
-    """What a node looks up by: indices, how many elements they choose from, and whether they count from the back."""
+    """Yield a node's indices, the sizes that they index, and whether negative ones count from the end."""
     arguments: Any = node.args
     found: list[tuple[Any, int, bool]] = []
     if node.target is aten.embedding.default:
@@ -119,14 +119,14 @@ def _indices(node: Node) -> Iterator[tuple[Node, int, bool]]:
 
 
 def _source(node: Node) -> Node:
-    """The node that has the same elements, perhaps in another order, shape or type."""
+    """Return the earliest node with the same elements, in any order, shape or integer type."""
     while node.target in KEEPING or _widens(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def _widens(node: Node) -> bool:
-    """Whether it is a conversion that every integer survives."""
+    """Return whether a node is a conversion that keeps every integer value."""
     if node.target is not aten._to_copy.default:
         return False
     before, after = (each.meta["val"].dtype for each in (node.all_input_nodes[0], node))
@@ -137,7 +137,7 @@ def _widens(node: Node) -> bool:
 
 
 def extremes(indices: Sequence[Tensor]) -> Tensor:
-    """The smallest and the largest element of each, s64[indices, 2]."""
+    """Return the smallest and the largest element of each index, `s64[indices, 2]`."""
     pairs = []
     for index in indices:
         axes = range(len(index.sizes))
@@ -146,14 +146,14 @@ def extremes(indices: Sequence[Tensor]) -> Tensor:
 
 
 def check_given(limits: Sequence[Range], names: Sequence[str], inputs: Sequence[torch.Tensor | None]) -> None:
-    """Raise OutOfRangeError for an input that is an index, and outside."""
+    """Raise OutOfRangeError for an input that is an index out of range."""
     for each in limits:
         if each.argument is not None and (tensor := inputs[each.argument]) is not None:
             each.check(names[each.argument], tensor)
 
 
 def check_computed(limits: Sequence[Range], found: torch.Tensor) -> None:
-    """Raise OutOfRangeError for what `extremes` has made of the indices that a program works out."""
+    """Raise OutOfRangeError for computed indices out of range, from the result of `extremes`."""
     computed = [each for each in limits if each.argument is None]
     for each, pair in zip(computed, found, strict=True):
-        each.check("an index that the program works out", pair)
+        each.check("an index that the program computes", pair)

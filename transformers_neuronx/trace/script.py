@@ -1,6 +1,6 @@
-"""The TorchScript module that a traced function becomes: a shell around an engine, which is saved with all it needs.
+"""The TorchScript module of a traced function: a shell around an engine, saved with everything that it needs.
 
-`program` has the bytes, `weights` the weights as they lie on the device, and the parameters are the states.
+`program` has the bytes, `weights` has the weights as laid out for the device, and the parameters are the states.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ScriptModule = torch.jit.ScriptModule
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """PyTorch calls all of TorchScript deprecated, which is what was asked for here."""
+    """Hide PyTorch's deprecation warnings about TorchScript, which this package uses on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -38,22 +38,22 @@ def scripted(
     kernel: Callable[..., Any] | None = None,
     constants: Sequence[Any] = (),
 ) -> ScriptModule:
-    """A module that calls the programs of `traced` and returns what they do.
+    """Return a module that calls the programs of `traced` and returns their outputs.
 
-    With several programs, `kernel(inputs, *constants)`, a scripted function, makes inputs of other inputs and says
-    which program is to be called.
+    With several programs, the scripted function `kernel(inputs, *constants)` returns the prepared inputs and the
+    number of the program to call.
     """
     attributes: dict[str, Any] = {f"state_{number}": State.of(state) for number, state in enumerate(states)}
     attributes |= {f"constant_{number}": value for number, value in enumerate(constants)}
     if kernel is not None:
         attributes["bucket_kernel"] = kernel
-    if states and isinstance(kernel, torch.nn.Module):  # TorchScript could not put it into what `__getstate__` returns
+    if states and isinstance(kernel, torch.nn.Module):  # `__getstate__` cannot return a module
         raise GraphError(
-            "bucket_kernel must return a scripted function, torch.jit.script(function), where there are states; got a "
+            "with states, bucket_kernel must return a scripted function, torch.jit.script(function), got a "
             f"module, {getattr(kernel, 'original_name', type(kernel).__name__)}"
         )
     annotations = dict(weights=list[torch.Tensor])
-    # A class of its own, since TorchScript has one `forward` for all modules of a class.
+    # A separate class, because TorchScript compiles one `forward` for each class.
     shell = type("Traced", (torch.nn.Module,), dict(__annotations__=annotations, __module__=__name__))()
     shell.register_buffer("program", torch.frombuffer(bytearray(traced.to_bytes()), dtype=torch.uint8))
     shell.weights = list(weights)
@@ -69,7 +69,7 @@ def scripted(
 
 
 class Forward:
-    """A module's `forward` for callers in Python: an error of ours comes out as it is."""
+    """A module's `forward` for Python callers, which raises this package's exceptions unchanged."""
 
     def __init__(self, method: Any) -> None:
         self._method = method
@@ -81,7 +81,7 @@ class Forward:
             except RuntimeError:
                 if errors:
                     raise errors.pop() from None
-                for number, value in enumerate(arguments):  # PyTorch refuses some kinds before an operation is called
+                for number, value in enumerate(arguments):  # PyTorch rejects some kinds before it calls an operation
                     if isinstance(value, torch.Tensor):
                         check_kind(f"input {number}", value)
                 raise
@@ -91,13 +91,13 @@ class Forward:
 
 
 def called(module: ScriptModule) -> ScriptModule:
-    """A traced module that is called through `Forward`; its copies are not, nor is it within other modules."""
+    """Set a traced module to be called through `Forward`. Copies, and calls inside other modules, are unaffected."""
     module.forward = Forward(module.forward)
     return module
 
 
 def _source(traced: Traced, states: int, bucketed: bool, constants: int) -> str:
-    """The module's `forward`. Its variables have names that no argument has, as a rule."""
+    """Return the source of the module's `forward`. Its variables start with an underscore, unlike most arguments."""
     given = [each is not None for each in traced.programs[0].inputs]
     arguments = [
         f"{name}: {'Tensor' if is_tensor else 'Optional[Tensor] = None'}"
@@ -132,9 +132,10 @@ def _attributes(name: str, count: int) -> str:
 
 
 def _saving(states: int, constants: Sequence[Any]) -> str:
-    """The methods that TorchScript saves and copies a module with states by, wherever it stands in another.
+    """Return the source of the methods with which TorchScript saves and copies a module with states.
 
-    A copy has a program and states of its own. Weights are not written to, so all copies have the same.
+    They also work inside another module. A copy has its own program and states. Copies share the weights, which are
+    never written to.
     """
     types = ["bool", "Tensor", "List[Tensor]", "List[Tensor]"]
     types += [torch._C._jit_try_infer_type(value).type().annotation_str for value in constants]
@@ -155,13 +156,13 @@ def _saving(states: int, constants: Sequence[Any]) -> str:
 
 
 def _defaulted(arguments: Sequence[str]) -> list[str]:
-    """Only last arguments may have a default."""
+    """Remove the defaults of arguments that precede one without a default."""
     last = max((number for number, text in enumerate(arguments) if "=" not in text), default=-1)
     return [text.partition(" =")[0] if number < last else text for number, text in enumerate(arguments)]
 
 
 def _result(structure: Structure) -> list[str]:
-    """Lines that return the outputs as the function does."""
+    """Return source lines that return the outputs in the function's structure."""
     lines: list[str] = []
     value = _expression(structure, lines)
     return [*lines, f"return {value}"]
@@ -182,7 +183,7 @@ def _expression(structure: Structure, lines: list[str]) -> str:
 
 
 def _dictionary(parts: dict[str, Structure], lines: list[str]) -> str:
-    """A dictionary, of tensors if it has nothing else."""
+    """Add lines that make a dictionary, and return its variable. Its values are typed if all are tensors."""
     kind = "Tensor" if all(isinstance(each, int) for each in parts.values()) else "Any"
     items = [(name, _expression(each, lines)) for name, each in parts.items()]
     variable = f"_result_{len(lines)}"

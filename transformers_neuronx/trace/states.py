@@ -1,8 +1,8 @@
-"""The states of a traced function as the host has them: a copy that is brought up to date when it is looked at.
+"""Host copies of a traced function's states, refreshed when they are read.
 
-What is newest stands on the device after each call. PyTorch's functions and methods tell a tensor of a class of its own
-when they are called with it, so a `State` fetches what the device has before they see it. TorchScript does not tell:
-what it saves and copies goes through the module's `__getstate__`, which asks for `current`.
+After each call the newest values are on the device. PyTorch passes each call on a tensor subclass to
+`__torch_function__`, where a `State` first fetches the device's values. TorchScript does not do that.
+It saves and copies a module through `__getstate__`, which calls `current`.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import torch
 
 from transformers_neuronx.trace.given import resolved
 
-# Nothing of what such a function leaves in its first argument was there before.
+# These functions overwrite all of their first argument, so its old values need no fetch.
 OVERWRITING = {torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.zero_}
-# `data` would count its writes for itself.
+# A tensor from `data` has its own version counter; one from `detach` shares the state's.
 DATA, INSTEAD = torch.Tensor.data.__get__, torch.Tensor.detach  # type: ignore[attr-defined]
 
-plain = torch._C.DisableTorchFunctionSubclass  # a context in which a state is a tensor as any
+plain = torch._C.DisableTorchFunctionSubclass  # a context that treats a state as a plain tensor
 
 
 class Holder(Protocol):
-    """Who has the states on the device."""
+    """The owner of the states on the device."""
 
     def read(self, state: State) -> None: ...
 
 
 class State(torch.Tensor):
-    """A parameter of a traced module, and how it compares with its counterpart on the device.
+    """A parameter of a traced module, which tracks whether its device copy differs.
 
-    `behind` says that the device has what is newer, and `brought` which version of this tensor was brought there last.
+    `behind` is true if the device copy is newer. `brought` is the version of this tensor last copied to the device.
     """
 
-    _is_param = True  # by which PyTorch tells parameters
+    _is_param = True  # PyTorch recognizes parameters by this
     holder: Holder | None = None
     number = 0
     behind = False
@@ -42,7 +42,7 @@ class State(torch.Tensor):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> State:
-        """A state with the elements of a tensor. Tensors of inference mode have no versions; states have."""
+        """Return a state with a tensor's elements. A state has versions, unlike tensors made in inference mode."""
         with torch.inference_mode(False), torch.no_grad(), plain():
             return resolved(tensor.detach()).clone().as_subclass(cls)
 
@@ -50,7 +50,7 @@ class State(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of PyTorch's with states as they are on the device."""
+        """Fetch the states' newest values from the device, then call a PyTorch function."""
         overwrites = func in OVERWRITING
         for state in _states_in([args[1:] if overwrites else args, kwargs or {}]):
             state.read()
@@ -61,7 +61,7 @@ class State(torch.Tensor):
         return result
 
     def read(self) -> None:
-        """Fetch what the device has, where that is newer."""
+        """Fetch the device's values if they are newer."""
         if self.behind and self.holder is not None:
             self.holder.read(self)
 
@@ -81,7 +81,7 @@ def _states_in(value: Any) -> Iterator[State]:
 
 
 def current(states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of states as they are on the device."""
+    """Return copies of states with their newest values."""
     for state in _states_in(list(states)):
         state.read()
     with plain(), torch.no_grad():
@@ -89,5 +89,5 @@ def current(states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def states_of(module: torch.nn.Module) -> list[State]:
-    """Of a traced module, in their order. The kernel that finds its bucket may have parameters as well."""
+    """Return a traced module's states in order, without the parameters that its bucket kernel may have."""
     return [each for each in module.parameters() if isinstance(each, State)]

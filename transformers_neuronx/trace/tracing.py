@@ -1,4 +1,4 @@
-"""`trace` and what belongs to it: the calls of `torch_neuronx`, for the runtimes that this package has."""
+"""`trace` and the related calls of `torch_neuronx`, for this package's runtimes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 Inputs = torch.Tensor | Sequence[torch.Tensor | None]
 CompilerArgs = str | Sequence[str] | None
-CASTS = dict(bf16="bf16", fp16="f16", tf32="f32")  # what `--auto-cast-type` means
+CASTS = dict(bf16="bf16", fp16="f16", tf32="f32")  # values of `--auto-cast-type`
 
 
 def trace(
@@ -47,21 +47,21 @@ def trace(
     compiler_args: CompilerArgs = None,
     **ignored: Any,
 ) -> ScriptModule:
-    """`func`, a module or a function of tensors, compiled for the sizes and types of the example inputs.
+    """Compile `func`, a module or a function of tensors, for the sizes and types of the example inputs.
 
-    What it returns does what `func` does, is called with tensors in the same order, and can be saved with
-    `torch.jit.save`. Control flow is that of the example. Weights are those of this moment.
+    The result computes what `func` computes, takes tensors in the same order, and can be saved with `torch.jit.save`.
+    Control flow is fixed as the example inputs take it. Weights keep their current values.
 
-    `input_output_aliases` has tensors that `func` knows, parameters, buffers or example inputs, and for each the
-    number of the output that replaces it after a call, counted as outputs stand one after the other. Such states stay
-    on the device and are not returned; they are the parameters of the result, in this order. Whatever reads or copies
-    a parameter gets the state as it is on the device, and what is written to one goes there before the next call.
-    HLO goes to `compiler_workdir`. Of `compiler_args` these mean something: `--auto-cast none|matmult|all`, what in
-    f32 is computed in fewer bits, and `--auto-cast-type bf16|fp16`; with the type alone it is products.
+    `input_output_aliases` maps tensors that `func` uses (parameters, buffers or example inputs) to output numbers.
+    After a call, that output replaces the tensor. Outputs are numbered in flattened order. These states stay on the
+    device and are not returned. They are the result's parameters, in this order. Reading or copying a parameter gets
+    the device's values. Writes to a parameter reach the device before the next call. HLO files go to
+    `compiler_workdir`. `compiler_args` can have `--auto-cast none|matmult|all`, which selects the f32 operations to
+    compute in fewer bits, and `--auto-cast-type bf16|fp16`. The type alone casts matrix products.
 
-    Raises GraphError for what cannot be traced. What `func` itself raises comes out as it is. A call of the result
-    raises GraphError for other sizes and types than those of the example, and OutOfRangeError, which is an IndexError,
-    for an index that is outside of what it looks up.
+    Raises GraphError for functions that cannot be traced; exceptions of `func` itself pass through unchanged. Calling
+    the result raises GraphError for sizes and types other than the example's, and OutOfRangeError (an IndexError) for
+    an index out of range.
     """
     if (neuron := torch_neuronx()) is not None:
         where = dict(compiler_workdir=compiler_workdir, compiler_args=compiler_args)
@@ -70,7 +70,7 @@ def trace(
         )
         return theirs
     if ignored:
-        warnings.warn(f"trace has no use for {', '.join(ignored)}", stacklevel=2)
+        warnings.warn(f"trace ignores these arguments: {', '.join(ignored)}", stacklevel=2)
     exported = export(func, inputs_of(example_inputs), input_output_aliases)
     collected = _Collected(_casting(compiler_args), compiler_workdir)
     states = list(exported.states.values())
@@ -85,10 +85,10 @@ def bucket_model_trace(
     compiler_workdir: str | os.PathLike[str] | None = None,
     compiler_args: CompilerArgs = None,
 ) -> ScriptModule:
-    """One module for several sizes of inputs: `func()` returns a model and its `input_output_aliases`, as in `trace`.
+    """Compile one module for several input sizes: `func()` returns a model and its `input_output_aliases`.
 
-    It is called once for each of the example inputs, which are those of one bucket each. Weights that are equal are
-    there once. The result takes what the configuration's bucket kernel takes.
+    `func` is called once per bucket, and `example_inputs` has the inputs of each bucket, as in `trace`. Equal weights
+    are stored once. The result takes the inputs of the configuration's bucket kernel.
     """
     if (neuron := torch_neuronx()) is not None:
         config = neuron.BucketModelConfig(**vars(bucket_config))
@@ -111,7 +111,7 @@ def bucket_model_trace(
 
 
 def _casting(compiler_args: CompilerArgs) -> Casting:
-    """What `--auto-cast` says. Whatever else there is means nothing here, and that is said."""
+    """Return the casting that `--auto-cast` selects, and warn about other options."""
     wanted = f"compiler_args must be a string or a list of strings, got {compiler_args!r}"
     try:
         words = shlex.split(compiler_args) if isinstance(compiler_args, str) else list(compiler_args or [])
@@ -127,27 +127,27 @@ def _casting(compiler_args: CompilerArgs) -> Casting:
     except argparse.ArgumentError as error:
         raise ConfigError(f"compiler_args: {error}") from error
     if unknown:
-        warnings.warn(f"compiler_args that mean nothing to this compiler: {' '.join(unknown)}", stacklevel=3)
+        warnings.warn(f"this compiler ignores these compiler_args: {' '.join(unknown)}", stacklevel=3)
     scope = options.auto_cast or ("matmult" if options.auto_cast_type else "none")
     return Casting(scope, CASTS[options.auto_cast_type or "bf16"])
 
 
 class _Collected:
-    """Programs as they are made, and the weights that they share."""
+    """The programs compiled so far, and the weights that they share."""
 
     def __init__(self, casting: Casting, workdir: str | os.PathLike[str] | None) -> None:
         self.casting, self.workdir = casting, workdir
         self.runtime: Runtime = get_runtime(None, 1)
-        self.weights: list[torch.Tensor] = []  # as they lie on the device
+        self.weights: list[torch.Tensor] = []  # laid out for the device
         self._sources: list[tuple[str, Placement, torch.Tensor]] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._programs: list[Program] = []
         self._structure: Any = None
 
     def add(self, exported: Exported, regions: Sequence[Region], states: Sequence[int]) -> None:
-        """Lower and compile a function. Its states are these regions of the ones with these numbers."""
+        """Lower and compile a function. Each of its states is a region of the state with that number."""
         if self._programs and exported.structure != self._structure:
-            raise GraphError(f"buckets want to return the same, got {exported.structure} after {self._structure}")
+            raise GraphError(f"buckets must return one structure, got {exported.structure} after {self._structure}")
         self._structure = exported.structure
         places = placements(exported, self.casting)
         numbers = [self._number(exported.names[n], exported.weights[n], placed) for n, placed in places.items()]
@@ -164,7 +164,7 @@ class _Collected:
         try:
             data = executable.serialize()
         except EngineError as error:
-            _LOG.warning(f"the traced module will be compiled again where it is loaded: {error}")
+            _LOG.warning(f"the traced module will be compiled again when it is loaded: {error}")
             data = b""
         shapes = [shape_of(node.meta["val"]) if node else None for node in exported.inputs.values()]
         inputs = [Input(shape.dtype.name, shape.sizes) if shape else None for shape in shapes]
@@ -173,7 +173,7 @@ class _Collected:
         self._show(module)
 
     def _number(self, name: str, tensor: torch.Tensor, placed: Placement) -> int:
-        """Of a weight, which is there already if it is the same tensor, or an equal one that is called the same."""
+        """Return a weight's number. The same tensor, or an equal one with the same name, has one number."""
         key = *same(tensor), placed
         if key not in self._numbers:
             equal = (
@@ -195,7 +195,7 @@ class _Collected:
             files.replace(directory / f"{module.name}.hlo.txt", self.runtime.module_text(module).encode())
 
     def scripted(self, exported: Exported, states: Sequence[torch.Tensor], *kernel: Any) -> ScriptModule:
-        """All programs as one module, called as this function is."""
+        """Return one module of all programs, with the arguments of this function."""
         weights = [(name, placed) for name, placed, _ in self._sources]
         fingerprint = dict(self.runtime.fingerprint)
         traced = Traced(list(exported.inputs), self._structure, weights, self._programs, fingerprint)
@@ -204,14 +204,14 @@ class _Collected:
 
 def _program_of(trace: ScriptModule) -> torch.Tensor:
     if not isinstance(trace, ScriptModule) or not isinstance(program := getattr(trace, "program", None), torch.Tensor):
-        raise GraphError(f"a traced module must be one that trace made, got {type(trace).__name__}")
+        raise GraphError(f"expected a module that trace returned, got {type(trace).__name__}")
     return program
 
 
 def move_trace_to_device(trace: ScriptModule, device_id: int = 0) -> None:
-    """Bring a traced module's weights and states to the device now, not at its first call.
+    """Copy a traced module's weights and states to the device now, not at its first call.
 
-    The number is of a Neuron core: the runtimes here have one device for traced modules.
+    `device_id` is the number of a Neuron core. This package's runtimes ignore it: they have one device for this.
     """
     if (neuron := torch_neuronx()) is not None:
         neuron.move_trace_to_device(trace, device_id)
@@ -220,9 +220,9 @@ def move_trace_to_device(trace: ScriptModule, device_id: int = 0) -> None:
 
 
 def read_states(trace: ScriptModule) -> list[torch.Tensor]:
-    """A traced module's states as they are on the device, brought to its parameters.
+    """Copy a traced module's states from the device to its parameters, and return these.
 
-    That is done for each state, too, when a function or method of PyTorch's is called with it.
+    A PyTorch function or method that is called with a state also fetches it.
     """
     _program_of(trace)
     states = states_of(trace)
@@ -232,9 +232,9 @@ def read_states(trace: ScriptModule) -> list[torch.Tensor]:
 
 
 def save(trace: ScriptModule, path: str | os.PathLike[str]) -> None:
-    """As `torch.jit.save`, and the file is there when it is whole."""
+    """Save like `torch.jit.save`. The file appears only when it is complete."""
     if not isinstance(trace, ScriptModule):
-        raise GraphError(f"save must be given a module that trace made, got {type(trace).__name__}")
+        raise GraphError(f"save expects a module that trace returned, got {type(trace).__name__}")
     path = Path(path).expanduser()
     with files.staging(path.parent, path.name) as stage, quiet():
         torch.jit.save(trace, str(stage / path.name))
@@ -244,10 +244,10 @@ def save(trace: ScriptModule, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> ScriptModule:
-    """As `torch.jit.load`, of what `save` or `torch.jit.save` has made; it is machine code, to be trusted as such.
+    """Load a file that `save` or `torch.jit.save` made. It has machine code: load only files that you trust.
 
-    What a call raises comes as it is, as from a module that `trace` has just made. Of one that `torch.jit.load`
-    returns, and within other modules of TorchScript, it comes as a RuntimeError with the text.
+    Calls of the returned module raise this package's exceptions, as calls of `trace`'s result do. In a module that
+    `torch.jit.load` returns, or inside another TorchScript module, they become a RuntimeError with the same text.
     """
     with files.explain(f"{path}: not a traced module"), quiet():
         module: ScriptModule = torch.jit.load(str(Path(path).expanduser()))  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""Kernels for the CPU: composites that become calls of compiled code, where it was built and takes their operands.
+"""Kernels for the CPU: composites become calls of compiled code if it was built and supports their operands.
 
-A composite's body says what is meant, and is what runs elsewhere. This file decides which calls a kernel serves; it
+A composite's body defines its result, and runs where no kernel does. This file decides which calls a kernel serves. It
 does not know the engine that calls them.
 """
 
@@ -33,15 +33,15 @@ from transformers_neuronx.pyhlo.hlo_pb2 import (
 
 _LOG = logging.getLogger(__name__)
 
-LARGEST_GROUP = 4096  # of inputs, whose sums fit into 32 bits
+LARGEST_GROUP = 4096  # of inputs, so that their sums fit into 32 bits
 LONGEST_HEAD = 256
-MOST_BIASES = 2**31 - 1  # whose places fit into 32 bits
-CACHE = 5  # the first operand of attention that is one
+MOST_BIASES = 2**31 - 1  # so that their offsets fit into 32 bits
+CACHE = 5  # number of the first operand of attention that belongs to the cache
 FLOATS = ("f32", "bf16", "f16")
-MOST_PARTS = 3  # weights of one call
+MOST_PARTS = 3  # of one linear layer
 
 
-# Attributes that a kernel reads, with their types there. None is 0, and so is what the composite does not have.
+# Attributes that a kernel reads, with their types there. None becomes 0, and so does an attribute that is missing.
 ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
     linear=dict(parts="i64", scaled="i64", biased="i64", rounded="i64", activation="string", residual="i64"),
     attention=dict(scale="f32", softcap="f32", window="i64")
@@ -112,64 +112,64 @@ ACCEPTS: Mapping[str, Callable[..., bool]] = dict(
 
 @functools.cache
 def built() -> Any:
-    """The library, or None."""
+    """Return the library of kernels, or None if it was not built."""
     try:
         return importlib.import_module("transformers_neuronx.runtimes.kernels._kernels")
     except ImportError:
         _LOG.warning(
-            "the kernels were not built: XLA's own code is used, which reads weights of 16 bits or fewer up to "
-            "fifteen times slower. With a C++ compiler, install the package anew"
+            "the kernels were not built: using XLA's own code, which reads weights of 16 bits or fewer up to fifteen "
+            "times slower. Install a C++ compiler, and then install the package again"
         )
         return None
 
 
 @functools.cache
 def level() -> str:
-    """The level of instructions that NEURONX_KERNELS says, or "off"."""
+    """Return the instruction-set level that NEURONX_KERNELS selects, or "off"."""
     wanted = env.KERNELS.get()
     if wanted == "off" or (library := built()) is None:
         return "off"
     levels = library.levels()
     if not levels:
         _LOG.warning(
-            "the kernels were built for another processor: XLA's own code is used, which is slower. Install the "
-            "package again here, with NEURONX_BUILD_LEVELS=all to have it run on any processor"
+            "the kernels were built for another processor: using XLA's own code, which is slower. Install the package "
+            "again here; with NEURONX_BUILD_LEVELS=all it runs on any processor"
         )
         return "off"
     if wanted not in ("auto", *levels):
-        raise ConfigError(f"{env.KERNELS.name} wants to be auto, off, {' or '.join(levels)}, got {wanted!r}")
+        raise ConfigError(f"{env.KERNELS.name} must be auto, off, {' or '.join(levels)}, got {wanted!r}")
     chosen: str = levels[-1] if wanted == "auto" else wanted
     library.set_level(chosen)
     return chosen
 
 
 def handlers() -> Mapping[str, Any]:
-    """What to register, for each call that `with_kernels` writes: a capsule with its function."""
+    """Return what to register for each call that `with_kernels` writes: a capsule with its function."""
     return {} if level() == "off" else {target(name): handler for name, handler in built().handlers().items()}
 
 
 def attends_in_place(cached: str, head_dim: int) -> bool:
-    """Whether attention over a cache of such elements is a kernel's, for any number of tokens."""
+    """Whether a kernel serves attention over a cache of this type, for any number of tokens."""
     return level() != "off" and cached in (*FLOATS, "s8") and head_dim <= LONGEST_HEAD
 
 
 def fingerprint() -> str:
-    """What tells kernels apart: executables call them, but do not hold them."""
+    """Return what identifies the kernels. Executables call them, but do not contain them."""
     return "off" if level() == "off" else f"{level()} {hashlib.sha256(Path(built().__file__).read_bytes()).hexdigest()}"
 
 
 def spent() -> Mapping[str, tuple[int, float]]:
-    """Calls of each kernel since the process began, and the seconds that they took."""
+    """Return the calls of each kernel since the process started, and the seconds that they took."""
     return {} if level() == "off" else built().spent()
 
 
 def target(name: str) -> str:
-    """What the handler of a kernel is called where it is registered."""
+    """Return the name under which a kernel's handler is registered."""
     return f"transformers_neuronx.{name}"
 
 
 def with_kernels(module: HloModuleProto) -> HloModuleProto:
-    """The module with calls of kernels in place of the composites that they serve."""
+    """Return the module with calls of kernels in place of the composites that they serve."""
     if level() == "off":
         return module
     module = HloModuleProto.FromString(module.SerializeToString())
@@ -180,7 +180,7 @@ def with_kernels(module: HloModuleProto) -> HloModuleProto:
 
 
 def _serve(computation: HloComputationProto) -> Mapping[int, Mapping[str, Any]]:
-    """Have kernels called where they serve. Returns the attributes of linear layers with one result, by number."""
+    """Replace composites with calls of kernels. Returns the attributes of linear layers with one result, by number."""
     shapes = {instruction.id: instruction.shape for instruction in computation.instructions}
     layers = {}
     for instruction in computation.instructions:
@@ -195,9 +195,9 @@ def _serve(computation: HloComputationProto) -> Mapping[int, Mapping[str, Any]]:
 
 
 def _add_within(computation: HloComputationProto, layers: Mapping[int, Mapping[str, Any]]) -> None:
-    """What is added to a linear layer's result, which nothing else uses, is an operand of its kernel instead.
+    """Let a linear layer's kernel add what the program adds to its result, if nothing else uses that result.
 
-    The sum becomes that kernel's call. The layer's own has no use any more, so XLA leaves it out.
+    The sum becomes the kernel's call. The layer's own call is then unused, so XLA leaves it out.
     """
     by_id = {instruction.id: instruction for instruction in computation.instructions}
     uses = Counter(number for instruction in computation.instructions for number in instruction.operand_ids)
@@ -218,7 +218,7 @@ def _become_kernel(
     instruction.custom_call_api_version = API_VERSION_TYPED_FFI
     instruction.constrain_layout = True
     instruction.operand_shapes_with_layout.extend(operands)
-    for array in range(attributes.get("arrays", 0)):  # those of the cache, after the first result
+    for array in range(attributes.get("arrays", 0)):  # the cache's arrays follow the first result
         instruction.output_operand_aliasing.add(output_shape_index=[1 + array], operand_index=CACHE + array)
     typed = [f"{key} = {_as_typed(attributes.get(key), kind)}" for key, kind in ATTRIBUTES[name].items()]
     instruction.backend_config = f"{{{', '.join(typed)}}}".encode()

@@ -1,5 +1,5 @@
-// Tiles, the registers of AMX: up to 16 rows of 64 bytes. A product of two adds to a third, of 16 by 16 floats, what 32
-// numbers in bf16 of each row of the first make with 32 of each column of the second, of which pairs are words.
+// Tiles, the registers of AMX: up to 16 rows of 64 bytes. A tile product adds the product of two tiles in bf16 to a
+// third tile of 16 x 16 floats. A row of the first tile has 32 numbers. So does a column of the second, in 16 pairs.
 #pragma once
 
 #include "vectors.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kTile = 16;  // rows, and words of a row
 constexpr int64_t kTileInputs = 2 * kTile, kLineBytes = 4 * kTile, kTileBytes = kTile * kLineBytes;
 
-// The compiler's own functions want numbers of tiles that are written out, and do not say that they read memory.
+// The compiler's own functions need literal tile numbers, and do not declare that they read memory.
 template <int TILE>
 inline void LoadTile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0, %1, 1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(TILE) : "memory");
@@ -30,8 +30,8 @@ inline void AddTileProduct() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(X), "i"(W));
 }
 
-// While this is there, a thread has tiles: 0 to 3 are sums, 4 and 5 activations, of so many rows, 6 and 7 weights. Were
-// they kept, they would be saved whenever another thread takes the processor.
+// While this object exists, the thread has tiles: 0 to 3 are sums and 4 and 5 activations, with `rows` rows each, and
+// 6 and 7 are weights. They are released at the end, or every switch to another thread would save them.
 struct Tiles {
   explicit Tiles(int64_t rows) {
     struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } shapes = {};

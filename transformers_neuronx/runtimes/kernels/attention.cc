@@ -1,22 +1,22 @@
-// Attention over the cache, as `layers/attention.py` has it: the new keys and values are written, and of the cache only
-// positions in use are read.
+// Attention over the cache, as in `layers/attention.py`. It writes the new keys and values, and reads only positions in
+// use.
 #include "attention.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-// In the cache, the positions of a head follow one another.
+// In the cache, the positions of a head are adjacent.
 template <typename Number>
 struct Cached : HeadOf<Number, AttentionArguments> {
   using Base = HeadOf<Number, AttentionArguments>;
   using Base::a, Base::row, Base::head, Base::group, Base::HeadOfQuery;
   static constexpr bool kScaled = sizeof(Number) == 1, kWrites = true;
 
-  int64_t first, length;  // position of the first token, and how many there are
+  int64_t first, length;  // position of the first token; number of tokens
   Number *keys, *values;
   float *key_scales, *value_scales;
 
-  // Of queries, slopes, and where the biases of each begin.
+  // The slopes of queries, and the offsets of their biases.
   struct Lanes {
     Floats slope = {};
     Ints biases = {};
@@ -35,7 +35,7 @@ struct Cached : HeadOf<Number, AttentionArguments> {
     length = a.length[row];
     if (length > a.positions - first) length = a.positions - first;
     if (length > a.tokens) length = a.tokens;
-    if (first < 0 || slot < 0 || slot >= a.slots) length = 0;  // what is not in the cache is neither written nor read
+    if (first < 0 || slot < 0 || slot >= a.slots) length = 0;  // outside the cache, nothing is written or read
     const int64_t at = length > 0 ? (slot * a.kv_heads + head) * a.positions : 0;
     keys = static_cast<Number*>(a.keys) + at * a.size;
     values = static_cast<Number*>(a.values) + at * a.size;
@@ -70,13 +70,13 @@ struct Cached : HeadOf<Number, AttentionArguments> {
       for (int i = 0; i < count; ++i) scores[i][half] += Gather(a.biases, lanes.biases + Within(distance - i));
   }
 
-  // What a query's scores gain at a distance. A function of its own, since the loop over keys is faster without it.
+  // What is added to a query's scores at a distance. Not inlined, since the loop over keys is faster without it.
   __attribute__((noinline)) Floats Apart(int64_t query, Ints distance) const {
     const Floats fall = Slope(query) * __builtin_convertvector(distance, Floats);
     return a.biases ? Gather(a.biases + HeadOfQuery(query) * a.distances, Within(distance)) - fall : -fall;
   }
 
-  Ints Within(Ints distance) const {  // of those that have a bias; what is not seen may have any
+  Ints Within(Ints distance) const {  // limited to those with a bias; unseen positions may have any
     const Ints last = Ints{} + static_cast<int32_t>(a.distances - 1);
     return distance < 0 ? Ints{} : distance > last ? last : distance;
   }
@@ -107,7 +107,7 @@ struct Cached : HeadOf<Number, AttentionArguments> {
       if (each > largest || each != each) largest = each;
     }
     *scale = largest * (1.0f / 127);
-    const bool some = *scale > 0 && *scale < __builtin_inff();  // otherwise the scale alone says what the numbers are
+    const bool some = *scale > 0 && *scale < __builtin_inff();  // otherwise the scale alone determines the numbers
     const float inverse = some ? 1 / *scale : 0;
     for (int64_t i = 0; i < a.size; ++i) to[i] = static_cast<int8_t>(some ? __builtin_rintf(wide[i] * inverse) : 0);
   }

@@ -1,4 +1,4 @@
-// Attention of all heads to keys and values, wherever those lie.
+// Attention of all heads to keys and values, wherever those are stored.
 #pragma once
 
 #include "few.h"
@@ -7,13 +7,13 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-constexpr int64_t kFew = kLanes / 2;  // queries, for which lanes of their own do not pay
+constexpr int64_t kFew = kLanes / 2;  // queries, too few to pay for a lane each
 
-// All heads of all rows, and blocks of the queries of each.
+// All heads of all rows, with the queries of each in blocks.
 template <typename Head>
 struct Attention {
   const typename Head::Arguments& a;
-  int64_t heads, blocks;  // of all rows; of queries of a head
+  int64_t heads, blocks;  // heads of all rows; blocks of a head's queries
 
   explicit Attention(const typename Head::Arguments& a) : a(a), heads(a.rows * a.kv_heads) {
     const int64_t queries = a.tokens * (a.heads / a.kv_heads);

@@ -8,14 +8,14 @@ namespace {
 
 constexpr int64_t kPositions = 64;  // of a block
 
-// COUNT queries, with positions along the lanes. WHOLE: features fill vectors, kParts at a time.
+// COUNT queries, with positions along the lanes. WHOLE says that features fill groups of kParts vectors.
 template <typename Head, int COUNT, bool WHOLE>
 struct Few {
   using Number = typename Head::Number;
   struct Scores { Floats of[kPositions / kLanes]; };
 
   const Head& head;
-  const int64_t first, parts;  // query, vectors of features
+  const int64_t first, parts;  // first query; vectors of features
   int64_t oldest = INT32_MAX, newest = -1;
   int64_t own[COUNT], from[COUNT];  // positions: each query sees from .. own
   Wide q[COUNT] = {}, context[COUNT] = {};
@@ -74,14 +74,14 @@ struct Few {
     }
   }
 
-  // Scores become weights, and what was added before smaller if one is larger than all before.
+  // Turns scores into weights, and scales down earlier sums if a score is larger than all before.
   void Weigh(int query, int64_t position, int64_t count, Scores& scores) {
     Floats most = Floats{} + largest[query], total = {};
     for (int64_t i = 0; i * kLanes < count; ++i) most = Larger(most, scores.of[i]);
     const float before = largest[query];
     for (int lane = 0; lane < kLanes; ++lane)
       if (most[lane] > largest[query]) largest[query] = most[lane];
-    const float zero = largest[query] == kNone ? 0 : largest[query];  // of one that has seen nothing yet
+    const float zero = largest[query] == kNone ? 0 : largest[query];  // for a query that has seen nothing yet
     const Floats factor = Exp(Floats{} + (before - zero));
     for (int64_t i = 0; i * kLanes < count; ++i) {
       scores.of[i] = Exp(scores.of[i] - zero);

@@ -1,6 +1,7 @@
-// What a level of instructions offers. Every level compiles the same sources with its own compiler flags, so these
-// sources include nothing that could be compiled twice: a linker keeps one of two equal functions, whose instructions
-// an older processor may lack.
+// The kernels of an instruction-set level, and their arguments.
+//
+// Every level compiles the same sources with its own compiler flags. These sources therefore include nothing that could
+// be compiled twice: a linker keeps only one of two equal functions, and an older processor may lack its instructions.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@ namespace neuronx {
 
 enum class Type { kF32, kBF16, kF16, kS8, kS4 };
 
-// Runs body(context, piece) for every piece of [0, pieces), on several threads.
+// Runs body(context, piece) for every piece of [0, pieces) on several threads.
 struct Pool {
   void (*run)(void* pool, int64_t pieces, void (*body)(void* context, int64_t piece), void* context);
   void* pool;
@@ -17,10 +18,11 @@ struct Pool {
 
 enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu, kTanh };
 
-// data, a matrix [outputs, inputs] in panels, times scale where there is one: f32[outputs] of s8, or, likewise in panels,
-// [outputs, inputs / group], f32 of s8 and bf16 of s4; and bias[outputs] of the activations' type, or none.
-// Where `rounded` is not 0, activations are rounded to 8 bits, so many inputs with a scale of their own; these are the
-// groups of weights that have some. -> y[rows, outputs]
+// One weight of a linear layer, and its result:
+//   data   [outputs, inputs], in panels
+//   scale  null; or f32[outputs] for s8; or [outputs, inputs / group] in panels, f32 for s8 and bf16 for s4
+//   bias   null; or [outputs], of the activations' type
+//   y      [rows, outputs]
 struct Weight {
   int64_t outputs;
   const void* data;
@@ -31,9 +33,12 @@ struct Weight {
 
 constexpr int kMostParts = 3;
 
-// Each y is the product of x[rows, inputs] and its weight, plus the bias. With an activation there is one y: that of the
-// first weight's product, times the second's where there are two. A single y may have a residual[rows, outputs] of its
-// type added. `scratch` has room for `linear_scratch(…)`.
+// The product of x[rows, inputs] and each weight, plus the weight's bias:
+//   group       inputs per scale of a weight, or 0 if a scale is for all inputs
+//   rounded     inputs per scale of activations that are rounded to 8 bits, or 0; the same as a `group` of weights
+//   activation  if there is one, there is one y: activation(first product), times the second product if there are two
+//   residual    [rows, outputs] of y's type, added to a single y, or null
+//   scratch     `linear_scratch(…)` bytes
 struct LinearArguments {
   int64_t rows, inputs, group, rounded;
   Type x_type, weight_type, y_type;
@@ -41,52 +46,67 @@ struct LinearArguments {
   int parts;
   const void* x;
   Weight weights[kMostParts];
-  const void* residual;  // or null
+  const void* residual;
   void* scratch;
 
   bool Gated() const { return activation != Activation::kNone && parts > 1; }
 };
 
-// q[rows, tokens, heads, size] looks at keys and values [slots * kv_heads, positions, size], after k and v[rows, tokens,
-// kv_heads, size] were written there: of row i `length[i]` tokens from position `start[i]` on, in slot `slot[i]`, or i.
-// -> context, like q. In `cached`, if it is kS8, each position has a scale; `type` is that of all else. Scores fall by a
-// slope for each position in between, and a bias is added that goes by how many there are, the last for more as well.
+// Attention over the cache, after the new keys and values were written to it:
+//   q, context        [rows, tokens, heads, size]
+//   k, v              [rows, tokens, kv_heads, size], the new keys and values
+//   keys, values      [slots * kv_heads, positions, size], the cache
+//   start, length     [rows]: row i has length[i] tokens, from position start[i] on
+//   slot              [rows]: the slot of each row, or null if row i has slot i
+//   cached            the cache's type; with kS8, each position has a scale in key_scales and value_scales
+//   type              the type of everything else
+//   slopes            [heads] or null: a score falls by the slope for each position between query and key
+//   biases            [heads, distances] or null: added to scores by distance; the last one is also for all larger ones
+//   window, softcap   0 if there is none
 struct AttentionArguments {
   int64_t rows, tokens, heads, kv_heads, size, slots, positions, window, distances;
-  float scale, softcap;  // a window or a softcap of 0 is none
+  float scale, softcap;
   Type type, cached;
   const void *q, *k, *v;
   const int32_t *start, *length, *slot;
-  const float *slopes, *biases;  // of heads, and [heads, distances], or null
+  const float *slopes, *biases;
   void *keys, *values;
   float *key_scales, *value_scales;
   void* context;
 };
 
-// q[rows, tokens, heads, size] looks at keys and values[rows, positions, kv_heads, size], of row i at the first
-// `length[i]`. -> context, like q. Scores have a bias added, where there is one; from one row, head, position and token to
-// the next it is so many numbers further on, or none where they share it.
+// Attention to a memory:
+//   q, context    [rows, tokens, heads, size]
+//   keys, values  [rows, positions, kv_heads, size]
+//   length        [rows]: row i sees its first length[i] positions
+//   bias          added to scores, or null
+//   bias_row, bias_head, bias_position, bias_token   the bias's strides, in numbers, or 0 where one is shared
 struct MemoryArguments {
   int64_t rows, tokens, heads, kv_heads, size, positions, bias_row, bias_head, bias_position, bias_token;
   float scale;
   Type type;
   const void *q, *keys, *values;
   const int32_t* length;
-  const float* bias;  // or null
+  const float* bias;
   void* context;
 };
 
-// Of logits[rows, vocabulary], penalized where a token was seen, the largest's place; below 0 what is no distribution.
+// The index of each row's largest logit:
+//   logits, seen  [rows, vocabulary]
+//   penalty       [rows], applied to logits of tokens that were seen
+//   token         [rows], the result; negative if the logits are no distribution
 struct LikeliestArguments {
   int64_t rows, vocabulary;
   const float* logits;
   const int8_t* seen;
-  const float* penalty;  // of rows
+  const float* penalty;
   int32_t* token;
 };
 
-// x[rows, size] -> y: less its mean and divided by its deviation, where there is a bias; otherwise divided by the root of
-// the mean of its squares. Then times weight[size], plus bias[size].
+// Normalization of x[rows, size] to y:
+//   with bias[size]  layer norm: (x - mean) / deviation * weight + bias
+//   without          RMS norm: x / root of the mean square * weight
+//   weight           [size]
 struct NormArguments {
   int64_t rows, size;
   float eps;

@@ -1,8 +1,9 @@
 // Kinds of weights, and how they are multiplied.
 //
-// Weights lie in panels of kPanel outputs: a word of each side by side, then the next word of each. A word holds the
-// next few inputs of an output. A vector of words is taken apart into PARTS vectors, and each is multiplied with the same
-// 32 bits of activations, PER_PART inputs, in every lane. So each lane sums up an output, and nothing is added across.
+// Weights are stored in panels of kPanel outputs: the first word of each output, then the second word of each, and so
+// on. A word holds a few adjacent inputs of an output. A vector of words is split into PARTS vectors. Each is
+// multiplied with the same 32 bits of activations, PER_PART inputs, in every lane. So each lane sums one output, and
+// nothing is added across lanes.
 //
 // Activations are prepared once for all outputs: 32 bits for each part of each word.
 #pragma once
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int kPanel = 16;
 
-// sums + products of shorts, each of two neighbours added.
+// sums + products of shorts. The products of two neighbours are added.
 inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
 #if defined(__AVX512VNNI__)
   return Cast<Ints>(_mm512_dpwssd_epi32(Cast<__m512i>(sums), Cast<__m512i>(a), Cast<__m512i>(b)));
@@ -31,17 +32,20 @@ inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
 #endif
 }
 
-// Whether vectors of bf16 are multiplied faster than floats. Processors that have AMX leave that to its tiles.
+// Whether products of bf16 vectors are faster than those of floats. Processors with AMX use its tiles instead.
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 constexpr bool kPairsPay = true;
 #else
 constexpr bool kPairsPay = false;
 #endif
 
-// Activations as floats. BYTES is the size of a word, and Scale the type of a group's scale. RUN is how many words are
-// summed up before their sum is added to the total, where groups do not say it: few enough for small errors, or none,
-// and so many that totals cost nothing. Parts are weights plus OFFSET, for which sums begin lower. If activations are
-// ROUNDED, each run has its own factor.
+// Activations as floats. Members of every kind:
+//   BYTES    size of a word
+//   Scale    type of a group's scale
+//   RUN      words that are summed before their sum is added to the total, if groups do not determine it: few enough
+//            for small errors, or none, and enough to make totals cheap
+//   OFFSET   parts are weights plus OFFSET; sums start lower to compensate
+//   ROUNDED  whether activations are rounded, and each run has its own factor
 struct Single {
   static constexpr bool ROUNDED = false;
   using Active = float;
@@ -81,7 +85,7 @@ struct BF16 {
   static Sums Add(Sums sums, Vector w, Vector x) {
     return Cast<Floats>(_mm512_dpbf16_ps(Cast<__m512>(sums), w, x));
   }
-  // The words of two inputs, rounded, or of such that need not be.
+  // The words of two inputs: rounded to bf16, or of inputs that are exact in bf16.
   static Floats Joined(Floats first, Floats second) { return Cast<Floats>(Half(first) | Half(second) << 16); }
   static Floats JoinedExactly(Floats first, Floats second) {
     return Cast<Floats>(Cast<Ints>(_mm512_srli_epi32(Cast<__m512i>(first), 16)) | Cast<Ints>(second));
@@ -100,10 +104,10 @@ struct BF16 : Single {
 };
 #endif
 
-// Weights in integers, exact in floats. Of s4 a byte has one of the word's first four inputs in its low bits, and one of
-// the others in its high ones.
+// Integer weights as floats, which is exact. A byte of s4 has one of the word's first four inputs in its low bits, and
+// one of the other four in its high bits.
 struct WideS8 : Single {
-  static constexpr int PARTS = 4, RUN = 16;  // a word's products wait for one another, the next run does not
+  static constexpr int PARTS = 4, RUN = 16;  // a word's products depend on each other, the next run does not
   using Words = Ints;
   static Words Read(const char* at) { return Load<Words>(at); }
   template <int PART>
@@ -117,8 +121,7 @@ struct WideS4 : WideS8 {
   static Vector Part(Words w) { return AsFloats(w << (28 - 8 * (PART % 4) - PART / 4 * 4) >> 28); }
 };
 
-// Activations as integers of 16 bits, so that sums are whole numbers, and exact. Those of a word are in the ORDER in
-// which its parts have them.
+// Activations as 16-bit integers, so that sums are integers, and exact. Those of a word are in the ORDER of its parts.
 struct Whole {
   static constexpr bool ROUNDED = false;
   using Active = int16_t;
@@ -147,12 +150,12 @@ struct S4 : Whole {
 };
 
 #if defined(__AVX512VNNI__)
-// sums + products of bytes, of which the first have no sign, each of four neighbours added.
+// sums + products of bytes, the first ones unsigned. The products of four neighbours are added.
 inline Ints AddProducts(Ints sums, UBytes a, Bytes b) {
   return Cast<Ints>(_mm512_dpbusd_epi32(Cast<__m512i>(sums), Cast<__m512i>(a), Cast<__m512i>(b)));
 }
 
-// Activations as integers of 8 bits.
+// Activations as 8-bit integers.
 struct Byte {
   static constexpr bool ROUNDED = true;
   using Active = int8_t;
@@ -187,13 +190,13 @@ struct ByteS4 : S4 { static constexpr bool ROUNDED = true; };
 template <typename Kind>
 constexpr int64_t kInputs = Kind::PARTS * Kind::PER_PART;  // of a word
 
-// Whether activations are what they would be prepared to be.
+// Whether activations already have the type that they would be prepared to.
 inline bool Prepared(const LinearArguments& a, float*) { return a.x_type == Type::kF32; }
 inline bool Prepared(const LinearArguments& a, BFloat16*) { return a.x_type == Type::kBF16; }
 template <typename Integer>
 inline bool Prepared(const LinearArguments&, Integer*) { return false; }
 
-// A row of activations from element `first` on, prepared.
+// Prepares a row of activations, from element `first` on.
 inline void Prepare(const LinearArguments& a, int64_t first, float* out) {
   Widen(a.x, a.x_type, first, a.inputs, out);
 }
@@ -202,9 +205,9 @@ inline void Prepare(const LinearArguments& a, int64_t first, BFloat16* out) {
   memcpy(out, static_cast<const BFloat16*>(a.x) + first, a.inputs * sizeof *out);
 }
 
-// The largest of some activations, whatever its sign, and infinity or NaN where there is one.
+// The largest magnitude of some activations, or infinity or NaN if there is one.
 inline float Largest(const LinearArguments& a, int64_t first, int64_t count) {
-  Ints bits = {};  // sizes are ordered as their bits are, and what is not finite comes last
+  Ints bits = {};  // magnitudes are ordered like their bits, with non-finite ones last
   for (int64_t i = 0; i < count; i += kLanes) {
     const Ints size = Cast<Ints>(Some(a.x, a.x_type, first + i, count - i)) & 0x7fffffff;
     bits = size > bits ? size : bits;
@@ -212,8 +215,8 @@ inline float Largest(const LinearArguments& a, int64_t first, int64_t count) {
   return Cast<float>(Most(bits));
 }
 
-// Some activations as integers, of which the largest becomes `most`, in the order of a Kind. `out` has room up to a whole
-// word. Returns what they have to be multiplied by: NaN, if one of them is not finite.
+// Rounds some activations to integers, the largest to `most`, in the order of a Kind. `out` has room for whole words.
+// Returns the factor to multiply them by, which is NaN if one of them is not finite.
 template <typename Kind>
 float Round(const LinearArguments& a, int64_t first, int64_t count, float most, typename Kind::Active* out) {
   constexpr int64_t kWord = kInputs<Kind>, kBlock = kLanes > kWord ? kLanes : kWord;
@@ -222,7 +225,7 @@ float Round(const LinearArguments& a, int64_t first, int64_t count, float most, 
     memset(out, 0, RoundUp(count, kWord) * sizeof *out);
     return __builtin_nanf("");
   }
-  const float inverse = scale > 1e-37f ? 1 / scale : 0;  // beyond that it would be infinite
+  const float inverse = scale > 1e-37f ? 1 / scale : 0;  // for less, it would be infinite
   for (int64_t i = 0; i < count; i += kBlock) {
     typename Kind::Active block[kBlock] = {};
     for (int64_t j = 0; j < kBlock && i + j < count; j += kLanes)

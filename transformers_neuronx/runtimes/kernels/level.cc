@@ -1,4 +1,4 @@
-// The kernels of one level.
+// The table of one instruction-set level's kernels.
 #include "kernels.h"
 
 namespace neuronx::NEURONX_LEVEL {

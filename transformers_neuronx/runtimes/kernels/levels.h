@@ -1,4 +1,4 @@
-// Which levels of instructions there are: NEURONX_HAS_… is defined for each that was compiled.
+// The instruction-set levels. NEURONX_HAS_… is defined for each one that was compiled.
 #pragma once
 
 #include <vector>
@@ -14,8 +14,8 @@
 namespace neuronx {
 
 #if defined(NEURONX_HAS_AMX)
-// Whether the processor has tiles, and Linux lets this process use them: it has to be asked. What it says holds for all
-// threads, those that are there already as well.
+// Whether the processor has tiles, and Linux lets this process use them, which must be requested. The permission is for
+// all threads, including those that already run.
 inline bool TilesAllowed() {
   constexpr unsigned kTiles = 1u << 24, kProducts = 1u << 22;  // of bf16
   constexpr long kRequest = 0x1023, kTileData = 18;            // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -25,7 +25,7 @@ inline bool TilesAllowed() {
 }
 #endif
 
-// The levels that were compiled and that this processor has, the best one last.
+// The levels that were compiled and that this processor supports, the best one last.
 inline std::vector<const Kernels*> Levels() {
   std::vector<const Kernels*> levels;
 #if defined(NEURONX_HAS_PORTABLE)

@@ -1,4 +1,4 @@
-// The likeliest token of each row, as `layers/choice.py` has it: one pass over the logits.
+// The most likely token of each row, as in `layers/sampling.py`, in one pass over the logits.
 #include "vectors.h"
 
 namespace neuronx::NEURONX_LEVEL {

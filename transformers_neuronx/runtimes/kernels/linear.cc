@@ -1,4 +1,4 @@
-// The product of activations and weights, as `layers/linear.py` has it.
+// The product of activations and weights, as in `layers/linear.py`.
 #include <type_traits>
 
 #include "results.h"
@@ -7,20 +7,20 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-// Rows of activations and panels of weights that are multiplied at once: as many as there are registers for.
+// Rows of activations and panels of weights that are multiplied at once, limited by the number of registers.
 constexpr int kRows = kLanes == 8 ? 6 : kLanes / 2, kPanels = kLanes == 16 ? 3 : 1;
 constexpr int kColumns = kPanel / kLanes;  // vectors of a panel
 static_assert(kRows * kPanels * kColumns <= kMostSums);
 
 constexpr int64_t kPage = 1024;                 // words of 32 bits
-constexpr int64_t kBlock = 64 / kRows * kRows;  // rows that share a piece of weights: few, so that threads end together
-constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small beside a core's cache, large beside the cost of a piece
+constexpr int64_t kBlock = 64 / kRows * kRows;  // rows that share a piece of weights; few, so threads end together
+constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small against a core's cache, large against a piece's cost
 
-// Weights come as a stream, which processors ask for by themselves, but not far enough ahead.
+// Weights are read as a stream. Processors prefetch streams by themselves, but not far enough ahead.
 constexpr int64_t kAhead = 12 << 10;  // bytes
 
-// Of rows that lie whole pages apart, all lines come to the same place of the first cache, as one of each panel does now
-// and then. It has room there for twelve of them in processors that have AMX, and for eight in others.
+// Rows that are whole pages apart have their lines in the same set of the first-level cache. Now and then, so has each
+// panel. A set has room for twelve lines in processors with AMX, and for eight in others.
 #if defined(__AMX_BF16__)
 constexpr int kRoom = 12;
 #else
@@ -31,14 +31,14 @@ template <typename Kind>
 struct Product {
   template <typename Each, int ROWS, int PANELS>
   using Tile = Each[ROWS][PANELS * kColumns];
-  static constexpr int64_t kLine = kPanel * Kind::BYTES;  // the words of a panel that lie side by side
+  static constexpr int64_t kLine = kPanel * Kind::BYTES;  // bytes of a panel's adjacent words
 
   const LinearArguments& a;
-  int64_t words, run, runs;  // of an output; that are summed up before scales are applied; sums of so many
+  int64_t words, run, runs;  // of an output; that are summed before scales are applied; number of such sums
   int64_t panel_bytes;
-  bool in_place;   // whether activations are used where they lie
+  bool in_place;   // whether activations are used without a copy
   int64_t stride;  // of a row
-  int32_t* x;      // [rows, stride]: the activations of all parts, then of each run what its sum begins with, its factor
+  int32_t* x;      // [rows, stride]: the activations of all parts, then the initial sum of each run, and its factor
   float* factors;  // [rows]
 
   explicit Product(const LinearArguments& a) : a(a) {
@@ -65,7 +65,7 @@ struct Product {
       PrepareWhole(row, active);
     } else {
       Prepare(a, row * a.inputs, active);
-      memset(active + a.inputs, 0, (words * kInputs<Kind> - a.inputs) * sizeof *active);  // of the last word
+      memset(active + a.inputs, 0, (words * kInputs<Kind> - a.inputs) * sizeof *active);  // the rest of the last word
     }
   }
 
@@ -83,7 +83,7 @@ struct Product {
     }
   }
 
-  // Asks for so many panels as well, so many bytes ahead. A function of its own, so that sums have all registers.
+  // Also prefetches ASKS panels, `ahead` bytes further on. Not inlined, so that sums have all registers.
   template <int ROWS, int PANELS, int ASKS>
   __attribute__((noinline)) void Multiply(const Weight& weight, int64_t panel, int64_t row, int64_t ahead,
                                           Tile<Floats, ROWS, PANELS>& results) const {
@@ -117,7 +117,7 @@ struct Product {
     memcpy(results, totals, sizeof totals);
   }
 
-  // The products of one part of the words, and of those that follow. Called, it would have sums in memory.
+  // Adds the products of one part of the words, and of the following parts. Without inlining, sums would be in memory.
   template <int ROWS, int PANELS, int PART>
   __attribute__((always_inline)) void AddPart(const typename Kind::Words (&w)[PANELS * kColumns], const int32_t* active,
                                               Tile<typename Kind::Sums, ROWS, PANELS>& sums) const {
@@ -132,7 +132,7 @@ struct Product {
     }
   }
 
-  // Of one group and a vector of outputs.
+  // The scales of one group for a vector of outputs.
   Floats Scale(const Weight& weight, int64_t panel, int64_t group, int column) const {
     const auto* scales = static_cast<const typename Kind::Scale*>(weight.scale);
     return Widened(scales + (panel * runs + group) * kPanel + column * kLanes);
@@ -147,7 +147,7 @@ struct Product {
     Store(a, a.weights[part], row, ROWS, factors + row, output, count, PANELS * kColumns, totals[0][0], totals[1][0]);
   }
 
-  // `rows` are fewer than ROWS.
+  // Works on `rows` rows, which are fewer than ROWS.
   template <int ROWS>
   void WorkFew(int part, int64_t panel, int64_t row, int64_t rows) const {
     if constexpr (ROWS > 1) {
@@ -156,8 +156,8 @@ struct Product {
     }
   }
 
-  // The tile of `turns` that use the same panels whose turn it is. Meanwhile the next panels are asked for, each by one
-  // tile: to ask takes time, a tenth of it if all tiles do.
+  // Works on one of `turns` tiles that use the same panels. Each of the next panels is prefetched by only one tile:
+  // prefetching takes time, a tenth of the total if all tiles do it.
   template <int PANELS>
   void WorkTile(int part, int64_t panel, int64_t row, int64_t turn, int64_t turns) const {
     if (turns < PANELS) return Work<kRows, PANELS, PANELS>(part, panel, row, PANELS * panel_bytes);
@@ -188,7 +188,7 @@ struct Product {
   }
 };
 
-// `use` with the product of the arguments' kind.
+// Calls `use` with the product of the arguments' kind.
 template <typename Use>
 void WithKind(const LinearArguments& a, const Use& use) {
   if (WithTiles(a, use)) return;

@@ -1,5 +1,5 @@
-// Many queries of a head: they lie along the lanes, two vectors of them. Keys and values in bf16 are multiplied as they
-// are, where that pays, and so are weights then: two positions of them make a word.
+// Many queries of a head, along the lanes of two vectors. Keys and values in bf16 are multiplied directly where that
+// pays. Weights are then bf16 as well, with two positions in a word.
 #pragma once
 
 #include <type_traits>
@@ -13,11 +13,11 @@ namespace {
 
 constexpr int64_t kQueries = 2 * kLanes;
 
-// How they are multiplied with keys and values of a kind of numbers:
+// How queries are multiplied with keys and values of a type of numbers:
 //   Kind, kPositions                 what is multiplied; positions of a block
-//   Registers                        which are there while this is
-//   Score(many, position, count)     makes the scores of a block, by SetScores
-//   AddValues(many, count)           adds so many words of weighted values to contexts
+//   Registers                        an object that exists while registers are needed
+//   Score(many, position, count)     computes the scores of a block, with SetScores
+//   AddValues(many, count)           adds `count` words of weighted values to contexts
 template <typename Number>
 struct Products;
 
@@ -29,14 +29,14 @@ struct Many {
   static constexpr int64_t kPositions = Multiplied::kPositions, kWords = kPositions / Kind::PER_PART;
 
   const Head& head;
-  const int64_t first, count, words, parts;  // query, how many; of a key, vectors of a value
+  const int64_t first, count, words, parts;  // query; queries; words of a key; vectors of a value
   int64_t oldest = INT32_MAX, newest = -1;   // positions that any of them sees
   int64_t seen_first = 0, seen_last = INT32_MAX;  // and that all of them see
   Ints own[2], from[2];                      // positions: each sees from .. own
-  Floats largest[2], sum[2] = {}, factor[2];  // of scores, of weights; what makes those before smaller
+  Floats largest[2], sum[2] = {}, factor[2];  // of scores; of weights; for the sums before
   const typename Head::Lanes lanes[2];
-  Ints q[kSize][2];                          // words, and zeros behind
-  Floats weights[kPositions][2];             // first scores, and then words of weights
+  Ints q[kSize][2];                          // words, padded with zeros
+  Floats weights[kPositions][2];             // scores first, then words of weights
   Floats values[kWords * kSize / kLanes], context[kQueries * kSize / kLanes];  // [., parts]
 
   Many(const Head& head, int64_t first)
@@ -99,12 +99,12 @@ struct Many {
     Multiplied::AddValues(*this, joined);
   }
 
-  // The first queries of a head are those that bring keys and values into the cache.
+  // Prefetches some positions. The first queries of a head bring its keys and values into the processor's cache.
   void Ask(int64_t position, int64_t positions) const {
     for (int64_t i = 0; i < positions; ++i) head.Ask(lanes, position + i, first == 0);
   }
 
-  // What products are worth as scores, of some positions, where they are seen.
+  // Turns the products of some positions into scores, where queries see the positions.
   void SetScores(int64_t position, int64_t count, Floats (*scores)[2]) const {
     for (int64_t i = 0; i < count; ++i) {
       float scale = head.a.scale;
@@ -120,13 +120,13 @@ struct Many {
     }
   }
 
-  // Scores become weights, and what was added before smaller if one is larger than all before.
+  // Turns scores into weights, and scales down earlier sums if a score is larger than all before.
   void Weigh(int64_t position, int64_t positions) {
     Floats most[2] = {largest[0], largest[1]}, total[2] = {}, zero[2];
     for (int64_t i = 0; i < positions; ++i)
       UNROLL for (int half = 0; half < 2; ++half) most[half] = Larger(most[half], weights[i][half]);
     for (int half = 0; half < 2; ++half) {
-      zero[half] = most[half] == kNone ? Floats{} : most[half];  // of those that have seen nothing yet
+      zero[half] = most[half] == kNone ? Floats{} : most[half];  // for queries that have seen nothing yet
       factor[half] = Exp(largest[half] - zero[half]);
       largest[half] = most[half];
     }
@@ -150,14 +150,14 @@ struct Many {
   }
 };
 
-// In vectors.
+// Products in vectors.
 template <typename Number>
 struct Products {
   struct Registers { Registers() {} };
   using Kind = std::conditional_t<std::is_same<Number, BFloat16>::value && kPairsPay, BF16, F32>;
   static constexpr int64_t kPositions = 64;
-  static constexpr int kKeys = kLanes == 16 ? 8 : 4, kTogether = 4;  // positions, and queries, at once
-  static_assert(kPositions % kKeys == 0);  // there is room for the scores of all that are multiplied at once
+  static constexpr int kKeys = kLanes == 16 ? 8 : 4, kTogether = 4;  // positions and queries at once
+  static_assert(kPositions % kKeys == 0);  // room for the scores of all keys that are multiplied at once
 
   template <typename Many>
   static void Score(Many& many, int64_t position, int64_t positions) {
@@ -178,7 +178,7 @@ struct Products {
     int64_t words;  // from one to the next
   };
 
-  // Keys as they are multiplied: where they lie, if they lie so. The last of a few takes the places of those that lack.
+  // Keys in the layout for multiplying, in place if they have it. If keys are missing, the last one is repeated.
   template <typename Many>
   static Lines Keys(const Many& many, int64_t position, int64_t count, int32_t* room) {
     const int64_t size = many.head.a.size;
@@ -194,9 +194,9 @@ struct Products {
     return {room, many.words};
   }
 
-  // Functions of their own, so that sums have all registers.
+  // The following products are not inlined, so that sums have all registers.
 
-  // Of all queries with kKeys keys.
+  // Multiplies all queries with kKeys keys.
   __attribute__((noinline)) static void MultiplyKeys(const Ints (*q)[2], int64_t words, Lines keys,
                                                      Floats (*scores)[2]) {
     Floats sums[kKeys][2];
@@ -220,7 +220,7 @@ struct Products {
       for (int64_t part = 0; part < many.parts; part += kParts) AddSome(many, i, part, joined);
   }
 
-  // To the contexts of kTogether queries.
+  // Adds to the contexts of kTogether queries.
   template <typename Many>
   static void AddSome(Many& many, int64_t query, int64_t part, int64_t joined) {
     MultiplyValues(reinterpret_cast<const int32_t*>(many.weights) + query, many.values + part, joined, many.parts,
@@ -250,7 +250,7 @@ struct Products {
 };
 
 #if defined(__AMX_BF16__)
-// In tiles.
+// Products in tiles.
 template <>
 struct Products<BFloat16> {
   struct Registers : Tiles { Registers() : Tiles(kTile) {} };
@@ -265,7 +265,7 @@ struct Products<BFloat16> {
     many.SetScores(position, positions, many.weights);
   }
 
-  // Queries and the keys of one or two tiles.
+  // Multiplies queries with the keys of one or two tiles.
   template <int TILES, typename Many>
   static void Multiply(const Many& many, int64_t position, int64_t count, Floats (*scores)[2]) {
     alignas(64) BFloat16 room[TILES][kTile * kSize];
@@ -295,7 +295,7 @@ struct Products<BFloat16> {
     int64_t bytes;  // from one to the next
   };
 
-  // The keys of a tile: where they lie, if they fill it.
+  // The keys of a tile, in place if they fill it.
   template <typename Many>
   static Lines Keys(const Many& many, int64_t position, int64_t count, BFloat16* room) {
     const int64_t size = many.head.a.size, whole = RoundUp(size, kTileInputs);
@@ -313,7 +313,7 @@ struct Products<BFloat16> {
     for (int64_t i = 0; i < many.count; ++i)
       for (int64_t part = 0; part < parts; ++part)
         many.context[i * parts + part] *= reinterpret_cast<const float*>(many.factor)[i];
-    Ints weights[Many::kWords / kTile][kQueries];  // words of a query in a row
+    Ints weights[Many::kWords / kTile][kQueries];  // each row has the words of a query
     memset(many.weights + joined, 0, (tiles * kTile - joined) * sizeof many.weights[0]);
     memset(many.values + joined * parts, 0, (tiles * kTile - joined) * parts * sizeof many.values[0]);
     for (int64_t i = 0; i < tiles; ++i)

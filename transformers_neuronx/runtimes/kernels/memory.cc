@@ -1,19 +1,19 @@
-// Attention to a memory, as `layers/memory.py` has it: every token sees the same positions, all that its row has.
+// Attention to a memory, as in `layers/memory.py`. Every token sees the same positions: all of its row.
 #include "attention.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-constexpr int64_t kAhead = 8;  // positions, after which a key that was asked for is there
+constexpr int64_t kAhead = 8;  // positions by which keys are prefetched ahead
 
-// `count` floats, so many apart: none is one for all.
+// `count` floats with the stride `apart`. With a stride of 0, all are the first.
 inline Floats Spread(const float* from, int64_t apart, int64_t count) {
   if (apart == 0) return Floats{} + *from;
   if (apart == 1) return Some(from, count);
   return Gather(from, Count() < static_cast<int32_t>(count) ? Count() * static_cast<int32_t>(apart) : Ints{});
 }
 
-// In a memory, the heads of a position follow one another.
+// In a memory, the heads of a position are adjacent.
 template <typename Number>
 struct Remembered : HeadOf<Number, MemoryArguments> {
   using Base = HeadOf<Number, MemoryArguments>;
@@ -24,7 +24,7 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
   const Number *keys, *values;
   const float* bias;  // of the row and the head, or null
 
-  // Of queries, where the biases of each begin, and how many there are.
+  // The offsets of the queries' biases, and the number of queries.
   struct Lanes {
     Ints biases = {};
     int64_t count;
@@ -55,7 +55,7 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
     return bias ? products + Biases(query, position, count) : products;
   }
 
-  // What belongs to one position is so far from what belongs to the next that processors do not guess where that is.
+  // Positions are so far apart in memory that processors do not prefetch the next one by themselves.
   using Base::Ask;
   __attribute__((always_inline)) void Ask(const Lanes (&lanes)[2], int64_t position, bool first) const {
     if (first) {
@@ -78,7 +78,7 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
     add([&] { return Spread(from, a.bias_token, lanes.count); });
   }
 
-  // A function of its own, as what the cache's heads add is.
+  // Not inlined, like what the cache's heads add.
   __attribute__((noinline)) Floats Biases(int64_t query, int64_t position, int64_t count) const {
     return Spread(bias + Bias(query) + position * a.bias_position, a.bias_position, count);
   }

@@ -1,4 +1,4 @@
-// The kernels as XLA and Python see them: handlers of custom calls, and the choice of a level of instructions.
+// The kernels' interface to XLA and Python: handlers of custom calls, and the choice of an instruction-set level.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -52,7 +52,7 @@ Pool PoolOf(ffi::ThreadPool& threads) {
   return {run, &threads};
 }
 
-// Memory of a thread that is kept for its next call.
+// Memory of a thread, kept for its next call.
 void* Scratch(int64_t bytes) {
   thread_local std::unique_ptr<char[]> memory;
   thread_local int64_t size = 0;
@@ -85,7 +85,7 @@ ffi::ErrorOr<Activation> ActivationOf(std::string_view name) {
   return ffi::Unexpected(ffi::Error::InvalidArgument("an activation that the kernel does not have"));
 }
 
-// x, and then of each part its weight, and its scale and its bias where they have them; at last the residual, if any.
+// Operands: x; for each part its weight, its scale if there is one, its bias if there is one; the residual, if any.
 ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::RemainingRets results,
                   int64_t parts, int64_t scaled, int64_t biased, int64_t rounded, std::string_view activation,
                   int64_t residual) {
@@ -133,7 +133,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(LinearHandler, Linear,
                                   .Attr<std::string_view>("activation")
                                   .Attr<int64_t>("residual"));
 
-// What the composite has as operands and attributes; its cache comes back in the memory of the one that was given.
+// Operands and attributes are those of the composite. The new cache is returned in the memory of the old one.
 ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
                      ffi::Dictionary attributes) {
   const Counted counted(attention_spent);
@@ -164,7 +164,7 @@ ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionHandler, Attention,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
-// What the composite has as operands: at last the bias, if there is one.
+// Operands are those of the composite. The bias is the last one, if there is one.
 ffi::Error AttendTo(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer keys, ffi::AnyBuffer values,
                     ffi::Buffer<ffi::S32> lengths, ffi::RemainingArgs more, ffi::Result<ffi::AnyBuffer> context,
                     float scale) {

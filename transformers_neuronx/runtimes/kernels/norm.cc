@@ -1,4 +1,4 @@
-// Normalizations over the last axis, as `layers/norm.py` has them.
+// Normalizations over the last axis, as in `layers/norm.py`.
 #include "vectors.h"
 
 namespace neuronx::NEURONX_LEVEL {
@@ -8,7 +8,7 @@ template <typename Number>
 struct Norm {
   const NormArguments& a;
 
-  // The mean over a row of what `function` makes of each vector of numbers.
+  // The mean over a row of `function`, which is applied to vectors of numbers.
   template <typename Function>
   float Mean(const Number* x, const Function& function) const {
     Floats sums = {};
@@ -33,7 +33,7 @@ struct Norm {
   }
 
   void Run(const Pool& pool) const {
-    constexpr int64_t kTogether = 8;  // rows, since one is too little to be shared out
+    constexpr int64_t kTogether = 8;  // rows, since one is too little work for a thread
     ForEach(pool, (a.rows + kTogether - 1) / kTogether, [this](int64_t piece) {
       for (int64_t row = piece * kTogether; row < Least(a.rows, (piece + 1) * kTogether); ++row) Row(row);
     });

@@ -1,4 +1,4 @@
-// What becomes of sums of products: results of a linear layer; and the pieces that threads work on.
+// Turns sums of products into results of a linear layer, and divides outputs into pieces that threads work on.
 #pragma once
 
 #include "kinds.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kMostSums = 32;  // that are stored at once: rows times columns
 
-// Of what is at least 1.
+// 1 / x, for an x of at least 1.
 inline Floats Inverse(Floats x) {
 #if defined(__AVX512F__)
   const Floats y = Cast<Floats>(_mm512_rcp14_ps(Cast<__m512>(x)));
@@ -18,10 +18,10 @@ inline Floats Inverse(Floats x) {
 #endif
 }
 
-// No smaller than e to the power of -80: what is below normal numbers takes processors a hundred times as long.
+// At least exp(-80): subnormal numbers take processors a hundred times as long.
 inline Floats Logistic(Floats x) { return Inverse(1 + Exp(x < -80 ? Floats{} + 80 : -x)); }
 
-// Within 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+// The error function, within 1.5e-7 (Abramowitz and Stegun, 7.1.26).
 inline Floats Erf(Floats x) {
   const Floats size = x < 0 ? -x : x, t = Inverse(1 + 0.3275911f * size);
   constexpr float kFactors[] = {1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f};
@@ -44,7 +44,7 @@ inline Floats Activated(Activation activation, Floats x) {
   return x;
 }
 
-// Sums [rows, columns] with the scales and biases of `count` outputs of a weight.
+// Applies the scales and biases of `count` outputs of a weight to sums [rows, columns].
 inline void Complete(const LinearArguments& a, const Weight& weight, int64_t output, int64_t count, int rows,
                      int columns, const float* factors, const Floats* sums, Floats* y) {
   for (int j = 0; j < columns; ++j, output += kLanes, count = count > kLanes ? count - kLanes : 0) {
@@ -55,9 +55,9 @@ inline void Complete(const LinearArguments& a, const Weight& weight, int64_t out
   }
 }
 
-// Stores the results of some rows, of each `count` outputs from `first` on. `sums` [rows, columns] are those of the
-// weight, and `up` those of the next one where the first is a gate. A function of its own, so that loops over products
-// have all registers; and a loop for each step, so that none decides anything.
+// Stores the results of some rows, with `count` outputs of each from `first` on. `sums` [rows, columns] are the
+// weight's. If it is a gate, `up` are the next weight's. Not inlined, so that loops over products have all registers.
+// Each step has its own loop, so that no loop branches.
 __attribute__((noinline)) void Store(const LinearArguments& a, const Weight& weight, int64_t row, int rows,
                                      const float* factors, int64_t first, int64_t count, int columns,
                                      const Floats* sums, const Floats* up) {
@@ -77,7 +77,7 @@ __attribute__((noinline)) void Store(const LinearArguments& a, const Weight& wei
     }
 }
 
-// The outputs of all weights, in pieces of some panels. What is gated has none of its own.
+// The outputs of all weights, in pieces of `panels` panels. A gated weight has no pieces of its own.
 struct Pieces {
   int64_t panels, of_part[kMostParts] = {}, count = 0;
 

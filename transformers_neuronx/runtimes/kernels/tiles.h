@@ -1,6 +1,6 @@
-// Linear layers of bf16 in tiles. A tile of activations has 32 inputs of up to 16 rows, one of weights those of 16
-// outputs. In bf16 that is sixteen lines of a panel, as they lie; weights of fewer bits are widened, once for up to 256
-// rows, and activations need not be rounded.
+// Linear layers of bf16 in tiles. A tile of activations has 32 inputs of up to 16 rows. A tile of weights has those
+// inputs of 16 outputs. In bf16, that is sixteen lines of a panel, used in place. Weights of fewer bits are widened,
+// once for up to 256 rows. Activations need not be rounded.
 #pragma once
 
 #include "amx.h"
@@ -10,18 +10,18 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-// What is worked on at once. Weights of some steps of two panels stay in the first cache while tiles of activations,
-// two at a time, are multiplied with them. Activations of these steps, and the sums of a piece, stay in the second.
+// Block sizes. Weights of some steps of two panels stay in the first-level cache while tiles of activations, two at a
+// time, are multiplied with them. Activations of these steps, and the sums of a piece, stay in the second-level cache.
 constexpr int64_t kSteps = 8, kTogether = 16, kPairs = 4;
 
 static_assert(2 * kTile <= kMostSums);
 
-constexpr int64_t kFewest = 9;  // rows for which it pays to widen weights
+constexpr int64_t kFewest = 9;  // rows for which widening weights pays
 
-// Low halves of the lanes of one, and high ones of another.
+// The low halves of one vector's lanes and the high halves of another's.
 inline Ints Halves(Ints low, Ints high) { return (low & 0xffff) | (high & ~0xffff); }
 
-// Kinds of weights, all of which bf16 has exactly. A line of a panel, a word of each output, becomes so many of a tile.
+// Kinds of weights, all exact in bf16. A line of a panel has a word of each output, and becomes LINES lines of a tile.
 
 struct TiledBF16 {
   using Scale = float;
@@ -37,7 +37,7 @@ struct TiledS8 {
     const Ints lines[] = {Halves(Bits(w << 24) >> 16, Bits(w << 16)), Halves(Bits(w << 8) >> 16, Bits(w))};
     memcpy(to, lines, sizeof lines);
   }
-  static Ints Bits(Ints w) { return Cast<Ints>(AsFloats(w >> 24)); }  // of the highest byte as a float
+  static Ints Bits(Ints w) { return Cast<Ints>(AsFloats(w >> 24)); }  // the highest byte as a float
 };
 
 struct TiledS4 {
@@ -45,7 +45,7 @@ struct TiledS4 {
   static constexpr int64_t LINES = 4;
   static void Widen(const char* from, char* to) {
     const auto numbers = _mm512_cvtneps_pbh(Cast<__m512>(AsFloats(Count() << 28 >> 28)));
-    const __m512i twice = _mm512_broadcast_i64x4(Cast<__m256i>(numbers));  // a place is five bits, of which four count
+    const __m512i twice = _mm512_broadcast_i64x4(Cast<__m256i>(numbers));  // four of an index's five bits count
     const Ints w = Load<Ints>(from), first = Halves(w, w << 8), last = Halves(w >> 16, w >> 8);
     const Ints lines[] = {first, last, first >> 4, last >> 4};
     UNROLL for (int i = 0; i < 4; ++i) {
@@ -64,7 +64,7 @@ struct TileProduct {
   // Some steps of two panels.
   struct Chunk {
     int64_t first, steps;
-    const char *weights[2], *next;  // tiles of each; what will be wanted after them
+    const char *weights[2], *next;  // tiles of each; what to prefetch
     const Scale* scales[2];         // of the groups of each
   };
 
@@ -72,7 +72,7 @@ struct TileProduct {
   int64_t words, steps, panel_bytes;  // words and steps of an output
   int64_t run;                        // steps of a group, or 0
   int64_t tiles, height;              // of activations, and the rows of one
-  bool in_place;                      // whether activations are used where they lie
+  bool in_place;                      // whether activations are used without a copy
   int64_t stride;                     // bytes of a row
   float* factors;                     // [rows]: 1, or NaN where weights are integers and activations are not finite
   char* x;                            // [rows, stride]
@@ -83,7 +83,7 @@ struct TileProduct {
     run = a.group / kTileInputs;
     panel_bytes = words * kLineBytes;
     tiles = RoundUp(a.rows, kTile) / kTile;
-    height = RoundUp(a.rows, tiles) / tiles;  // few rows take less time than many
+    height = RoundUp(a.rows, tiles) / tiles;  // a tile with fewer rows takes less time
     in_place = a.inputs % kTileInputs == 0;
     stride = steps * kLineBytes;
     factors = static_cast<float*>(a.scratch);
@@ -92,10 +92,10 @@ struct TileProduct {
 
   int64_t Bytes() const { return RoundUp(a.rows, kPanel) * sizeof *factors + (in_place ? 0 : a.rows * stride); }
 
-  // The first row of a tile. The last one has some of the rows before once more, if there are not enough.
+  // The first row of a tile. If the last tile has too few rows, it repeats some of the rows before.
   int64_t RowOf(int64_t tile) const { return Least(tile * height, a.rows - height); }
 
-  // Integers make whole rows of what is not finite NaN, as where activations are rounded to integers as well.
+  // With integer weights, a row that is not finite becomes NaN, as it does where activations are rounded to integers.
   void PrepareRow(int64_t row) const {
     const bool finite = Kind::LINES == 1 || Largest(a, row * a.inputs, a.inputs) < __builtin_inff();
     factors[row] = finite ? 1 : __builtin_nanf("");
@@ -105,7 +105,7 @@ struct TileProduct {
     memset(active + a.inputs, 0, stride - a.inputs * sizeof *active);
   }
 
-  // Tiles of a panel: where they lie, if they do. Behind its end are zeros, as what lies there need not be finite.
+  // The tiles of a panel, in place if they can be. Past its end are zeros, since memory there need not be finite.
   const char* Weights(const Weight& weight, int64_t panel, const Chunk& chunk, char* room) const {
     const char* from = static_cast<const char*>(weight.data) + panel * panel_bytes + chunk.first * kStepBytes;
     const int64_t lines = Least(panel_bytes - chunk.first * kStepBytes, chunk.steps * kStepBytes) / kLineBytes;
@@ -123,7 +123,7 @@ struct TileProduct {
                         : AddTiles<1>(chunk, tile + 2 * i, i, turns, sums + 2 * i);
   }
 
-  // Those of one or two of them, at such a turn of all: each asks for a part of what is next.
+  // Adds those of one or two tiles, in one of `turns` turns. Each turn prefetches a part of the next weights.
   template <int TILES>
   void AddTiles(const Chunk& chunk, int64_t tile, int64_t turn, int64_t turns, Floats (*sums)[kTile][2]) const {
     if (run) return AddGroups<TILES>(chunk, tile, turn, turns, sums);
@@ -132,7 +132,7 @@ struct TileProduct {
     StoreSums<TILES>(sums);
   }
 
-  // Sums of a group, as far as it is in the chunk, are scaled before they are added to those of all groups.
+  // Scales the sums of each group, as far as it is in the chunk, before adding them to those of all groups.
   template <int TILES>
   void AddGroups(const Chunk& chunk, int64_t tile, int64_t turn, int64_t turns, Floats (*sums)[kTile][2]) const {
     for (int64_t i = 0, end; i < chunk.steps; i = end) {
@@ -168,7 +168,7 @@ struct TileProduct {
   // Adds the products of some steps of a chunk to the sums in tiles.
   template <int TILES>
   void Multiply(const Chunk& chunk, int64_t first, int64_t end, int64_t tile, int64_t turn, int64_t turns) const {
-    const int64_t stride = this->stride, panel_bytes = this->panel_bytes;  // or they would be read again and again
+    const int64_t stride = this->stride, panel_bytes = this->panel_bytes;  // or they would be read at each step
     const char* x0 = x + RowOf(tile) * stride + (chunk.first + first) * kLineBytes;
     const char* x1 = x + RowOf(tile + TILES - 1) * stride + (chunk.first + first) * kLineBytes;
     const char *w0 = chunk.weights[0] + first * kTileBytes, *w1 = chunk.weights[1] + first * kTileBytes;
@@ -192,7 +192,7 @@ struct TileProduct {
     }
   }
 
-  // Some panels of a weight and `count` tiles of activations.
+  // Multiplies some panels of a weight with `count` tiles of activations.
   void Work(int part, int64_t panel, int64_t panels, int64_t tile, int64_t count) const {
     const Tiles tiles_in_use(height);
     const int weights = 1 + a.Gated();
@@ -205,7 +205,7 @@ struct TileProduct {
           const int64_t next = i + 2 < panels ? 2 * panel_bytes : kSteps * kStepBytes - i * panel_bytes;
           Chunk chunk = {first, Least(steps - first, kSteps)};
           for (int64_t k = 0; k < 2; ++k) {
-            const int64_t at = panel + Least(i + k, panels - 1);  // an odd one is its own neighbour; that is not stored
+            const int64_t at = panel + Least(i + k, panels - 1);  // a last odd one is used twice, and stored once
             chunk.weights[k] = Weights(weight, at, chunk, room[k]);
             if (run) chunk.scales[k] = static_cast<const Scale*>(weight.scale) + at * (steps / run) * kPanel;
           }
@@ -217,7 +217,7 @@ struct TileProduct {
         Results(part, panel + i, tile + j, sums[i / 2 * weights][j], sums[(i / 2 + 1) * weights - 1][j]);
   }
 
-  // Of two panels and a tile of activations: of its rows, those that the tile before has not.
+  // Stores the results of two panels and a tile of activations, except for rows that the tile before has.
   void Results(int part, int64_t panel, int64_t tile, const Floats (&sums)[kTile][2],
                const Floats (&up)[kTile][2]) const {
     const int64_t row = tile * height, again = row - RowOf(tile), output = panel * kPanel;
@@ -239,7 +239,7 @@ struct TileProduct {
   }
 };
 
-// `use` with the product of the arguments' kind, if that is one of tiles.
+// Calls `use` with the product of the arguments' kind, and returns true, if tiles can compute it.
 template <typename Use>
 bool WithTiles(const LinearArguments& a, const Use& use) {
   if (a.x_type != Type::kBF16 || a.rounded) return false;

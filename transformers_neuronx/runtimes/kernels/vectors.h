@@ -1,4 +1,4 @@
-// Vectors as wide as the level has them: numbers of any type as floats and back, and what is made of them alone.
+// Vectors of the level's width: conversion of numbers of any type to floats and back, and operations on vectors.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ inline To Cast(From from) {
   return to;
 }
 
-// In a register: compilers would rather load it for each of its uses.
+// Keeps a vector in a register. Compilers would otherwise load it for each use.
 template <typename Vector>
 inline void Keep(Vector& x) {
 #if defined(__x86_64__)
@@ -67,14 +67,14 @@ inline int32_t Most(Ints x) {
 #endif
 }
 
-// Of neighbours, and then of what neighbours make, as `Totals` has it.
+// The sum of all lanes: of neighbours, then of neighbouring sums, in the same order as `Totals`.
 inline float Total(Floats sums) {
   for (int count = kLanes / 2; count; count /= 2)
     for (int i = 0; i < count; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
   return sums[0];
 }
 
-// body(i) for every i of [0, count), on the threads of the pool.
+// Runs body(i) for every i of [0, count) on the threads of the pool.
 template <typename Body>
 inline void ForEach(const Pool& pool, int64_t count, const Body& body) {
   const auto run = [](void* self, int64_t i) { (*static_cast<const Body*>(self))(i); };
@@ -84,7 +84,7 @@ inline void ForEach(const Pool& pool, int64_t count, const Body& body) {
 inline Floats AsFloats(Floats x) { return x; }
 inline Floats AsFloats(Ints x) { return __builtin_convertvector(x, Floats); }
 
-// To the nearest whole number.
+// Rounds to the nearest integer.
 inline Ints Rounded(Floats x) {
 #if defined(__AVX512F__)
   return Cast<Ints>(_mm512_cvtps_epi32(Cast<__m512>(x)));
@@ -107,7 +107,7 @@ struct Float16 { uint16_t bits; };
 inline float AsFloat(BFloat16 x) { return Cast<float>(uint32_t{x.bits} << 16); }
 inline float AsFloat(Float16 x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, magnitude = x.bits & 0x7fffu;
-  // A float with the same exponent is 2^-112 times as large; infinities and NaN keep all bits of theirs.
+  // A float with the same exponent is 2^-112 times as large. Infinities and NaN keep all their bits.
   const uint32_t bits = magnitude << 13;
   const float value = magnitude >= 0x7c00u ? Cast<float>(bits | 0x7f800000u) : Cast<float>(bits) * 0x1p112f;
   return Cast<float>(Cast<uint32_t>(value) | sign);
@@ -124,7 +124,7 @@ inline Ints Whole(const int8_t* from) {
 #endif
 }
 
-// kLanes of them.
+// kLanes numbers as floats.
 inline Floats Widened(const float* from) { return Load<Floats>(from); }
 inline Floats Widened(const BFloat16* from) {
 #if defined(__AVX512F__)
@@ -150,7 +150,7 @@ inline Floats Widened(const Float16* from) {
 }
 inline Floats Widened(const int8_t* from) { return AsFloats(Whole(from)); }
 
-// Up to kLanes of them, and zeros behind.
+// Up to kLanes numbers as floats, padded with zeros.
 template <typename Number>
 inline Floats Some(const Number* from, int64_t count) {
   if (count >= kLanes) return Widened(from);
@@ -179,7 +179,7 @@ inline void Widen(const void* x, Type type, int64_t first, int64_t count, float*
   Widen(static_cast<const BFloat16*>(x) + first, count, out);
 }
 
-// Floats as other numbers: the nearest, of two the even one.
+// Floats as numbers of other types, rounded to the nearest, ties to even.
 
 inline BFloat16 ToBF16(float x) {
   const uint32_t bits = Cast<uint32_t>(x);
@@ -191,13 +191,13 @@ inline Float16 ToF16(float x) {
   const float size = Cast<float>(bits & 0x7fffffff);
   if (x != x) return {static_cast<uint16_t>(sign | 0x7e00)};
   if (size >= 65520) return {static_cast<uint16_t>(sign | 0x7c00)};
-  // Below 2^-14 all have the same step: adding 2^-1 leaves just the bits that are kept.
+  // Below 2^-14 all have the same spacing, so adding 2^-1 leaves just the bits that are kept.
   if (size < 0x1p-14f) return {static_cast<uint16_t>(sign | (Cast<uint32_t>(size + 0.5f) - Cast<uint32_t>(0.5f)))};
   const uint32_t rest = Cast<uint32_t>(size * 0x1p-112f);
   return {static_cast<uint16_t>(sign | ((rest + 0xfff + (rest >> 13 & 1)) >> 13))};
 }
 
-// kLanes of them.
+// Stores kLanes numbers.
 inline void Put(Floats x, float* to) { memcpy(to, &x, sizeof x); }
 inline void Put(Floats x, BFloat16* to) {
 #if defined(__AVX512BF16__)
@@ -219,7 +219,7 @@ inline void Put(Floats x, Float16* to) {
 #endif
 }
 
-// Whole numbers that fit into fewer bits.
+// Stores integers that fit into fewer bits.
 inline void Put(Ints x, int16_t* to) {
 #if defined(__AVX512F__)
   const __m256i narrow = _mm512_cvtepi32_epi16(Cast<__m512i>(x));
@@ -237,7 +237,7 @@ inline void Put(Ints x, int8_t* to) {
 #endif
 }
 
-// Up to kLanes of them.
+// Stores up to kLanes numbers.
 template <typename Number>
 inline void PutSome(Floats x, int64_t count, Number* to) {
   if (count >= kLanes) return Put(x, to);
@@ -263,7 +263,7 @@ inline Ints Count() {
   return count;
 }
 
-// In each lane what stands `at` so many floats after the first.
+// The floats at the offsets `at`, one in each lane.
 inline Floats Gather(const float* from, Ints at) {
 #if defined(__AVX512F__)
   return Cast<Floats>(_mm512_i32gather_ps(Cast<__m512i>(at), from, sizeof *from));
@@ -276,7 +276,7 @@ inline Floats Gather(const float* from, Ints at) {
 #endif
 }
 
-// The total of each vector in a lane of its own.
+// The total of each vector, one in each lane.
 inline Floats Totals(Floats (&sums)[kLanes]) {
 #if defined(__AVX512F__)
   const __m512i even = Cast<__m512i>(Count() * 2), odd = Cast<__m512i>(Count() * 2 + 1);
@@ -293,10 +293,10 @@ inline Floats Totals(Floats (&sums)[kLanes]) {
 #endif
 }
 
-// Rows become columns.
+// Swaps rows and columns.
 inline void Transpose(Ints (&rows)[kLanes]) {
 #if defined(__AVX512F__)
-  UNROLL for (int step = 1; step < kLanes; step *= 2) {  // of every other lane: pairs of rows exchange halves
+  UNROLL for (int step = 1; step < kLanes; step *= 2) {  // pairs of rows exchange half of their lanes
     const Ints lane = Count(), low = (lane & step) != 0 ? lane + (kLanes - step) : lane;
     const __m512i first = Cast<__m512i>(low), second = Cast<__m512i>(low + step);
     UNROLL16 for (int i = 0; i < kLanes; ++i) {
@@ -316,13 +316,13 @@ inline void Transpose(Ints (&rows)[kLanes]) {
 #endif
 }
 
-// e to the power of x, within 2e-7 of it, and 0 where that is below the smallest normal number.
+// exp(x), with a relative error below 2e-7, and 0 where the result is below the smallest normal number.
 inline Floats Exp(Floats x) {
   x = x > 88 ? Floats{} + 88 : x;
   const Ints whole = Rounded(x * 1.44269504f);  // 1 / ln 2
   const Floats turns = __builtin_convertvector(whole, Floats);
-  const Floats r = (x - turns * 0.693359375f) + turns * 2.12194440e-4f;  // ln 2 in two parts, of which the first is short
-  // What differs least from it, by Remez, with the last two as they are.
+  const Floats r = (x - turns * 0.693359375f) + turns * 2.12194440e-4f;  // ln 2 in two parts, the first one short
+  // The polynomial with the smallest error, by Remez, with its last two coefficients fixed.
   constexpr float kFactors[] = {1.38368353e-3f, 8.37482419e-3f, 4.16682251e-2f, 0.166664198f, 0.499999911f, 1};
   Floats power = Floats{} + kFactors[0];
   UNROLL for (int i = 1; i < 6; ++i) power = power * r + kFactors[i];

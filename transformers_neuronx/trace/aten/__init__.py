@@ -1,4 +1,4 @@
-"""What each core ATen operation is in HLO, in a table: `TABLE[operation](out, *operands)`. See `table`."""
+"""Lower each core ATen operation to HLO, with a table: `TABLE[operation](out, *operands)`. See `table`."""
 
 from transformers_neuronx.trace.aten import (
     elementwise as elementwise,

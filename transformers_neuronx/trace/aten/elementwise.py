@@ -1,4 +1,4 @@
-"""Operations that treat every element alike."""
+"""Elementwise operations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from transformers_neuronx.trace.aten.table import (
 aten = torch.ops.aten
 
 
-# One operand.
+# Unary operations.
 
 
 def _of_one(function: Callable[[Tensor], Tensor]) -> Callable[[Shape, Tensor], Tensor]:
-    """Computed at least in f32, and in the type that comes out where the operand has integers."""
+    """Lower a unary function: compute in the result type, but at least in f32."""
 
     def lower(out: Shape, x: Tensor) -> Tensor:
         return hlo.convert(function(widened(hlo.convert(x, out.dtype))), out.dtype)
@@ -86,12 +86,12 @@ TABLE |= {
 
 
 def _or_as_it_is(function: Callable[[Tensor], Tensor]) -> Callable[[Shape, Tensor], Tensor]:
-    """For operations that leave integers as they are."""
+    """Lower a unary function that leaves integers unchanged."""
     return lambda out, x: function(x) if is_float(x.dtype) else x
 
 
 def _sign(out: Shape, x: Tensor) -> Tensor:
-    """Of a NaN it is 0."""
+    """Return the sign of `x`. The sign of a NaN is 0."""
     if is_float(x.dtype):
         return hlo.select(hlo.equal(x, x), hlo.sign(x), 0.0)
     return x if x.dtype.name == "pred" else hlo.sign(x)
@@ -167,7 +167,7 @@ def div(out: Shape, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
     a, b = promoted(out.dtype, a, b)
     if rounding_mode == "floor":
         return _floor_divide(out, a, b)
-    quotient = hlo.divide(a, b)  # of integers without what is left
+    quotient = hlo.divide(a, b)  # integer division truncates
     return TABLE[aten.trunc.default](out, quotient) if rounding_mode == "trunc" else quotient
 
 
@@ -176,13 +176,13 @@ def _floor_divide(out: Shape, a: Any, b: Any) -> Tensor:
     one_less = _signs_differ(left, b)
     if not is_float(out.dtype):
         return hlo.divide(a, b) - hlo.convert(one_less, out.dtype)
-    exact = hlo.divide(hlo.subtract(a, left), b) - hlo.convert(one_less, out.dtype)  # but for rounding
+    exact = hlo.divide(hlo.subtract(a, left), b) - hlo.convert(one_less, out.dtype)  # exact up to rounding
     return hlo.select(hlo.equal(hlo.broadcast_to(_full(b, left), out.sizes), 0), hlo.divide(a, b), hlo.round(exact))
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar)
 def remainder(out: Shape, a: Any, b: Any) -> Tensor:
-    """With the sign of `b`."""
+    """Return the remainder with the sign of `b`."""
     a, b = promoted(out.dtype, a, b)
     left = hlo.remainder(a, b)
     return hlo.select(_signs_differ(left, b), hlo.add(left, b), left)
@@ -198,7 +198,7 @@ def _full(x: Any, like: Tensor) -> Tensor:
 
 
 def _signs_differ(left: Tensor, b: Any) -> Tensor:
-    """Where something is left of a division, with another sign than `b`."""
+    """Return where a remainder is not zero and its sign differs from that of `b`."""
     b = hlo.broadcast_to(_full(b, left), left.sizes)
     return hlo.not_equal(left, 0) & hlo.not_equal(left < 0, b < 0)
 
@@ -250,7 +250,7 @@ def clamp(out: Shape, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return x
 
 
-# Logic, comparison, choice.
+# Logic, comparison, selection.
 
 
 def _compares(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -269,7 +269,7 @@ def _on_truths(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _overloads(name: str) -> list[Any]:
-    """Those of an operation that are functions of two tensors, or of a tensor and a number."""
+    """Return an operation's overloads for two tensors, or for a tensor and a number."""
     packet = getattr(aten, name)
     named = [kind for kind in ("Tensor", "Scalar", "Tensor_Scalar") if kind in packet.overloads()]
     return [getattr(packet, kind) for kind in named or ["default"]]

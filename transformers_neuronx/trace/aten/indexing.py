@@ -1,7 +1,7 @@
-"""Operations that look elements up by index, or write them there.
+"""Operations that read or write elements by index.
 
-An index that is negative counts from the back. One that is outside is an error for PyTorch, which a program cannot
-raise: look-ups take the element at the edge, and what is written outside is dropped. `trace/ranges.py` has it raised.
+A negative index counts from the end. PyTorch raises an error for an index out of range, but a program cannot: reads
+take the nearest element, and writes are dropped. `trace/ranges.py` raises the error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def index(out: Shape, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if len(axes) == 1:
         return hlo.take(x, hlo.reshape(places, *places.sizes[:-1]), axes[0])
     found = hlo.gather_rows(x, places, axes)
-    # What was looked up stands first, or where the indexed axes stood, if these are neighbours.
+    # PyTorch puts the index axes first, or in place of the indexed axes if these are adjacent.
     lead = len(places.sizes) - 1
     if axes != tuple(range(axes[0], axes[0] + len(axes))):
         return found
@@ -71,12 +71,12 @@ def index_put(
 
 
 def _places(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[tuple[int, ...], Tensor]:
-    """The axes that have an index, and their indices side by side, s64[..., axes]."""
+    """Return the axes that have an index, and their indices stacked, `s64[..., axes]`."""
     given = [(axis, each) for axis, each in enumerate(indices) if each is not None]
     if any(each.dtype.name == "pred" for _, each in given):
         raise GraphError(
-            f"an index that is a mask picks as many elements of {x!r} as it has true ones, and programs have fixed "
-            "shapes: use torch.where"
+            f"indexing {x!r} with a mask gives a size that depends on the mask, but programs have fixed shapes: "
+            "use torch.where"
         )
     sizes = np.broadcast_shapes(*(each.sizes for _, each in given))
     places = [
@@ -87,7 +87,7 @@ def _places(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[tuple[int, ...
 
 
 def _along(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The place in `x` of each element that `index` names along an axis, s64[*index, axes]."""
+    """Return the full index in `x` of each element of `index` along an axis, `s64[*index, axes]`."""
     dim %= len(x.sizes)
     places = [
         _from_the_front(hlo.convert(index, "s64"), x.sizes[dim]) if axis == dim else hlo.iota("s64", index.sizes, axis)
@@ -122,7 +122,7 @@ def index_fill(out: Shape, x: Tensor, dim: int, index: Tensor, value: Tensor | f
 
 
 def _written(x: Tensor, dim: int, index: Tensor, source: Tensor, op: str | None) -> Tensor:
-    """`x` with what is in `source`, at the places of an axis that `index` names."""
+    """Write `source` into `x` at the positions `index` of an axis."""
     sizes = x.sizes
     if not sizes:
         x, source = hlo.reshape(x, 1), hlo.reshape(source, 1)
@@ -160,7 +160,7 @@ def scatter_reduce(
 ) -> Tensor:
     if reduce not in REDUCTIONS or not include_self:
         raise GraphError(
-            f"scatter_reduce wants one of {', '.join(REDUCTIONS)} that includes what is there, got {reduce!r} with "
+            f"scatter_reduce must be one of {', '.join(REDUCTIONS)} with include_self=True, got {reduce!r} with "
             f"include_self={include_self}"
         )
     return _scattered(x, dim, index, source, REDUCTIONS[reduce])

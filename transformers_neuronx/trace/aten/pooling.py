@@ -1,4 +1,4 @@
-"""Averages and extremes over windows."""
+"""Average and max pooling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _each(value: int | Sequence[int], rank: int) -> list[int]:
 
 def _edges(sizes: Sequence[int], out: Sequence[int], kernel: Sequence[int], stride: Sequence[int],
            padding: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, int]]:  # fmt: skip
-    """Padding of each axis, at its end as much as the windows that come out need: with `ceil_mode` that is more."""
+    """Return each axis's padding. At the end it fits the output's windows, which need more with `ceil_mode`."""
     facts = zip(sizes, out, kernel, stride, padding, dilation, strict=True)
     return [(low, max((count - 1) * s + (k - 1) * d + 1 - size - low, 0)) for size, count, k, s, low, d in facts]
 
@@ -58,7 +58,7 @@ def max_pool3d(
 def _max_pool(
     out: Results, x: Tensor, rank: int, kernel: Sequence[int], stride: Sequence[int], padding: Any, dilation: Any
 ) -> list[Tensor | None]:
-    """The values, and where each was: its number among the elements of the axes that windows move along."""
+    """Return the largest values, and the flat index of each within the pooled axes."""
     assert out[0]
     kernel, padding, dilation = (_each(each, rank) for each in (kernel, padding, dilation))
     stride = _each(stride or kernel, rank)
@@ -69,7 +69,7 @@ def _max_pool(
 
 def _places_of_largest(out: Shape, x: Tensor, kernel: Sequence[int], stride: Sequence[int],
                        edges: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Tensor:  # fmt: skip
-    """Element by element of all windows at once. Of equal ones the first counts, of NaNs the last, and no padding."""
+    """Return each window's argmax, one window offset at a time: the first of equal values, the last NaN, no padding."""
     first = len(x.sizes) - len(kernel)
     sizes = x.sizes[first:]
     numbers = hlo.broadcast_to(hlo.reshape(hlo.iota("s64", [math.prod(sizes)]), *sizes), x.sizes)
@@ -108,7 +108,7 @@ def avg_pool(
     if divisor_override is not None:
         return hlo.convert(total / float(divisor_override), out.dtype)
     counted = hlo.full(1.0, total.dtype, x.sizes[-rank:])
-    if count_include_pad:  # but not what `ceil_mode` adds beyond that
+    if count_include_pad:  # the padding that `ceil_mode` adds is not counted
         for axis, low in enumerate(padding):
             counted = hlo.pad(counted, axis, low, low, 1.0)
         edges = [(0, max(high - low, 0)) for (_, high), low in zip(edges, padding, strict=True)]

@@ -1,7 +1,7 @@
 """Matrix products, attention and convolution.
 
-Where the right side of a product is a weight, the walk has made a `Parameter` of it, [out, in] and laid out for the
-runtime, and the product is a layer as the families have it.
+If the right side of a product is a weight, `Lowering` has made it a `Parameter`, [out, in] and laid out for the
+runtime. The product is then a linear layer, as in the model families.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers_neuronx.weights import Parameter, Weight
 
 aten = torch.ops.aten
 
-# For each operation the operands that are multiplied: those that `--auto-cast matmult` narrows.
+# The multiplied operands of each operation, which `--auto-cast matmult` narrows.
 MULTIPLIED = {
     aten.linear.default: (0, 1),
     aten.mm.default: (0, 1),
@@ -31,7 +31,7 @@ MULTIPLIED = {
 
 
 def parameter(tensor: Tensor, name: str, sizes: tuple[int, ...], word: int | None) -> Parameter:
-    """A weight as `layers` has it, whole on one device; with a `word` it lies in panels."""
+    """Return a weight as a `Parameter` on one device. With a `word` it is in panels."""
     return Parameter(tensor, Weight(name, "", sizes, word=word), 1, tensor.dtype.name)
 
 
@@ -56,7 +56,7 @@ def _dot(out: Shape, a: Tensor, b: Tensor, contract: Axes, batch: Axes = ((), ()
 def linear(
     out: Shape, x: Tensor, weight: Tensor | Parameter, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
-    """X weightᵀ + bias, and the activation of that which `joining` has found to follow."""
+    """Lower x weightᵀ + bias, followed by the activation that `joining` has fused, if any."""
     if isinstance(weight, Parameter):
         return _layer(out, x, weight, bias, activation)
     y = _dot(out, x, weight, ([-1], [1]))
@@ -95,9 +95,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q kᵀ scale + mask) v. q [..., n, d], k and v [..., m, d]; a mask of predicates says what is seen.
+    """Lower softmax(q kᵀ scale + mask) v, with q [..., n, d], k and v [..., m, d]. A boolean mask is true where seen.
 
-    Each head of k and v serves as many of q as go with it, whether or not that is asked for by `enable_gqa`.
+    Heads of k and v are shared among groups of q's heads, whatever `enable_gqa` is.
     """
     if dropout_p:
         raise of_training("attention with dropout_p")
@@ -117,7 +117,7 @@ def attention(
 
 
 def _with_heads(x: Tensor, lead: Sequence[int]) -> Tensor:
-    """X [..., n, d], whose first axes broadcast to `lead`, as [b, heads, n, d]; without two such axes heads are one."""
+    """Broadcast x [..., n, d] to `lead`, and return [b, heads, n, d]. `heads` is 1 unless `lead` has two axes."""
     if len(lead) != 2 and len(x.sizes) > 2:
         x = hlo.reshape(hlo.broadcast_to(x, (*lead, *x.sizes[-2:])), -1, 1, *x.sizes[-2:])
     return hlo.reshape(x, *[1] * (4 - len(x.sizes)), *x.sizes)
@@ -136,7 +136,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """X [b, in, ...], weight [out, in / groups, ...], or [in, out / groups, ...] of one that is transposed."""
+    """Lower x [b, in, ...], weight [out, in / groups, ...], or [in, out / groups, ...] if transposed."""
     rank = len(weight.sizes) - 2
     stride, padding, dilation = (list(each) * (rank if len(each) == 1 else 1) for each in (stride, padding, dilation))
     edges = [(width, width) for width in padding]
@@ -152,7 +152,7 @@ def convolution(
 
 
 def _of_inputs(weight: Tensor, groups: int) -> Tensor:
-    """The weight of a transposed convolution, [in, out / groups, ...], as that of one over a spread input."""
+    """Convert a transposed convolution's weight, [in, out / groups, ...], for a convolution of a dilated input."""
     inputs, outputs, *kernel = weight.sizes
     weight = hlo.reverse(weight, *range(2, 2 + len(kernel)))
     weight = hlo.reshape(weight, groups, inputs // groups, outputs, *kernel)

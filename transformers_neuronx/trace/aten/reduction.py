@@ -1,4 +1,4 @@
-"""Operations along axes: sums, extremes, orders, running sums, and the normalizations made of them."""
+"""Operations along axes: sums, extremes, sorting, cumulative sums, and normalizations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _first_largest(x: Tensor, axis: int) -> Tensor:
 
 
 def _reversed(x: Tensor) -> Tensor:
-    """In the opposite order: what is smallest is largest."""
+    """Return values in the opposite order: the smallest is the largest."""
     return -x if is_float(x.dtype) else ~x
 
 
@@ -110,7 +110,7 @@ def var_mean(
     return [var(out[0], x, dim, correction, keepdim), mean(out[1], x, dim, keepdim) if out[1] else None]
 
 
-# Orders.
+# Sorting.
 
 
 @lowers(aten.sort.default, aten.sort.stable)
@@ -131,7 +131,7 @@ def topk(
     return [hlo.slice(each, dim, 0, k) for each in (values, places)]
 
 
-# Running sums, by doubling: after step s, each element has the 2**s before it.
+# Cumulative sums, by doubling: after step s, each element covers the last 2**s elements.
 
 
 def _running(x: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor], neutral: float) -> Tensor:
@@ -157,7 +157,7 @@ def cumprod(out: Shape, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
 @lowers(aten.cummax.default)
 def cummax(out: Sequence[Shape], x: Tensor, dim: int) -> list[Tensor]:
     values = _running(x, dim, hlo.maximum, limits(x.dtype.name)[0])
-    own = hlo.equal(x, values) if x.sizes else hlo.full(True, "pred", ())  # of equal ones the last counts
+    own = hlo.equal(x, values) if x.sizes else hlo.full(True, "pred", ())  # the last of equal values counts
     places = hlo.select(own, hlo.iota("s64", x.sizes, dim % len(x.sizes)) if x.sizes else hlo.constant(0, "s64"), -1)
     return [values, _running(places, dim, hlo.maximum, -1)]
 
@@ -224,7 +224,7 @@ def rms_norm(
 def _normalized(
     out: Shape, x: Tensor, axes: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """With mean 0 and variance 1 over the axes, times a weight and plus a bias of sizes that broadcast."""
+    """Normalize to mean 0 and variance 1 over the axes, then apply a weight and a bias that broadcast."""
     wide = widened(x)
     offset = wide - hlo.mean(wide, axes, keep=True)
     y = offset * hlo.rsqrt(hlo.mean(offset * offset, axes, keep=True) + eps)

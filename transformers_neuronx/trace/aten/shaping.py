@@ -15,10 +15,10 @@ from transformers_neuronx.trace.aten.table import axes_of, converted, is_float, 
 
 aten = torch.ops.aten
 
-END = 2**63 - 1  # what an exported slice says where it has no end
+END = 2**63 - 1  # the end of an exported slice that has no end
 
 
-# Out of nothing.
+# Creation.
 
 
 @lowers(aten.full.default, aten.full_like.default)
@@ -34,7 +34,7 @@ def scalar_tensor(out: Shape, value: float, dtype: Any = None) -> Tensor:
 
 
 def _held(value: float, out: Shape) -> float:
-    """A number as this element type has it: one that stands for minus infinity is finite in types that are narrower."""
+    """Clamp a finite number to the element type's range, so that a large one stays finite in a narrower type."""
     if not is_float(out.dtype) or not math.isfinite(value):
         return value
     limit = torch.finfo(to_torch(out.dtype.name)).max
@@ -90,7 +90,7 @@ def slice(
 
 
 def _bounds(x: Tensor, dim: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """As indices from the front and inside."""
+    """Return a slice's bounds as indices from the start, within the axis."""
     size = x.sizes[dim]
     first, last = (
         min(max(bound + size if bound < 0 else bound, 0), size)
@@ -114,12 +114,12 @@ def diagonal(out: Shape, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 
     return hlo.transpose(found, *range(1, len(out.sizes)), 0)
 
 
-# Cutting and joining.
+# Splitting and concatenation.
 
 
 @lowers(aten.cat.default)
 def cat(out: Shape, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    # PyTorch lets an empty tensor of one axis stand beside any other.
+    # PyTorch accepts an empty tensor of one axis next to any other, and ignores it.
     real = [x for x in promoted(out.dtype, *tensors) if x.sizes != (0,) or out.sizes == (0,)]
     return hlo.concatenate(real, dim)
 
@@ -155,7 +155,7 @@ def roll(out: Shape, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ())
 
 @lowers(aten.constant_pad_nd.default)
 def constant_pad(out: Shape, x: Tensor, padding: Sequence[int], value: float = 0) -> Tensor:
-    """`padding` has a pair for each axis, the last axis first."""
+    """Pad with a constant. `padding` has a pair for each axis, last axis first."""
     for number in range(0, len(padding), 2):
         axis, (low, high) = len(x.sizes) - 1 - number // 2, padding[number : number + 2]
         size = x.sizes[axis]
@@ -164,7 +164,7 @@ def constant_pad(out: Shape, x: Tensor, padding: Sequence[int], value: float = 0
     return x
 
 
-# Writing to a part.
+# Writing to a slice.
 
 
 @lowers(aten.copy.default)

@@ -1,8 +1,8 @@
-"""The table that lowerings are registered in, and what they have in common.
+"""The table of lowerings, and functions that they share.
 
-A lowering is called as the operation is in the exported graph, with HLO tensors for its tensors, after one argument
-more: `out`, the shape that PyTorch says will come out, or several of them. What it returns has to have that shape. Of
-several results the first has always a shape in `out`, and another has None where nothing uses it.
+A lowering takes `out` first, and then the operation's arguments in the exported graph, with HLO tensors for tensors.
+`out` is PyTorch's shape of the result, or a list of shapes for several results. The lowering must return these shapes.
+The first of several results always has a shape in `out`; another has None if nothing uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TABLE: dict[Any, Lowering] = {}
 
 
 def lowers(*operations: Any) -> Callable[[F], F]:
-    """Register a lowering of these operations of `torch.ops.aten`."""
+    """Register a lowering of these `torch.ops.aten` operations."""
 
     def register(lowering: F) -> F:
         TABLE.update(dict.fromkeys(operations, lowering))
@@ -42,18 +42,18 @@ def is_float(dtype: DType) -> bool:
 
 
 def converted(x: Tensor, dtype: DType | str) -> Tensor:
-    """`x` in another element type as PyTorch converts: whatever is not zero is true."""
+    """Convert `x` to another element type as PyTorch does: everything except zero is true."""
     name = dtype if isinstance(dtype, str) else dtype.name
     return hlo.not_equal(x, 0) if name == "pred" and x.dtype.name != "pred" else hlo.convert(x, name)
 
 
 def promoted(dtype: DType, *operands: Any) -> list[Any]:
-    """The operands with tensors of this element type. Numbers take that of the tensors beside them anyway."""
+    """Convert the tensors among operands to an element type. Numbers take the type of the tensors in the same call."""
     return [converted(x, dtype) if isinstance(x, Tensor) else x for x in operands]
 
 
 def common_type(*operands: Any) -> DType:
-    """The element type that PyTorch compares two operands in."""
+    """Return the element type in which PyTorch compares two operands."""
     meta = [
         torch.empty([0] * len(x.sizes), dtype=to_torch(x.dtype.name), device="meta") if isinstance(x, Tensor) else x
         for x in operands
@@ -62,22 +62,22 @@ def common_type(*operands: Any) -> DType:
 
 
 def wide(dtype: DType) -> DType:
-    """The element type that PyTorch computes with inside an operation: at least f32."""
+    """Return the element type in which PyTorch computes inside an operation: at least f32."""
     return dtype_named("f32") if is_float(dtype) and dtype.element.bits < 32 else dtype
 
 
 def widened(x: Tensor) -> Tensor:
-    """`x` in that type."""
+    """Convert `x` to the element type of `wide`."""
     return hlo.convert(x, wide(x.dtype))
 
 
 def of_training(operation: str) -> GraphError:
-    """What is said of an operation that draws numbers."""
-    return GraphError(f"{operation} drops some numbers at random while a model is trained: call its eval() first")
+    """Return the error for an operation that draws random numbers in training mode."""
+    return GraphError(f"{operation} drops elements at random in training mode: call the model's eval() first")
 
 
 def axes_of(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
-    """The axes that `dim` means, from the front: all of them where it says none."""
+    """Return the axes of `dim`, counted from the start. None or an empty list means all axes."""
     rank = len(x.sizes)
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(rank))
