@@ -152,8 +152,8 @@ class Comparison:
         elif apart:
             yield "No part has an error of its own above it."
         if self.weights:
-            others = f"; it is the first of {len(self.weights)} such weights" if self.weights[1:] else ""
-            yield f"{cut(self.weights[0].name, 40)} differs from the reference's{others}."
+            others = f", the first of {len(self.weights)} weights," if self.weights[1:] else ""
+            yield f"{cut(self.weights[0].name, 32)}{others} differs from the reference's."
 
 
 def _and_more(found: Sequence[Any]) -> Iterator[str]:
