@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from transformers_neuronx.config import Buckets, CompileOptions, QuantizationConfig
 from transformers_neuronx.decoder import Decoder
-from transformers_neuronx.keys import title
+from transformers_neuronx.keys import program_name
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime
 
@@ -31,11 +31,11 @@ def main():
     config = family.read_config(LlamaConfig(**LLAMA_8B, num_hidden_layers=arguments.layers).to_dict())
     decoder = Decoder(family, config, get_runtime("cpu", 1), options)
     began = time.perf_counter()
-    for what in decoder.planned():
+    for key in decoder.planned():
         start = time.perf_counter()
-        for piece in decoder.programs.segments(what):
-            decoder.programs.module(what, piece)
-        print(f"{title(what, decoder.programs.whole)}: written in {time.perf_counter() - start:.2f} s")
+        for segment in decoder.programs.segments(key):
+            decoder.programs.module(key, segment)
+        print(f"{program_name(key, decoder.programs.whole)}: written in {time.perf_counter() - start:.2f} s")
     started = time.perf_counter()
     decoder.compile(decoder.planned())
     together = time.perf_counter() - started

@@ -55,7 +55,7 @@ class Counted:
     """A speculator that counts the target's steps."""
 
     def __init__(self, speculator):
-        self.speculator, self.steps = speculator, 0
+        self.speculator, self.models, self.steps = speculator, speculator.models, 0
 
     def blocks(self, generation, *where):
         for block in self.speculator.blocks(generation, *where):

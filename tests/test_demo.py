@@ -1,6 +1,7 @@
 """The examples run as a stranger would run them."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,28 @@ def test_the_script_that_trained_the_checkpoint(tmp_path):
     assert re.search(r"the most likely token is the teacher's at [\d.]+% of tokens", result.stdout)
     shipped = {path.name for path in (ROOT / "examples" / "tiny-kjv-draft").iterdir()} - {"README.md"}
     assert {path.name for path in (tmp_path / "draft").iterdir()} == shipped
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("benchmarks/*.py")), ids=lambda path: path.stem)
+def test_the_names_that_a_benchmark_imports_exist(script, monkeypatch):
+    monkeypatch.syspath_prepend(str(script.parent))
+    runpy.run_path(str(script), run_name="imported")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generation.py --rounds 1 --tokens 8",
+        "speculation.py --rounds 1 --prompts 1 --tokens 8",
+        "compiling.py --layers 1",
+        "growth.py --rounds 1",
+        "widths.py --rounds 1",
+        "tracing.py --models bert --dtypes f32 --turns 1",
+    ],
+)
+def test_a_benchmark(command):
+    script, *options = command.split()
+    result = run(f"benchmarks/{script}", *options)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout

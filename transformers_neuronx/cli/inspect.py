@@ -24,7 +24,7 @@ from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.serialization import holds_artifact
 
-What = Annotated[
+ModelOrModule = Annotated[
     str, typer.Argument(metavar="WHAT", help="An artifact, a checkpoint, a name on the hub, or an HLO module (.pb).")
 ]
 Html = Annotated[str | None, o.option("--html", help="Write an HTML page to this file.")]
@@ -32,7 +32,7 @@ Hlo = Annotated[str | None, o.option("--hlo", help="Show only the HLO of the pro
 
 
 def inspect(
-    what: What,
+    model: ModelOrModule,
     html: Html = None,
     hlo: Hlo = None,
     cache_dir: o.CacheDir = None,
@@ -53,7 +53,7 @@ def inspect(
     """
     target = None if html is None else files.want_writable(Path(html).expanduser())
     how = o.How(amp, tp, quant, rounded, runtime)
-    facts = _facts(what, cache_dir, how, n_positions=n_positions, batch_size=batch_size)
+    facts = _facts(model, cache_dir, how, n_positions=n_positions, batch_size=batch_size)
     if target is not None:
         files.save(target, page(facts).encode(), "the page")
     if hlo is not None:
@@ -64,14 +64,14 @@ def inspect(
         typer.echo(f"written to {html}" if html else str(facts))
 
 
-def _facts(what: str, cache_dir: str | None, how: o.How, **options: Any) -> ModelFacts | ModuleFacts:
-    path = Path(what).expanduser()
+def _facts(source: str, cache_dir: str | None, how: o.How, **options: Any) -> ModelFacts | ModuleFacts:
+    path = Path(source).expanduser()
     if path.is_file():
-        with files.explain(f"{what}: not a module", "expected an HloModuleProto, as NEURONX_DUMP_TO writes them"):
+        with files.explain(f"{source}: not a module", "expected an HloModuleProto, as NEURONX_DUMP_TO writes them"):
             return facts_of(HloModuleProto.FromString(path.read_bytes()))
-    if holds_artifact(what):
-        return facts_of_artifact(what)
-    model = o.Source(what, cache_dir).open(how, without_weights=True, **options)
+    if holds_artifact(source):
+        return facts_of_artifact(source)
+    model = o.Source(source, cache_dir).open(how, without_weights=True, **options)
     runtime = get_runtime(model.neuron_config.runtime, model.options.tp_degree, device=False)
     return facts_of_model(model.engine(model.family, model.config, runtime, model.options))
 

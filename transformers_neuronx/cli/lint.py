@@ -21,7 +21,7 @@ from transformers_neuronx.neuron.targets import TARGETS, target_named
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes.absent import absent_runtime
 
-What = Annotated[
+ModelOrModule = Annotated[
     str,
     typer.Argument(
         metavar="WHAT", help="An artifact, a checkpoint, a config.json, a name on the hub, or an HLO module (.pb)."
@@ -36,7 +36,7 @@ Linted = tuple[str, list[Finding]]  # a program's name, and what is found in it
 
 
 def lint(
-    what: What,
+    model: ModelOrModule,
     target: Target = "neuron",
     form: Form = False,
     cache_dir: o.CacheDir = None,
@@ -61,7 +61,7 @@ def lint(
     how, name = o.How(amp, tp, quant, rounded, None), target_named(target).name
     sizes = dict(n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size)
     linted = []
-    for program, found in _linted(what, form, name, cache_dir, how, **sizes):
+    for program, found in _linted(model, form, name, cache_dir, how, **sizes):
         linted.append((program, found))
         if not as_json:
             typer.echo("\n".join(_text(program, found)))
@@ -74,15 +74,15 @@ def lint(
         raise typer.Exit(o.NO)
 
 
-def _linted(what: str, form: bool, target: str, cache_dir: str | None, how: o.How, **options: Any) -> Iterator[Linted]:
-    path = Path(what).expanduser()
+def _linted(source: str, form: bool, target: str, cache_dir: str | None, how: o.How, **options: Any) -> Iterator[Linted]:
+    path = Path(source).expanduser()
     if path.is_file() and path.suffix != ".json":  # .json is a configuration
-        with files.explain(f"{what}: not a module", "expected an HloModuleProto, as NEURONX_DUMP_TO writes them"):
+        with files.explain(f"{source}: not a module", "expected an HloModuleProto, as NEURONX_DUMP_TO writes them"):
             module = HloModuleProto.FromString(path.read_bytes())
             found = check(neuron_form(module) if form else module, target)
         yield module.name, found
         return
-    model = o.Source(what, cache_dir).open(how, without_weights=True, **options)
+    model = o.Source(source, cache_dir).open(how, without_weights=True, **options)
     runtime = absent_runtime(model.options.tp_degree, loops=False)
     decoder = model.engine(model.family, model.config, runtime, model.options)
     for planned in decoder.planned():
