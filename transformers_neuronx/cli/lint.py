@@ -74,7 +74,9 @@ def lint(
         raise typer.Exit(o.NO)
 
 
-def _linted(source: str, form: bool, target: str, cache_dir: str | None, how: o.How, **options: Any) -> Iterator[Linted]:
+def _linted(
+    source: str, form: bool, target: str, cache_dir: str | None, how: o.How, **options: Any
+) -> Iterator[Linted]:
     path = Path(source).expanduser()
     if path.is_file() and path.suffix != ".json":  # .json is a configuration
         with files.explain(f"{source}: not a module", "expected an HloModuleProto, as NEURONX_DUMP_TO writes them"):
