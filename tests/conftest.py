@@ -29,6 +29,14 @@ def pytest_configure(config):
         os.environ |= dict(NEURONX_CACHE="on", NEURONX_CACHE_DIR=config.cache_of_programs, NEURONX_DUMP_TO="")
 
 
+# Files of few tests that take long. Workers get them first, or one of them would end long after the others.
+LONG = ("test_documents.py", "test_tutorials.py", "test_site.py", "test_demo.py", "test_threads.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 def pytest_unconfigure(config):
     shutil.rmtree(getattr(config, "cache_of_programs", ""), ignore_errors=True)
 

@@ -11,11 +11,15 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
+
+from transformers_neuronx import cli
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+(?: about)?)[^\n]*\n(.*?)^```$", re.S | re.M)
@@ -59,21 +63,40 @@ def like(wanted: str, got: str, numbers: bool = False) -> bool:
 
 
 def run_console(block: Block, directory: Path) -> Iterator[tuple[str, str, str]]:
-    """Each command with what it should print and what it prints, in `directory`."""
-    environment = os.environ | dict(
-        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", HF_HUB_OFFLINE="1", COLUMNS="80"
-    )
+    """Each command with what it should print and what it prints, in `directory`, which is the current one.
+
+    Commands of the package run in this process, which has imported all that they need.
+    """
     for command, wanted in commands(block):
-        ran = subprocess.run(
-            ["bash", "-c", command],
-            cwd=directory,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-        )
-        yield command, wanted, ran.stdout
+        own = command.startswith("transformers-neuronx ") and not set(command) & set("|>$`")
+        yield command, wanted, run_command(command) if own else run_shell(command, directory)
+
+
+def run_command(command: str) -> str:
+    printed = io.StringIO()
+    with (
+        patch.object(sys, "argv", shlex.split(command)),
+        patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        contextlib.suppress(SystemExit),
+    ):
+        cli.main()
+    return printed.getvalue()
+
+
+def run_shell(command: str, directory: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(
+        ["bash", "-c", command],
+        cwd=directory,
+        env=os.environ | dict(PATH=path, COLUMNS="80"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    return ran.stdout
 
 
 def run_python(block: Block, page: Path, names: dict[str, object]) -> str:
