@@ -57,7 +57,7 @@ class BuildKernels(build_ext):
         except CompileError:  # AMX needs GCC 11 or Clang 12
             levels = levels[:-1]
         if self.wanted == "native":
-            levels = [level for level in levels if level in levels_of_this_processor()][-1:]
+            levels = best_level(levels)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             jobs = [pool.submit(self.compiled, extension, level, name) for name in SOURCES for level in levels]
         extension.extra_objects += [job.result() for job in jobs]
@@ -79,17 +79,17 @@ class BuildKernels(build_ext):
         return made
 
 
-def levels_of_this_processor():
-    """Return the levels that it has and the system allows, the best one last, or all if that is not known."""
+def best_level(levels):
+    """Return the best of the levels that this processor has and the system allows, or all if that is not known."""
     try:
         told = Path("/proc/cpuinfo").read_text().replace("_", "")
     except OSError:
-        return list(LEVELS)
+        return levels
     has = set(told.split())
-    found = [level for level, flags in LEVELS.items() if all(flag[2:].replace("-", "") in has for flag in flags)]
+    found = [level for level in levels if all(flag[2:].replace("-", "") in has for flag in LEVELS[level])]
     if "amx" in found and ctypes.CDLL(None).syscall(158, 0x1023, 18):  # as levels.h requests its registers
         found.remove("amx")
-    return found
+    return found[-1:]
 
 
 setup(
