@@ -1,6 +1,6 @@
 # make demo      generate text with the bundled checkpoint
 # make docs      the documentation site, in build/docs
-# make test      run lint, types and the tests, in at most 15 minutes on two cores
+# make test      run lint, types and the tests, in about 15 minutes on two cores
 # make test-all  run all tests, after downloading a chat model of 93 MB
 PYTHON ?= python3
 VENV := .venv

@@ -21,15 +21,11 @@ from public import modules  # noqa: E402
 from transformers_neuronx.version import __version__  # noqa: E402
 
 project = "transformers-neuronx"
-author = "the authors of transformers-neuronx"
 release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
-exclude_patterns = ["_build"]
-myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 copybutton_prompt_text = "$ "
-copybutton_exclude = ".linenos, .go"
 
 html_theme = "furo"
 html_title = project

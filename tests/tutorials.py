@@ -1,17 +1,18 @@
 """The tutorials of `examples`, run as their readers would run them."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+
+import documents
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def blocks(tutorial, language):
     """What stands in the blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", (EXAMPLES / tutorial).read_text(), re.S | re.M)
+    return [block.text for block in documents.blocks(EXAMPLES / tutorial) if block.language == language]
 
 
 def run(tutorial, directory):

@@ -65,29 +65,26 @@ class Rules:
 
     def check(self, rows: int) -> None:
         """Raise InputError where there is neither one value nor one for each of `rows` rows."""
-        for name, value in self._values().items():
+        self._checked(rows)
+
+    def _checked(self, rows: int) -> list[Array]:
+        """Return the columns, of 32 bits, each one value or one for each of `rows` rows."""
+        columns = {"top_k": np.asarray(self.top_k, np.int32)}
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            columns[name] = np.asarray(getattr(self, name), np.float32)
+        columns["seed"] = self._seeds
+        for name, value in columns.items():
             if value.ndim and len(value) != rows:
                 raise InputError(f"{name} must be one value, or one for each of {rows} rows, got {len(value)} values")
-
-    def _values(self) -> dict[str, Array]:
-        """The columns by name, each one value or one per row, of 32 bits."""
-        floats = ("temperature", "top_p", "min_p", "repetition_penalty")
-        return {
-            "top_k": np.asarray(self.top_k, np.int32),
-            **{name: np.asarray(getattr(self, name), np.float32) for name in floats},
-            "seed": self._seeds,
-        }
+        return list(columns.values())
 
     def packed(self, rows: int, slots: Array | None = None) -> Array:
         """Return the columns of `layers.sampling.Policy` as bits, s32[rows, POLICY_COLUMNS].
 
         With `slots`, `rows` is the number of slots, and only these are returned: s32[len(slots), POLICY_COLUMNS].
         """
-        self.check(rows)
         chosen = np.arange(rows) if slots is None else slots
-        columns = [
-            np.ascontiguousarray(np.broadcast_to(x, rows)).view(np.int32)[chosen] for x in self._values().values()
-        ]
+        columns = [np.ascontiguousarray(np.broadcast_to(x, rows)).view(np.int32)[chosen] for x in self._checked(rows)]
         stream = np.zeros(len(chosen)) if self._seeds.ndim else np.arange(len(chosen))
         return np.stack([*columns, stream.astype(np.int32)], 1)
 
