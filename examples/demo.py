@@ -44,14 +44,15 @@ def main() -> None:
     model.to_neuron()
     print(f"ready in {time.perf_counter() - begin:.1f} s on {model.decoder.runtime.description}\n")
 
-    clock = Clock()
+    clock = Clock(TextStreamer(tokenizer))
+    clock.put(ids)
     model.sample(
         ids,
         length,
         top_k=arguments.top_k,
         temperature=arguments.temperature,
         seed=arguments.seed,
-        streamer=clock.watching(TextStreamer(tokenizer)),
+        streamer=clock,
     )
     print(f"\n{clock.tokens} tokens, {clock.rate:.0f} a second, the first after {1000 * clock.first:.0f} ms")
 
@@ -59,10 +60,9 @@ def main() -> None:
 class Clock:
     """A streamer that records the time of each token and passes the token on."""
 
-    def watching(self, streamer: TextStreamer) -> "Clock":
+    def __init__(self, streamer: TextStreamer) -> None:
         self.streamer = streamer
         self.times: list[float] = []
-        return self
 
     def put(self, value) -> None:
         self.times.append(time.perf_counter())

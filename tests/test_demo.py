@@ -67,7 +67,7 @@ def test_the_names_that_a_benchmark_imports_exist(script, monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        "generation.py --rounds 1 --tokens 8",
+        "generation.py --rounds 2 --tokens 8",
         "speculation.py --rounds 1 --prompts 1 --tokens 8",
         "compiling.py --layers 1",
         "growth.py --rounds 1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from transformers_neuronx.original.names import install
 from transformers_neuronx.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ _HOMES = {
     "T5ForSampling": "t5.model",
 }
 
+install()
 
 if not TYPE_CHECKING:  # a type checker would accept any name
 

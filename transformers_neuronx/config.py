@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers_neuronx.attributes import may_be_read, mention, quantized_with
 from transformers_neuronx.errors import ConfigError
@@ -19,6 +20,7 @@ from transformers_neuronx.switches import (
 
 WHOLE = "whole"  # a context length estimate: as long as the longest sequence
 AMP = ("f32", "bf16", "f16")
+_AMP_OF = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 # The cores of a trn2 instance; no machine has more. Virtual devices are threads of one processor that wait for each
 # other at every sum: 64 start in seconds, but with a thousand XLA aborts the process after a minute and a half.
 MOST_DEVICES = 64
@@ -116,6 +118,20 @@ class CompileOptions:
         return self.batch_size // self.prompt_batch_size
 
 
+def amp_and_quant(
+    amp: str | None, dtype: Any, quant: QuantizationConfig | None
+) -> tuple[str, QuantizationConfig | None]:
+    """Return the types of activations and weights. Without `amp`, activations have the `dtype` of the checkpoint.
+
+    The original's "f32-u8-bf16" means activations in f32 and weights in 8 bits, which are read as bf16. Here such
+    weights are s8 with a scale for each output, closer to the checkpoint than one range for a whole matrix.
+    """
+    if amp is None:
+        return _AMP_OF.get(str(dtype).removeprefix("torch."), "f32"), quant
+    both = re.fullmatch(rf"({'|'.join(AMP)})-u8-({'|'.join(AMP)})", amp)
+    return (both[1], quant or QuantizationConfig(dequant_dtype=both[2])) if both else (amp, quant)
+
+
 def check_degree(degree: int) -> None:
     """Raise ConfigError unless a model may be split over this number of devices."""
     if not 1 <= degree <= MOST_DEVICES:
@@ -167,6 +183,34 @@ def completed(attributes: Mapping[str, Any]) -> Completed:
         return Completed(CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(attributes))).to_dict())
     except Exception as error:  # Transformers' checks raise all kinds of exceptions
         raise ConfigError(f"Transformers rejects the {model_type} configuration: {error}") from error
+
+
+class Configuration:
+    """A model's configuration for its users: Hugging Face's attributes, and the fields that its family reads.
+
+    All can be assigned, and others can be added. A model takes Hugging Face's from here when it is compiled.
+    """
+
+    def __init__(self, attributes: Completed) -> None:
+        self.__dict__.update(attributes)
+        self._names = tuple(attributes)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({told})"
+
+    def complete(self, config: object) -> None:
+        """Add the fields that a family has read, where there is no such attribute."""
+        for name, value in vars(config).items():
+            self.__dict__.setdefault(name, value)
+
+    def to_dict(self) -> Completed:
+        """Return Hugging Face's attributes with the values that they have now."""
+        return Completed((name, self.__dict__[name]) for name in self._names)
 
 
 @dataclass(frozen=True)

@@ -279,10 +279,10 @@ class EncoderDecoderForSampling(ForSampling):
 
     engine = EncoderDecoder
     _whole = "sample() of a source"
-    config: EncoderDecoderConfig
+    model_config: EncoderDecoderConfig
 
     def _buckets(self, n_positions: int | Sequence[int] | None, context: int | Sequence[int] | str | None) -> Buckets:
-        longest = LONGEST if n_positions is None and not self.neuron_config.continuous_batching else n_positions
+        longest = LONGEST if n_positions is None and not self.switches.continuous_batching else n_positions
         if isinstance(context, str) or context == 0:
             raise ConfigError(f"context_length_estimate must be the longest source, or several sizes, got {context!r}")
         sources = Buckets.of(LONGEST if context is None else context, 0).positions
@@ -326,7 +326,7 @@ class EncoderDecoderForSampling(ForSampling):
         """Do the same as `encode`, for a caller that has the turn."""
         longest, count = self.options.buckets.sources[-1], self.options.batch_size
         padding = dict(start_ids=start_ids, attention_mask=attention_mask)
-        rows = read_rows(input_ids, vocab_size=self.config.vocab_size, longest=None, **padding)
+        rows = read_rows(input_ids, vocab_size=self.model_config.vocab_size, longest=None, **padding)
         if (tokens := max(map(len, rows.tokens))) > longest:
             raise InputError(
                 f"context_length_estimate={longest} is the longest source this model takes, got {tokens} tokens"
@@ -360,7 +360,7 @@ class EncoderDecoderForSampling(ForSampling):
         """
         with self.turns.take(self._whole), self.meter.call():
             self.read_sources(input_ids, start_ids, attention_mask)
-            first = np.full((len(input_ids), 1), self.config.decoder_start_token_id)
+            first = np.full((len(input_ids), 1), self.model_config.decoder_start_token_id)
             begun = first if decoder_input_ids is None else decoder_input_ids
             return super().sample(begun, sequence_length, None, *rules, **options)
 
@@ -369,5 +369,6 @@ class EncoderDecoderForSampling(ForSampling):
 
         `new_tokens` are generated for each. Runs once before it measures. Returns a `Profile`, a table when printed.
         """
-        sources = (np.arange(prompt_tokens) % self.config.vocab_size)[None].repeat(self.options.prompt_batch_size, 0)
+        ids = np.arange(prompt_tokens) % self.model_config.vocab_size
+        sources = ids[None].repeat(self.options.prompt_batch_size, 0)
         return profile(self.decoder, lambda: self.sample(sources, 1 + new_tokens, eos_token_override=-1))

@@ -25,6 +25,10 @@ class InputError(TransformersNeuronxError, ValueError):
     """A call got ids, positions or options that the compiled model cannot serve. The model stays usable."""
 
 
+class NotSupportedError(TransformersNeuronxError, NotImplementedError):
+    """A name of the original library that this package does not have was used. Importing it is no error."""
+
+
 class EngineError(TransformersNeuronxError, RuntimeError):
     """The engine (jaxlib or the Neuron runtime) is missing, unsupported, too small, or computes wrong results."""
 

@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from transformers_neuronx import hlo
+from transformers_neuronx.acceptors import Rounds
+from transformers_neuronx.arguments import mention_unknown
 from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.config import GenerationConfig
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.feeding import feed
 from transformers_neuronx.generation import Generation
 from transformers_neuronx.inputs import Integers
+from transformers_neuronx.keys import VerifyKey
 from transformers_neuronx.layers.sampling import NOTHING, Policy, sample
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.loops import LOOP_COLUMNS, ends, rules_of, sampled_after, side_by_side, with_tokens
@@ -49,12 +54,25 @@ class FusedSpeculativeDecoder:
       `n_positions`.
     - `target`: the model whose tokens are generated.
     - `k`: number of draft tokens that the target verifies in one step, at least 1. Default 4.
+    - `pad_token_id`: what `speculative_iteration` returns after the tokens of a row. Default 0.
+    - `eos_token_id`: the token that ends a row in `sample`. Default: the configuration's.
+    - `buckets`: accepted and ignored: programs attend to the widths of the target.
 
     Compiles its programs if both models are on their devices; otherwise the first call does. Raises ConfigError if `k`
     is below 1 or the models do not fit each other.
     """
 
-    def __init__(self, draft: ForSampling, target: ForSampling, k: int = 4) -> None:
+    def __init__(
+        self,
+        draft: ForSampling,
+        target: ForSampling,
+        k: int = 4,
+        pad_token_id: int = 0,
+        eos_token_id: int | None = None,
+        buckets: Sequence[int] | None = None,
+        **unknown: Any,
+    ) -> None:
+        mention_unknown(type(self).__name__, unknown, ("pad_token_id", "eos_token_id", "buckets"))
         if k < 1:
             raise ConfigError(f"k must be at least 1, got {k}")
         check_pair(draft, target)
@@ -62,10 +80,38 @@ class FusedSpeculativeDecoder:
             degrees = f"{draft.options.tp_degree} and {target.options.tp_degree}"
             raise ConfigError(f"tp_degree must be the same for draft and target, got {degrees}")
         self.draft, self.target, self.k = draft, target, k
+        self._ends = {} if eos_token_id is None else dict(eos_token_override=eos_token_id)
+        self._pad = pad_token_id
+        self._rounds: Rounds | None = None
         self._built: dict[int, Executable] = {}
         if draft.is_on_device and target.is_on_device:
-            for width in target.decoder.programs.widths(1):
-                self._program(width)
+            self.to_neuron()
+
+    def to_neuron(self, workers: int | None = None) -> None:
+        """Compile the programs. Both models must be on their devices."""
+        for width in self.target.decoder.programs.widths(1):
+            self._program(width)
+
+    def update_generation_config(self, generation_config: GenerationConfig) -> None:
+        """Replace the sampling rules of both models, as `ForSampling.update_generation_config` does."""
+        for model in (self.draft, self.target):
+            model.update_generation_config(generation_config)
+
+    def speculative_iteration(
+        self, input_ids: Integers, cache_ids: Integers | None = None, start_ids: Integers | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed prompts, or make and verify draft tokens once, for callers that batch requests themselves.
+
+        The arguments are those of `forward`. Prompts, whose `cache_ids` begin at 0, return the next token of each row,
+        s64[batch, 1], and counts of 1, s64[batch, 1]. With the last token of each row, it returns the next tokens of
+        each, s64[batch, k + 1], and their numbers s64[batch, 1]; `pad_token_id` follows them. The caller passes the
+        last of them next, at the position after the others.
+        """
+        if self._rounds is None:
+            widths = [width for width in self.target.decoder.programs.widths(1) if width > self.k]
+            self.target.compile_also(("verify", self.k), lambda _: [VerifyKey(self.k + 1, width) for width in widths])
+            self._rounds = Rounds(self.draft, self.target, self.k, self._pad)
+        return self._rounds.run(input_ids, cache_ids, start_ids)
 
     @property
     def models(self) -> list[ForSampling]:
@@ -77,7 +123,7 @@ class FusedSpeculativeDecoder:
 
         Raises InputError also for `no_repeat_ngram_size`, `output_scores`, and prompts that serve several rows.
         """
-        return self.target.sample(input_ids, sequence_length, speculator=self, **options)
+        return self.target.sample(input_ids, sequence_length, speculator=self, **self._ends | options)
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
         """Yield blocks of tokens as `generation.generate` does."""

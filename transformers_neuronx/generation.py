@@ -20,19 +20,22 @@ from transformers_neuronx.rules import Rules
 
 Array = np.ndarray[Any, Any]
 Criteria = Callable[[torch.Tensor, Any], Any]  # ids so far, scores -> whether to stop, for all rows or per row
+Feed = Callable[[Decoder, Rows], Array]  # -> logits f32[b, 1, vocab], as `feeding.feed` returns them
 Process = Callable[[Array], Array]  # logits f32[b, vocab] -> logits
 
 
 class Generation:
     """Sequences in the slots 0, 1, …, generated from prompts that serve `repeats` sequences each.
 
-    `eos` are the tokens that end a row.
+    `eos` are the tokens that end a row. `feed` is called where the host must see the logits.
     """
 
-    def __init__(self, decoder: Decoder, prompts: Rows, repeats: int, rules: Rules, eos: Sequence[int]) -> None:
+    def __init__(
+        self, decoder: Decoder, prompts: Rows, repeats: int, rules: Rules, eos: Sequence[int], feed: Feed = feed
+    ) -> None:
         if len(eos) > EOS_COLUMNS:
             raise InputError(f"eos_token_id must be at most {EOS_COLUMNS} tokens, got {len(eos)}")
-        self.decoder = decoder
+        self.decoder, self._feed = decoder, feed
         self.prompts, self.repeats = prompts, repeats
         self.history = [ids.tolist() for ids in prompts.tokens * repeats]
         self.count = len(self.history)
@@ -71,7 +74,7 @@ class Generation:
     def first(self, process: Process | None = None) -> Array:
         """Feed the prompts, and sample the token after each. -> s64[batch, 1]"""
         if process is not None:
-            logits = np.tile(feed(self.decoder, self.prompts)[:, 0], (self.repeats, 1))
+            logits = np.tile(self._feed(self.decoder, self.prompts)[:, 0], (self.repeats, 1))
             repeat(self.decoder, len(self.prompts.tokens), self.repeats)
             return self.sample(process(logits))
         self._note()
@@ -120,7 +123,7 @@ class Generation:
         logits = np.zeros((self.count, self.decoder.config.vocab_size), np.float32)
         tokens = [self.rows[row, :1] for row in active]
         rows = Rows(tokens, self.rows[active, 1].astype(np.int64), np.ones((len(active), 1), bool), active)
-        logits[active] = feed(self.decoder, rows)[:, 0]
+        logits[active] = self._feed(self.decoder, rows)[:, 0]
         self.rows[active, 1] += 1
         return logits
 
@@ -240,13 +243,17 @@ class Streamer(Protocol):
 
 
 @contextmanager
-def streaming(streamer: Streamer | None, prompt: torch.Tensor) -> Iterator[Callable[[torch.Tensor], None]]:
-    """Pass the prompt to the streamer, if any; yield a function that passes on tokens; always end the streamer."""
+def streaming(streamer: Streamer | None, prompt: torch.Tensor | None) -> Iterator[Callable[[torch.Tensor], None]]:
+    """Yield a function that passes tokens to the streamer, if any; always end the streamer.
+
+    The streamer first gets the prompt, if there is one.
+    """
     if streamer is None:
         yield lambda tokens: None
         return
     try:
-        streamer.put(prompt)
+        if prompt is not None:
+            streamer.put(prompt)
         yield streamer.put
     finally:
         streamer.end()

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput, TransformersKwargs
 
+from transformers_neuronx.config import Configuration
 from transformers_neuronx.device_cache import GENERATE, DeviceCache
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import ConfigError, InputError
@@ -68,6 +69,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     Raises ConfigError if the model has `log_softmax_scores` in its NeuronConfig: `generate()` needs logits alone.
     """
 
+    model: ForSampling
     main_input_name = "input_ids"
     _mask_name = "attention_mask"  # of the sequences that are continued
     # The configuration may name any attention or experts: Transformers' own code for them never runs.
@@ -77,11 +79,13 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     def _can_set_experts_implementation(cls) -> bool:
         return True
 
-    def __new__(cls, config: PreTrainedConfig, model: ForSampling) -> HuggingFaceGenerationModelAdapter:
+    def __new__(cls, config: PreTrainedConfig | Configuration, model: ForSampling) -> HuggingFaceGenerationModelAdapter:
         return super().__new__(EncoderDecoderAdapter if isinstance(model, EncoderDecoderForSampling) else cls)
 
-    def __init__(self, config: PreTrainedConfig, model: ForSampling) -> None:
-        if model.neuron_config.log_softmax_scores:
+    def __init__(self, config: PreTrainedConfig | Configuration, model: ForSampling) -> None:
+        if isinstance(config, Configuration):
+            config = CONFIG_MAPPING[config.model_type].from_dict(config.to_dict())
+        if model.switches.log_softmax_scores:
             raise ConfigError("log_softmax_scores must be off for generate(): with it, forward() returns a pair")
         super().__init__(config)
         self.model = model
@@ -242,6 +246,31 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         return dict(logits=logits, past_key_values=None if use_cache is False else cache)
 
 
+class _Encoder(torch.nn.Module):
+    """The encoder object that `generate()` calls with the sources."""
+
+    model: EncoderDecoderForSampling
+    main_input_name = "input_ids"
+
+    def __init__(self, model: EncoderDecoderForSampling) -> None:
+        super().__init__()
+        object.__setattr__(self, "model", model)  # its weights are the adapter's, not also the encoder's
+
+    def forward(
+        self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **others: Any
+    ) -> BaseModelOutput:
+        _refuse(others)
+        with self.model.turns.take("encode()", within=GENERATE):
+            return self.read(input_ids, attention_mask)
+
+    def read(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
+        if input_ids is None:
+            raise InputError("input_ids is missing: the encoder needs a source")
+        self.model.read_sources(input_ids, attention_mask=attention_mask)
+        numbers = torch.from_numpy(self.model.decoder.sources[: len(input_ids)].copy())
+        return BaseModelOutput(last_hidden_state=numbers[:, None, None].double())
+
+
 class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[no-untyped-call]
     """The adapter of a model with an encoder. The encoder's output stays on the devices.
 
@@ -249,9 +278,10 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
     """
 
     model: EncoderDecoderForSampling
+    encoder: _Encoder
     _mask_name = "decoder_attention_mask"
 
-    def __init__(self, config: PreTrainedConfig, model: ForSampling) -> None:
+    def __init__(self, config: PreTrainedConfig | Configuration, model: ForSampling) -> None:
         super().__init__(config, model)
         self.encoder = _Encoder(self.model)
 
@@ -294,30 +324,6 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
             decoder.sources[: len(numbers)] == numbers, slots[: len(numbers)], found.argmax(1)
         )
         decoder.redirect(slots)
-
-
-class _Encoder(torch.nn.Module):
-    """The encoder object that `generate()` calls with the sources."""
-
-    main_input_name = "input_ids"
-
-    def __init__(self, model: EncoderDecoderForSampling) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **others: Any
-    ) -> BaseModelOutput:
-        _refuse(others)
-        with self.model.turns.take("encode()", within=GENERATE):
-            return self.read(input_ids, attention_mask)
-
-    def read(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
-        if input_ids is None:
-            raise InputError("input_ids is missing: the encoder needs a source")
-        self.model.read_sources(input_ids, attention_mask=attention_mask)
-        numbers = torch.from_numpy(self.model.decoder.sources[: len(input_ids)].copy())
-        return BaseModelOutput(last_hidden_state=numbers[:, None, None].double())
 
 
 def _refuse(options: dict[str, Any]) -> None:

@@ -5,12 +5,24 @@ This file knows no family: a subclass names one. Calls of a model are in `sampli
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
-from transformers_neuronx.config import Buckets, CompileOptions, NeuronConfig, completed, token_ids
+from transformers_neuronx.arguments import mention_unknown, take_in_order
+from transformers_neuronx.base import PretrainedModel, Readers
+from transformers_neuronx.config import (
+    Buckets,
+    CompileOptions,
+    Configuration,
+    NeuronConfig,
+    amp_and_quant,
+    completed,
+    token_ids,
+)
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.keys import ProgramKey
@@ -25,8 +37,10 @@ from transformers_neuronx.serialization import Artifact, holds_artifact, open_ar
 from transformers_neuronx.turns import Turns
 from transformers_neuronx.weights import expand
 
+_SWITCHES = [switch.name for switch in fields(NeuronConfig)]
 
-class Model:
+
+class Model(PretrainedModel):
     """A decoder of one family, compiled for fixed shapes. The arguments of the constructor:
 
     - `config`: a Hugging Face configuration, or its attributes as a dictionary.
@@ -52,19 +66,23 @@ class Model:
 
     family: ClassVar[Family]
     engine: ClassVar[type[Decoder]] = Decoder
-    _checkpoint: Checkpoint | None = None
-    _artifact: Artifact | None = None
+    _weights: Checkpoint | Artifact | None = None
+    _artifact: Artifact | None = None  # has programs
     _decoder: Decoder | None = None
     _compiled: Decoder | None = None  # may have no weights
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        take_in_order(cls)
 
     def __init__(
         self,
         config: Any,
         *,
         n_positions: int | Sequence[int] | None = None,
-        batch_size: int | None = None,
+        batch_size: int | Sequence[int] | None = None,
         prompt_batch_size: int | None = None,
-        amp: str = "f32",
+        amp: str | None = "f32",
         tp_degree: int = 1,
         unroll: int | None = None,
         context_length_estimate: int | Sequence[int] | str | None = None,
@@ -73,39 +91,51 @@ class Model:
         neuron_config: NeuronConfig | None = None,
         reorder_cache: bool = False,
         tag: str | None = None,
+        **unknown: Any,
     ) -> None:
-        self._attributes = completed(config if isinstance(config, Mapping) else config.to_dict())
-        self.config = self.family.read_config(self._attributes)
-        self.eos_token_ids = token_ids(self.config.eos_token_id)
+        super().__init__()
+        mention_unknown(type(self).__name__, unknown, _OPTIONS, _SWITCHES)
+        self.config = Configuration(completed(config if isinstance(config, Mapping) else config.to_dict()))
         self.neuron_config = neuron_config or NeuronConfig()
         self.tag = tag or type(self).__name__
         self.meter = Meter()
         self.turns = Turns(self.tag)
         self._also: dict[Hashable, Callable[[Decoder], Sequence[ProgramKey]]] = {}  # more programs to compile
         context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
+        self._sizes = n_positions, context, batch_size, prompt_batch_size
+        self._amp = amp
+        self._choices: dict[str, Any] = dict(tp_degree=tp_degree, unroll=unroll, context_unroll=context_unroll)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take over the values that the configurations have now: they may be changed until the model is compiled."""
+        self.model_config = self.family.read_config(self.config.to_dict())
+        self.config.complete(self.model_config)
+        self.switches = deepcopy(self.neuron_config)
+        n_positions, context, batch_size, prompt_batch_size = self._sizes
+        amp, quant = amp_and_quant(self._amp, vars(self.config).get("dtype"), self.switches.quant)
         self.options = CompileOptions(
             buckets=self._buckets(n_positions, context),
             **self._batch_sizes(batch_size, prompt_batch_size),
+            **self._choices,
             amp=amp,
-            tp_degree=tp_degree,
-            unroll=unroll,
-            context_unroll=context_unroll,
-            chunk=self.neuron_config.tokens_per_dispatch,
-            workers=self.neuron_config.compilation_worker_count,
-            quant=self.neuron_config.quant,
-            kv_cache_quant=self.neuron_config.kv_cache_quant,
+            quant=quant,
+            chunk=self.switches.tokens_per_dispatch,
+            workers=self.switches.compilation_worker_count,
+            kv_cache_quant=self.switches.kv_cache_quant,
         )
         self._rules().check(self.options.batch_size)
 
-    def _batch_sizes(self, batch_size: int | None, prompt_batch_size: int | None) -> dict[str, int]:
-        if batching := self.neuron_config.continuous_batching:
-            batch_size = batching.batch_size(batch_size)
-        rows = 1 if batch_size is None else batch_size
+    def _batch_sizes(self, batch_size: int | Sequence[int] | None, prompt_batch_size: int | None) -> dict[str, int]:
+        asked = batch_size if batch_size is None or isinstance(batch_size, int) else max(batch_size)
+        if batching := self.switches.continuous_batching:
+            asked = batching.batch_size(asked)
+        rows = 1 if asked is None else asked
         prompts = (1 if batching else rows) if prompt_batch_size is None else prompt_batch_size
         return dict(batch_size=rows, prompt_batch_size=prompts)
 
     def _buckets(self, n_positions: int | Sequence[int] | None, context: int | Sequence[int] | str | None) -> Buckets:
-        trained, batching = self.config.n_positions, self.neuron_config.continuous_batching
+        trained, batching = self.model_config.n_positions, self.switches.continuous_batching
         promised = batching.max_model_len if batching else None
         buckets = Buckets.of(promised or trained or 2048 if n_positions is None else n_positions, context)
         if trained is not None and buckets.longest > trained:
@@ -118,7 +148,7 @@ class Model:
     def from_pretrained(
         cls,
         path_or_name: PathOrName,
-        *,
+        *values: Any,
         weights: PathOrName | None = None,
         cache_dir: PathOrName | None = None,
         **options: Any,
@@ -130,22 +160,25 @@ class Model:
           options that are not given are then those of the saved model.
         - `weights`: another checkpoint, or a single file of weights, to read the weights from. Default: `path_or_name`.
         - `cache_dir`: directory for models of the hub. Default: the hub's own cache.
-        - `options`: the other arguments of the constructor.
+        - `values`, `options`: the other arguments of the constructor.
 
         Raises CheckpointError if a file is missing or damaged, and ConfigError for options as the constructor does, for
         a saved model that differs from the options, and for `weights` if the saved model has weights.
         """
         if not holds_artifact(path_or_name):
-            model = cls(load_config(path_or_name, cache_dir), **options)
-            model._checkpoint = open_weights(path_or_name if weights is None else weights, cache_dir)
+            model = cls(load_config(path_or_name, cache_dir), *values, **options)
+            model._weights = open_weights(path_or_name if weights is None else weights, cache_dir)
             return model
         artifact = open_artifact(path_or_name)
-        model = cls(artifact.attributes(cls.family), **artifact.options() | options)
-        artifact.check(cls.family, model.config, model.options)
-        model._artifact = artifact
+        model = cls(artifact.attributes(cls.family), *values, **artifact.options() | options)
+        artifact.check(cls.family, model.model_config, model.options)
         if weights is not None and artifact.has_weights:
             raise ConfigError(f"the artifact {os.fspath(path_or_name)} has its own weights, got others: {weights}")
-        model._checkpoint = None if weights is None else open_weights(weights, cache_dir)
+        model._artifact = artifact
+        if artifact.has_weights:
+            model._weights = artifact
+        elif weights is not None:
+            model._weights = open_weights(weights, cache_dir)
         return model
 
     def save(self, directory: str | os.PathLike[str], sharded_weights: bool = False) -> None:
@@ -161,7 +194,7 @@ class Model:
         decoder = self._made
         if sharded_weights and not decoder.weights:
             self._take(decoder, self._source())
-        save_artifact(directory, decoder, self._attributes, sharded_weights)
+        save_artifact(directory, decoder, self.config.to_dict(), sharded_weights)
 
     def load(self, directory: str | os.PathLike[str]) -> None:
         """Let `to_neuron` take programs, and weights if present, from the artifact in `directory`.
@@ -175,11 +208,33 @@ class Model:
         if self.is_on_device:
             raise ConfigError(f"{self.tag} is already on a device: call load() before to_neuron()")
         artifact = open_artifact(directory)
-        artifact.check(self.family, self.config, self.options)
-        artifact.check_weights(self._checkpoint or self._artifact, self.family.weights.PREFIX)
+        self._settle()
+        artifact.check(self.family, self.model_config, self.options)
+        artifact.check_weights(self._weights, self.family.weights.PREFIX)
         self._artifact = artifact
+        if artifact.has_weights:
+            self._weights = artifact
 
-    _save_compiled_artifacts, _load_compiled_artifacts = save, load
+    def use_weights(self, checkpoint: Checkpoint) -> None:
+        """Let `to_neuron` read the weights of this checkpoint. Raises ConfigError after `to_neuron`."""
+        if self.is_on_device:
+            raise ConfigError(f"{self.tag} is already on a device: give it weights before to_neuron()")
+        self._weights = checkpoint
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint that the weights are from, unless they are those of an artifact."""
+        return self._weights if isinstance(self._weights, Checkpoint) else None
+
+    @property
+    def stored(self) -> Readers:
+        """The weights of the checkpoint or artifact: for each name, a function that reads it."""
+        return self._weights.readers if self._weights else {}
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """The tokens that end a sequence, as the configuration has them."""
+        return token_ids(self.config.eos_token_id)
 
     @property
     def decoder(self) -> Decoder:
@@ -217,6 +272,7 @@ class Model:
         shape, and EngineError if the runtime is missing or cannot compile a program.
         """
         with self.turns.take("to_neuron()"):
+            self._settle()
             source = self._source()
             decoder = self._new_decoder(device=True)
             self._compile(decoder, lambda: self._take(decoder, source))
@@ -228,6 +284,7 @@ class Model:
         On the machine with the devices, call `load` and then `to_neuron`. With `weights`, read the weights while
         programs compile. Default False: `save` reads them if it has to save them. Raises the errors of `to_neuron`.
         """
+        self._settle()
         source = self._source() if weights else None
         decoder = self._new_decoder(device=False)
         self._compile(decoder, lambda: self._take(decoder, source) if source else None)
@@ -241,24 +298,22 @@ class Model:
 
     def _source(self) -> Artifact | Checkpoint:
         """The artifact or checkpoint that has the weights."""
-        artifact = self._artifact
-        source = artifact if artifact and artifact.has_weights else self._checkpoint
-        if source is None:
+        if self._weights is None:
             raise ConfigError(f"{self.tag} has no weights: create it with from_pretrained from a checkpoint")
-        return source
+        return self._weights
 
     def _take(self, decoder: Decoder, source: Artifact | Checkpoint) -> None:
         """Load the weights into the decoder."""
         marked = source if isinstance(source, Artifact) else Marked(source, self.family.weights.PREFIX)
         incoming = marked.weights(decoder) if isinstance(marked, Artifact) else decoder.read(marked)
-        count = len(list(expand(decoder.programs.table, self.config.n_layer)))
+        count = len(list(expand(decoder.programs.table, self.model_config.n_layer)))
         with bar(f"{self.tag}: weights ", count) as read:
             decoder.take(incoming, lambda _: read.update())
         decoder.origin = marked.marks
 
     def _new_decoder(self, device: bool) -> Decoder:
-        runtime = get_runtime(self.neuron_config.runtime, self.options.tp_degree, device)
-        decoder = self.engine(self.family, self.config, runtime, self.options)
+        runtime = get_runtime(self.switches.runtime, self.options.tp_degree, device)
+        decoder = self.engine(self.family, self.model_config, runtime, self.options)
         decoder.source = self._artifact.programs(decoder) if self._artifact else None
         return decoder
 
@@ -280,11 +335,14 @@ class Model:
 
     def _rules(self, *values: Any) -> Rules:
         """Make `Rules` of values in the order of its fields. None takes the value of on_device_generation."""
-        default = self.neuron_config.on_device_generation
+        default = self.switches.on_device_generation
         named = {f.name: value for f, value in zip(fields(Rules), values, strict=False) if value is not None}
         return Rules(**(default.rules() if default else {}) | named)
 
     @property
     def _broadcasts(self) -> bool:
         """Whether a prompt may serve several sequences: never if callers name the slots."""
-        return self.options.repeats > 1 and self.neuron_config.padding_side == "left"
+        return self.options.repeats > 1 and self.switches.padding_side == "left"
+
+
+_OPTIONS = list(inspect.signature(Model.__init__).parameters)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import pickle
 import re
@@ -21,6 +22,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 from safetensors import safe_open
 
+from transformers_neuronx.base import PretrainedModel as PretrainedModel
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.files import (
     AGAIN,
@@ -39,11 +41,14 @@ from transformers_neuronx.other_formats import ADAPTER_FILE, refuse_other_format
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_LOG = logging.getLogger(__name__)
+
 PathOrName: TypeAlias = str | os.PathLike[str]
 Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> function that reads it, given that name
 
 SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
+EMPTY = ".empty_json"  # the end of a file that has sizes in place of a tensor
 GENERATION_CONFIG = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION_CONFIG]
 TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
@@ -138,6 +143,11 @@ class Checkpoint:
         self.directory = directory
         self.names = frozenset(readers)
         self._readers = readers
+
+    @property
+    def readers(self) -> Readers:
+        """For each tensor, the function that reads it."""
+        return dict.fromkeys(sorted(self.names), self.read)
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -235,16 +245,28 @@ def _open_bin(path: Path) -> Readers:
 def _open_split(path: Path) -> Readers:
     files: dict[str, torch.Tensor] = {}  # tied tensors may share one
     tensors: dict[str, torch.Tensor] = {}
+    random: Readers = {}
     for name, file in _read_listing(path).items():
-        if file.endswith(".empty_json"):
-            raise CheckpointError(
-                f"{path}: {name!r} is listed as {file!r}, which means random weights and is refused; "
-                "save the real tensor with save_pretrained_split"
-            )
+        if file.endswith(EMPTY):
+            random[name] = _random_tensor(_listed(path, name, file))
+            continue
         if file not in files:
             files[file] = _tensor(path.parent / file, name, _torch_load(_listed(path, name, file)))
         tensors[name] = files[file]
-    return dict.fromkeys(tensors, tensors.__getitem__)
+    if random:
+        _LOG.warning("%s: %d tensors are random: only their sizes were saved", path.parent, len(random))
+    return dict.fromkeys(tensors, tensors.__getitem__) | random
+
+
+def _random_tensor(path: Path) -> Callable[[str], torch.Tensor]:
+    """Return the reader of a file that has sizes alone: its tensor is of normal random numbers, always the same."""
+    facts = read_json(path)
+    with explain(f"{path}: expected shape, torch_dtype and init_std of a tensor"):
+        shape, std = [int(size) for size in facts["shape"]], float(facts.get("init_std", 1.0))
+        dtype = getattr(torch, facts["torch_dtype"])
+        if min(shape, default=0) < 0 or not isinstance(dtype, torch.dtype):
+            raise ValueError(f"no sizes and type of a tensor: {facts}")
+    return lambda _: (std * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
 
 
 def _open_index(path: Path, open_shard: Callable[[Path], Readers]) -> Readers:
@@ -323,14 +345,18 @@ def save_pretrained_split(model: PreTrainedModel, save_directory: PathOrName) ->
         )
     with staging(directory, SPLIT_DIRECTORY) as stage:
         _save_configs(model, stage)
-        _save_tensors(_state_dict(model), stage / SPLIT_DIRECTORY)
+        save_tensors(_state_dict(model), stage / SPLIT_DIRECTORY)
         exchange(stage, directory)
 
 
 def checkpoint_of(model: PreTrainedModel) -> Checkpoint:
     """Return a transformers model's tensors as a checkpoint of it would have them."""
-    state = _state_dict(model)
-    return Checkpoint(Path(model.name_or_path or type(model).__name__), dict.fromkeys(state, state.__getitem__))
+    return checkpoint_in_memory(_state_dict(model), model.name_or_path or type(model).__name__)
+
+
+def checkpoint_in_memory(state: Mapping[str, torch.Tensor], name: str) -> Checkpoint:
+    """Return a checkpoint of these tensors. Errors call it `name`."""
+    return Checkpoint(Path(name), dict.fromkeys(state, state.__getitem__))
 
 
 def _save_configs(model: PreTrainedModel, directory: Path) -> None:
@@ -355,7 +381,7 @@ def _state_dict(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return converted
 
 
-def _save_tensors(state: Mapping[str, torch.Tensor], directory: Path) -> None:
+def save_tensors(state: Mapping[str, torch.Tensor], directory: Path) -> None:
     directory.mkdir()
     listing: dict[str, str] = {}
     written: dict[tuple[object, ...], str] = {}  # the same view of the same storage is a tied tensor

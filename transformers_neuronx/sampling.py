@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from transformers_neuronx.config import GenerationConfig, token_ids
+from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.feeding import feed, repeat, sample_after
 from transformers_neuronx.generation import (
@@ -25,7 +26,7 @@ from transformers_neuronx.generation import (
     streaming,
 )
 from transformers_neuronx.inputs import Integers, Rows, integers, read_rows, read_slots
-from transformers_neuronx.models import Model
+from transformers_neuronx.methods import NeuronModelBase
 from transformers_neuronx.profiling import Profile, profile
 from transformers_neuronx.rules import Number, Rules
 from transformers_neuronx.sampling_functions import (
@@ -39,10 +40,12 @@ from transformers_neuronx.sampling_functions import (
 )
 from transformers_neuronx.turns import take_all
 
+Array = np.ndarray[Any, Any]
+
 STREAMED = 8  # tokens per dispatch with a streamer
 
 
-class ForSampling(Model):
+class ForSampling(NeuronModelBase):
     """A language model compiled for fixed shapes, with calls for logits, scores and samples.
 
     The constructor takes the arguments of `Model`. All calls need `to_neuron` first.
@@ -67,7 +70,9 @@ class ForSampling(Model):
       NeuronConfig, or else the default of `Rules` (top_k=50, top_p=1.0, temperature=1.0, no seed).
     - `min_p`, `repetition_penalty`: see `Rules`. Default 0.0 and 1.0, which change nothing.
     - `eos_token_override`: one or several tokens that end a row, instead of the configuration's; -1 for none.
-    - `streamer`: gets `put(prompt)`, then `put` with each column s64[batch], and `end()`; for example a `TextStreamer`.
+    - `streamer`: gets `put` with each column of new tokens, s64[batch, 1], then `end()`; for example a `TextStreamer`.
+      It first gets the prompt, if its attribute `skip_prompt` is true or a `speculator` is given. If its attribute
+      `response_with_prefix` is true, it gets all columns so far each time.
     - `stopping_criteria_list`: a function of the ids so far, s64[batch, columns], and the scores. It returns whether
       to stop, as one value for all rows or one for each.
     - `no_repeat_ngram_size`: no n-gram of that many tokens occurs twice in a row. Default: no limit.
@@ -137,7 +142,7 @@ class ForSampling(Model):
 
     def run(self, input_ids: Integers, output_all_logits: bool | None = None, **where: Integers | None) -> Any:
         """Do the same as `forward`, for a caller that has the turn."""
-        rows, switches = self._read(input_ids, **where), self.neuron_config
+        rows, switches = self._read(input_ids, **where), self.switches
         repeats = self._repeats(rows)
         every = switches.output_all_logits if output_all_logits is None else output_all_logits
         with self.meter.call(sum(map(len, rows.tokens))) as call:
@@ -149,9 +154,8 @@ class ForSampling(Model):
             repeat(self.decoder, len(rows.tokens), repeats)
             call.mark()
         scores = torch.from_numpy(spread(logits, rows, repeats) if every else logits[:, 0])
+        scores = scores.to(getattr(torch, switches.cast_logits_dtype))
         return (scores, scores.log_softmax(-1)) if switches.log_softmax_scores else scores
-
-    __call__ = forward
 
     def score(
         self, input_ids: Integers, start_ids: Integers | None = None, attention_mask: Integers | None = None
@@ -176,11 +180,12 @@ class ForSampling(Model):
         Raises ConfigError if the model has no `on_device_generation` or a value is not supported, and InputError if a
         list does not have one value for each of `batch_size` slots.
         """
-        if self.neuron_config.on_device_generation is None:
+        if self.switches.on_device_generation is None:
             raise ConfigError("update_generation_config needs a model with on_device_generation in its NeuronConfig")
         copied = replace(deepcopy(generation_config))  # checked again: its lists may have been changed
         Rules(**copied.rules()).packed(self.options.batch_size)
         self.neuron_config = replace(self.neuron_config, on_device_generation=copied)
+        self.switches = replace(self.switches, on_device_generation=copied)
 
     def sample(
         self,
@@ -189,8 +194,8 @@ class ForSampling(Model):
         start_ids: Integers | None = None,
         top_k: int | Sequence[int] | None = None,
         top_p: Number | None = None,
-        temperature: Number | None = None,
         eos_token_override: int | Sequence[int] | None = None,
+        temperature: Number | None = None,
         streamer: Streamer | None = None,
         stopping_criteria_list: Criteria | None = None,
         no_repeat_ngram_size: int | None = None,
@@ -227,12 +232,12 @@ class ForSampling(Model):
         `prompt_tokens` and `new_tokens` are the tokens of each prompt and those generated after it; their sum is at
         most `n_positions`. Runs once before it measures. Returns a `Profile`, a table when printed.
         """
-        ids, end = np.arange(prompt_tokens) % self.config.vocab_size, prompt_tokens + new_tokens
+        ids, end = np.arange(prompt_tokens) % self.model_config.vocab_size, prompt_tokens + new_tokens
         rows = ids[None].repeat(self.options.prompt_batch_size, 0)
         return profile(self.decoder, lambda: self.sample(rows, end, eos_token_override=-1))
 
     def _ends(self, override: int | Sequence[int] | None) -> list[int]:
-        default = self.neuron_config.on_device_generation
+        default = self.switches.on_device_generation
         if override is None and default is None:
             return self.eos_token_ids
         return token_ids(default.eos_token_id if default and override is None else override)
@@ -262,17 +267,31 @@ class ForSampling(Model):
         models = [self] if speculator is None else [self, *speculator.models]
         turns = take_all((model.turns for model in models), "sample()", self._whole)
         measured = self.meter.call(sum(map(len, rows.tokens)))
-        generation = Generation(self.decoder, rows, repeats, rules, eos)
+        generation = Generation(self.decoder, rows, repeats, rules, eos, self._feed_with_hooks)
         steps = self.options.chunk if self.decoder.loops else 1
         steps = steps if streamer is None else min(STREAMED, steps)
-        with turns, streaming(streamer, seen.ids[: len(rows.tokens)]) as put, measured as call:
+        shown = speculator is not None or getattr(streamer, "skip_prompt", False)
+        whole = getattr(streamer, "response_with_prefix", False)
+        with turns, streaming(streamer, seen.ids[: len(rows.tokens)] if shown else None) as put, measured as call:
             if speculator is None:
-                blocks = generate(generation, count, steps, seen.process)
+                process = seen.process or (_unchanged if self.hooked else None)
+                blocks = generate(generation, count, steps, process)
             else:
                 blocks = speculator.blocks(generation, count)
             for tokens in seen.read(call.timed(blocks), generation):
-                put(tokens)
+                put(seen.ids if whole else tokens[:, None])
             call.new_tokens = seen.made
+
+    def _feed_with_hooks(self, decoder: Decoder, rows: Rows) -> Array:
+        """Feed a token or prompt of `sample`. Hooks get what a call of the model would: ids, columns and pads."""
+        if not self.hooked:
+            return feed(decoder, rows)
+        n = max(map(len, rows.tokens))
+        ids = torch.tensor([[0] * (n - len(row)) + row.tolist() for row in rows.tokens])
+        columns, pads = torch.arange(n) + int(rows.end.max()) - n, torch.from_numpy(int(rows.end.max()) - rows.end)
+        logits = self.with_hooks(lambda *_: torch.from_numpy(feed(decoder, rows)[:, 0]), ids, columns, pads)
+        changed: Array = logits[:, None].numpy()
+        return changed
 
     def _room(self, rows: Rows, sequence_length: int, columns: int) -> int:
         """Return the number of tokens to generate after `columns`. Raises InputError if there is no room for them."""
@@ -290,9 +309,9 @@ class ForSampling(Model):
         return count
 
     def _read(self, input_ids: Integers, **where: Integers | None) -> Rows:
-        vocab_size, longest, slots = self.config.vocab_size, self.options.buckets.longest, self.options.batch_size
+        vocab_size, longest, slots = self.model_config.vocab_size, self.options.buckets.longest, self.options.batch_size
         named = {name for name, value in where.items() if value is not None}
-        if self.neuron_config.padding_side == "right" and named and "attention_mask" not in named:
+        if self.switches.padding_side == "right" and named and "attention_mask" not in named:
             ids = where["cache_ids"], where["start_ids"]
             return read_slots(input_ids, *ids, vocab_size=vocab_size, longest=longest, slots=slots)
         rows = read_rows(input_ids, vocab_size=vocab_size, longest=longest, **where)
@@ -304,3 +323,7 @@ class ForSampling(Model):
         """Number of sequences that each prompt serves."""
         fits = len(rows.tokens) == self.options.prompt_batch_size and not rows.start.any()
         return self.options.repeats if fits and self._broadcasts else 1
+
+
+def _unchanged(logits: Array) -> Array:
+    return logits

@@ -307,6 +307,12 @@ class Artifact:
             laid_out = functools.partial(_laid_out, row, decoder.programs.degree, pieces)
             yield Sharded([*map(_key, names)], row.dtype or decoder.options.amp, laid_out)
 
+    @property
+    def readers(self) -> Readers:
+        """For each saved piece of a weight, the function that reads it. Nothing is compared with checksums."""
+        files_of = (open_safetensors(self.directory / file) for file in self.manifest["weights"])
+        return {name: reader for file in files_of for name, reader in file.items()}
+
     def tensors(self) -> Iterator[tuple[list[str], Callable[[], list[torch.Tensor]]]]:
         """Yield each saved tensor: the weights that share it, and a function that reads its pieces.
 

@@ -13,6 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from transformers_neuronx.acceptors import (
+    Accepting,
+    DefaultTokenAcceptor as DefaultTokenAcceptor,
+    DraftModelForSpeculation as DraftModelForSpeculation,
+    DraftProvider as DraftProvider,
+    ReferenceTokenAcceptor as ReferenceTokenAcceptor,
+    TokenAcceptor as TokenAcceptor,
+)
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.feeding import feed
 from transformers_neuronx.generation import Generation
@@ -98,19 +106,36 @@ class SpeculativeGenerator:
       `PromptLookup`, which finds draft tokens in the text itself. None, for a `PromptLookup()`, is also allowed.
     - `target`: the model whose tokens are generated.
     - `k`: number of draft tokens that the target verifies in one step, at least 1. Default 4.
+    - `acceptor`: decides which draft tokens are accepted, from the logits of both models. Then, and if `draft` is a
+      `DraftProvider`, `k` includes the target's own token, and the host decides in each step. Default None: a draft
+      token is accepted if the target samples it.
 
     Compiles the program that verifies draft tokens if the target is on its devices; otherwise the target's `to_neuron`
     does. Raises ConfigError if `k` is below 1 or the models do not fit each other.
     """
 
-    def __init__(self, draft: ForSampling | PromptLookup | None, target: ForSampling, k: int = 4) -> None:
+    def __init__(
+        self,
+        draft: ForSampling | PromptLookup | DraftProvider | None,
+        target: ForSampling,
+        k: int = 4,
+        acceptor: TokenAcceptor | None = None,
+    ) -> None:
         if k < 1:
             raise ConfigError(f"k must be at least 1, got {k}")
         if isinstance(draft, ForSampling):
             check_pair(draft, target)
-        self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
         self.target = target
         self.k = k
+        self._accepting: Accepting | None = None
+        if acceptor is not None or isinstance(draft, DraftProvider):
+            provider = DraftModelForSpeculation(draft) if isinstance(draft, ForSampling) else draft
+            if not isinstance(provider, DraftProvider) or k < 2:
+                raise ConfigError(f"an acceptor needs a draft model and k of at least 2, got {draft} and k={k}")
+            self._accepting = Accepting(provider, acceptor or DefaultTokenAcceptor(), k)
+            return
+        assert not isinstance(draft, DraftProvider)
+        self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
         target.compile_also(
             ("verify", k), lambda decoder: [VerifyKey(k + 1, w) for w in decoder.programs.widths(1) if w > k]
         )
@@ -118,17 +143,33 @@ class SpeculativeGenerator:
     @property
     def models(self) -> list[ForSampling]:
         """Models that it calls in addition to the target."""
+        if self._accepting is not None:
+            return []
         return [self.proposer.model] if isinstance(self.proposer, Draft) else []
 
-    def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
+    def sample(
+        self,
+        input_ids: Integers,
+        sequence_length: int,
+        start_ids: Integers | None = None,
+        eos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+        **options: Any,
+    ) -> Any:
         """Generate tokens as `target.sample` does, with its arguments and its result.
 
-        Raises InputError also for `no_repeat_ngram_size`, `output_scores`, and prompts that serve several rows.
+        `eos_token_id` is its `eos_token_override`; `pad_token_id` has no effect. Raises InputError also for
+        `no_repeat_ngram_size`, `output_scores`, and prompts that serve several rows.
         """
-        return self.target.sample(input_ids, sequence_length, speculator=self, **options)
+        if eos_token_id is not None:
+            options["eos_token_override"] = eos_token_id
+        return self.target.sample(input_ids, sequence_length, start_ids, speculator=self, **options)
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
         """Yield blocks as `generation.generate` does, by verifying `k` draft tokens at a time."""
+        if self._accepting is not None:
+            yield from self._accepting.blocks(generation, count)
+            return
         generation.wanted[:] = count
         self.proposer.start(generation.prompts)
         yield generation.first()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from transformers_neuronx.arguments import forgiving, mention_unknown
 from transformers_neuronx.constants import GQA, Layout
 from transformers_neuronx.errors import ConfigError
 
@@ -84,15 +85,39 @@ def refused(default: Any, why: str) -> Any:
     return field(default=default, metadata=dict(wanted=Wanted(f"{default}: {why}", lambda value: value == default)))
 
 
-def _check(config: Any) -> None:
-    for f in fields(config):
-        value, wanted = getattr(config, f.name), f.metadata["wanted"]
-        if not wanted.holds(value):
-            raise ConfigError(f"{f.name} must be {wanted.text}, got {value!r}")
+class Switches:
+    """Base of configurations: every value is checked when it is assigned, at first or later.
+
+    An assignment that is refused changes nothing. `settle` checks what concerns several fields.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        declared: Any = type(self).__dict__["__dataclass_fields__"].get(name)
+        if declared is None:
+            mention_unknown(type(self).__name__, [name], type(self).__dict__["__dataclass_fields__"])
+        elif not (wanted := declared.metadata["wanted"]).holds(value):
+            raise ConfigError(f"{name} must be {wanted.text}, got {value!r}")
+        before = self.__dict__.copy()
+        self.__dict__[name] = value
+        if "_made" in before:
+            try:
+                self.settle(name)
+            except BaseException:
+                self.__dict__.clear()
+                self.__dict__.update(before)
+                raise
+
+    def __post_init__(self) -> None:
+        self.settle()
+        self.__dict__["_made"] = True
+
+    def settle(self, changed: str = "") -> None:
+        """Check fields against each other, and complete them, after all are set or the field `changed` was."""
 
 
-@dataclass(frozen=True)
-class ContinuousBatchingConfig:
+@forgiving()
+@dataclass
+class ContinuousBatchingConfig(Switches):
     """Requests that join and leave a batch: calls of `forward` give the cache slot of the sequence in each row.
 
     `max_num_seqs` sequences fit, of `max_model_len` tokens each; `batch_size_for_shared_caches` is an older name.
@@ -104,16 +129,15 @@ class ContinuousBatchingConfig:
     optimized_paged_attention: bool = refused(False, "a sequence has one slot, not pages")
     enable_chunked_prefill: bool = refused(False, "it needs a paged cache; long prompts are split into windows anyway")
 
-    def __post_init__(self) -> None:
-        _check(self)
-        given = {self.max_num_seqs, self.batch_size_for_shared_caches} - {None}
+    def settle(self, changed: str = "") -> None:
+        both = ("max_num_seqs", "batch_size_for_shared_caches")
+        given = {getattr(self, name) for name in ([changed] if changed in both else both)} - {None}
         if len(given) != 1:
             raise ConfigError(
                 "ContinuousBatchingConfig needs max_num_seqs, or batch_size_for_shared_caches with the same meaning, "
                 f"got {self.max_num_seqs} and {self.batch_size_for_shared_caches}"
             )
-        for name in ("max_num_seqs", "batch_size_for_shared_caches"):
-            object.__setattr__(self, name, *given)
+        self.__dict__.update(dict.fromkeys(both, *given))
 
     def init_cache_engine(self, block_size: int, num_blocks: int) -> None:
         """Check how vLLM has divided the cache: a block must hold a whole sequence."""
@@ -128,8 +152,9 @@ class ContinuousBatchingConfig:
         return self.max_num_seqs
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
+@forgiving()
+@dataclass(kw_only=True)
+class GenerationConfig(Switches):
     """How `forward` samples tokens on the devices: each option is one value for all slots, or a list with one per slot.
 
     Without `do_sample` or `dynamic` it takes the most likely token; so do slots whose `temperature` is 0.
@@ -151,9 +176,6 @@ class GenerationConfig:
     seed: int | Sequence[int] | None = works(None, _or_none(_each(_whole(0))))
     per_batch_line: bool = idle(False)
 
-    def __post_init__(self) -> None:
-        _check(self)
-
     def rules(self) -> dict[str, Any]:
         """Return the same rules as keywords of `sample`."""
         temperature = np.asarray(1.0 if self.temperature is None else self.temperature)
@@ -169,8 +191,9 @@ class GenerationConfig:
         )
 
 
-@dataclass(frozen=True)
-class QuantizationConfig:
+@forgiving()
+@dataclass
+class QuantizationConfig(Switches):
     """Quantizes the weights of linear layers to `s8`, `s4` or `f8e4m3fn` while they are loaded.
 
     Each output has a scale, or each group of `group_size` of its inputs has one; for s4 the default group is 32. With
@@ -190,11 +213,10 @@ class QuantizationConfig:
     quantize_embedding: bool = works(False, _TRUTH)
     activation_dtype: str | None = works(None, _or_none(_one_of("s8")))
 
-    def __post_init__(self) -> None:
-        _check(self)
+    def settle(self, changed: str = "") -> None:
         if self.activation_dtype and self.quant_dtype not in ("s8", "s4"):
             raise ConfigError(f"activation_dtype='s8' needs quant_dtype='s8' or 's4', got {self.quant_dtype!r}")
-        object.__setattr__(self, "no_quantize_list", tuple(self.no_quantize_list))
+        self.__dict__["no_quantize_list"] = tuple(self.no_quantize_list)
         _check_cast(self)
         if self.group_size is not None and (self.quantize_method == "direct_cast" or self.group_size % 2):
             raise ConfigError(f"group_size must be even and needs quantize_method='vector_dynamic', got {self}")
@@ -205,8 +227,9 @@ class QuantizationConfig:
         return 32 if self.group_size is None and self.quant_dtype == "s4" else self.group_size
 
 
-@dataclass(frozen=True)
-class KVCacheQuantizationConfig:
+@forgiving()
+@dataclass
+class KVCacheQuantizationConfig(Switches):
     """Quantizes the KV cache to `s8` or `f8e4m3fn`, with a scale for each head at each position.
 
     With `quantize_method="direct_cast"`, for f8e4m3fn only, there is no scale.
@@ -216,8 +239,7 @@ class KVCacheQuantizationConfig:
     dequant_dtype: str = idle("bf16", _one_of("f32", "f16", "bf16"))
     quantize_method: str = works("vector_dynamic", _one_of("vector_dynamic", "direct_cast"))
 
-    def __post_init__(self) -> None:
-        _check(self)
+    def settle(self, changed: str = "") -> None:
         _check_cast(self)
 
     @property
@@ -234,8 +256,13 @@ def _check_cast(config: QuantizationConfig | KVCacheQuantizationConfig) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NeuronConfig:
+def _padding_side(on_the_right: bool) -> dict[str, Any]:
+    return dict(padding_side="right" if on_the_right else "left")
+
+
+@forgiving(dict.fromkeys(("use_2d_cache_ids", "lhs_aligned"), _padding_side))
+@dataclass(kw_only=True)
+class NeuronConfig(Switches):
     """Options that are not specific to one model.
 
     `runtime` is where programs run: "cpu", "cuda" or "neuron"; None leaves it to NEURONX_RUNTIME. With
@@ -262,7 +289,7 @@ class NeuronConfig:
         None, _made_of(KVCacheQuantizationConfig, "a KVCacheQuantizationConfig")
     )
     sparse_attn: None = refused(None, "a token attends to all before it, or to the window of the model's configuration")
-    cast_logits_dtype: str = refused("float32", "logits are always float32")
+    cast_logits_dtype: str = works("float32", _DTYPE)
     is_eagle_target: bool = refused(False, "speculation with EAGLE is not supported")
     is_eagle_draft: bool = refused(False, "speculation with EAGLE is not supported")
     has_pre_attention_norm: bool = refused(True, "all models here have it; drafts for EAGLE are not supported")
@@ -289,13 +316,12 @@ class NeuronConfig:
     fused_rmsnorm_mlp: bool = idle(False)
     fuse_mlp: bool = idle(False)
 
-    def __post_init__(self) -> None:
-        _check(self)
+    def settle(self, changed: str = "") -> None:
         for name in ("output_all_logits", "log_softmax_scores"):
             if self.on_device_generation is not None and getattr(self, name):
                 raise ConfigError(f"{name} needs logits, but on_device_generation returns tokens: pass only one")
         if self.continuous_batching is not None:
-            object.__setattr__(self, "padding_side", "right")
+            self.__dict__["padding_side"] = "right"
         _mention([f.name for f in fields(self) if "idle" in f.metadata and _frozen(getattr(self, f.name)) != f.default])
 
 

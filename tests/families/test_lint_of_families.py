@@ -30,7 +30,7 @@ def modules(family, **options):
     kind = family_of(family)
     model = kind(config, n_positions=[16], batch_size=2, context_length_estimate=[8], **options)
     runtime = absent_runtime(model.options.tp_degree, loops=False)
-    decoder = model.engine(kind.family, model.config, runtime, model.options)
+    decoder = model.engine(kind.family, model.model_config, runtime, model.options)
     whats = [*decoder.planned(), StepKey(1, 8, 16), HeadKey(1, 8), LayerwiseKey(1, 8, 16), VerifyKey(3, 16)]
     if isinstance(decoder, EncoderDecoder):
         whats = [what for what in [*whats, RedirectKey()] if type(what) is not LayerwiseKey]

@@ -320,8 +320,8 @@ def test_a_family_that_is_not_of_this_package_has_its_modules_written(model, tmp
     vars(graph).update({name: value for name, value in vars(gpt2.graph).items() if not name.startswith("__")})
     mine = type("Mine", (GPT2ForSampling,), {"family": replace(GPT2ForSampling.family, graph=graph)})
     model.save(tmp_path, sharded_weights=True)
-    loaded = mine(Completed(model._attributes), **open_artifact(tmp_path).options())
-    loaded._artifact = open_artifact(tmp_path)
+    loaded = mine(Completed(model.config.to_dict()), **open_artifact(tmp_path).options())
+    loaded._artifact = loaded._weights = open_artifact(tmp_path)
     loaded.to_neuron()
     assert len(modules_written) == PROGRAMS
     loaded.save(tmp_path / "mine")
@@ -499,8 +499,8 @@ def decoder_like(source):
     }
     held_by = lambda pieces: made_of(shards=lambda: [torch_to_numpy(piece) for piece in pieces()])
     tensors = [(names, held_by(pieces)) for names, pieces in artifact.tensors()]
-    return artifact.manifest["files"], model._attributes, made_of(
-        family=model.family, config=model.config, options=model.options, executables=executables,
+    return artifact.manifest["files"], model.config.to_dict(), made_of(
+        family=model.family, config=model.model_config, options=model.options, executables=executables,
         runtime=made_of(fingerprint=artifact.manifest["runtime"], suffix="executable"),
         identities=artifact.manifest["keys"],
         weights={serialization._key(name): tensor for names, tensor in tensors for name in names},

@@ -172,12 +172,39 @@ def test_a_cache_of_pages_is_refused():
         batching.init_cache_engine(block_size=16, num_blocks=9)
 
 
-def test_configurations_are_frozen_and_continuous_batching_pads_on_the_right():
+def test_continuous_batching_pads_on_the_right():
     made = NeuronConfig(continuous_batching=ContinuousBatchingConfig(max_num_seqs=2))
     assert made.padding_side == "right"
     assert made.continuous_batching.batch_size_for_shared_caches == 2
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        made.fuse_qkv = True
+
+
+def test_values_are_checked_when_they_are_assigned_and_refused_ones_change_nothing():
+    made = NeuronConfig()
+    made.quant = QuantizationConfig(quant_dtype="s8")
+    made.on_device_generation = GenerationConfig()
+    for name, bad, message in (
+        ("quant", 8, "^quant must be a QuantizationConfig or None, got 8"),
+        ("output_all_logits", True, "output_all_logits needs logits"),
+    ):
+        before = getattr(made, name)
+        with pytest.raises(ConfigError, match=message):
+            setattr(made, name, bad)
+        assert getattr(made, name) == before
+    made.continuous_batching = ContinuousBatchingConfig(max_num_seqs=2)
+    assert made.padding_side == "right"
+    made.continuous_batching.batch_size_for_shared_caches = 3
+    assert made.continuous_batching.max_num_seqs == 3
+    with pytest.warns(UserWarning, match=r"NeuronConfig has no such arguments, .*: quantt \(did you mean quant\?\)"):
+        made.quantt = None
+
+
+def test_older_and_unknown_names_are_taken_with_a_warning():
+    assert NeuronConfig(use_2d_cache_ids=True).padding_side == "right"
+    assert NeuronConfig(lhs_aligned=False).padding_side == "left"
+    with pytest.warns(
+        UserWarning, match=r"no effect: grouped_query_attention \(did you mean group_query_attention\?\)"
+    ):
+        NeuronConfig(grouped_query_attention=constants.GQA.SHARD_OVER_HEADS)
 
 
 def test_a_switch_without_effect_is_mentioned_once(caplog, monkeypatch):
@@ -347,7 +374,7 @@ class TestTokensChosenOnTheDevice:
 
 
 def test_log_softmax_comes_with_the_logits(model, monkeypatch):
-    monkeypatch.setattr(model, "neuron_config", NeuronConfig(log_softmax_scores=True))
+    monkeypatch.setattr(model, "switches", NeuronConfig(log_softmax_scores=True))
     logits, scores = model([[5, 6, 7]])
     torch.testing.assert_close(scores.exp().sum(1), torch.ones(1))
     torch.testing.assert_close(scores, logits.log_softmax(1))

@@ -60,7 +60,7 @@ def read_artifact(directory):
     model = GPT2ForSampling.from_pretrained(directory)
     weights = {name: pieces() for names, pieces in artifact.tensors() for name in names}
     return (
-        model.config,
+        model.model_config,
         {identity: artifact.executable(identity) for identity in artifact.manifest["programs"]},
         {key: artifact.module(key) for key in artifact.manifest["keys"]},
         {name: [piece.clone() for piece in pieces] for name, pieces in weights.items()},

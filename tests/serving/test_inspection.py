@@ -34,7 +34,7 @@ def decoder(cls, config, **options):
     """An engine without weights or programs."""
     model = cls(config, **options)
     runtime = get_runtime(None, model.options.tp_degree)
-    return cls.engine(model.family, model.config, runtime, model.options)
+    return cls.engine(model.family, model.model_config, runtime, model.options)
 
 
 def by_name(rows):
@@ -208,7 +208,7 @@ def test_weights_are_what_is_held(degree):
     model = GPT2ForSampling.from_pretrained(
         TINY_KJV, n_positions=64, tp_degree=degree, neuron_config=NeuronConfig(tokens_per_dispatch=0)
     )
-    before = facts_of_model(decoder(GPT2ForSampling, model._attributes, n_positions=64, tp_degree=degree))
+    before = facts_of_model(decoder(GPT2ForSampling, model.config.to_dict(), n_positions=64, tp_degree=degree))
     model.to_neuron()
     facts, held = facts_of_model(model.decoder), model.decoder.memory_use
     token = by_name(facts.programs)["step_rows1_active1_width64"]

@@ -26,18 +26,18 @@ quant = QuantizationConfig(quant) if quant else None
 model = LlamaForSampling.from_pretrained(
     directory, n_positions=[8], amp=amp, tp_degree=int(degree), neuron_config=NeuronConfig(quant=quant)
 )
-decoder = Decoder(model.family, model.config, get_runtime("cpu", int(degree)), model.options)
+decoder = Decoder(model.family, model.model_config, get_runtime("cpu", int(degree)), model.options)
 def memory(kind):
     [line] = [line for line in open("/proc/self/status") if line.startswith(kind)]
     return int(line.split()[1]) * 1024
-weights = list(decoder.read(model._checkpoint))
+weights = list(decoder.read(model.checkpoint))
 decoder.take(weight for weight in weights if weight.keys[0][0] == 0)  # a layer: what code and threads take is not meant
 decoder.weights.clear()
 before = memory("VmRSS")
 decoder.take(weights)
 tensors = {id(tensor): tensor for tensor in decoder.weights.values()}.values()
 sizes = sorted(sum(array.nbytes for array in tensor.arrays) for tensor in tensors)
-saved = sorted(model._checkpoint.read(name).nbytes for name in model._checkpoint)
+saved = sorted(model.checkpoint.read(name).nbytes for name in model.checkpoint)
 print(json.dumps(dict(peak=memory("VmHWM") - before, resident=sum(sizes), two=max(sum(sizes[-2:]), sum(saved[-2:])))))
 """
 

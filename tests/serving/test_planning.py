@@ -90,8 +90,8 @@ def test_weights_and_caches_are_what_is_held(tmp_path, name):
     model = opened(saved(small, tmp_path) if small else TINY_KJV, **options)
     degree = model.options.tp_degree
     planned = Planner(model).needs(degree, on_cpu=True)
-    decoder = model.engine(model.family, model.config, get_runtime("cpu", degree), model.options)
-    decoder.take(decoder.read(model._checkpoint))
+    decoder = model.engine(model.family, model.model_config, get_runtime("cpu", degree), model.options)
+    decoder.take(decoder.read(model.checkpoint))
     assert abs(planned.weights * degree / decoder.memory_use.weights - 1) < CLOSE
     assert planned.caches * degree == decoder.memory_use.caches
 
@@ -107,7 +107,7 @@ from transformers_neuronx.runtimes import get_runtime
 directory, options = sys.argv[1], json.loads(sys.argv[2])
 model = opened(directory, n_positions=[256], context_length_estimate=[128], **options)
 degree = model.options.tp_degree
-decoder = model.engine(model.family, model.config, get_runtime("cpu", degree), model.options)
+decoder = model.engine(model.family, model.model_config, get_runtime("cpu", degree), model.options)
 decoder.compile(decoder.planned())
 model._decoder = decoder
 
@@ -118,7 +118,7 @@ def memory(kind):
     return int(line.split()[1]) * 1024
 
 def take():
-    decoder.take(decoder.read(model._checkpoint))
+    decoder.take(decoder.read(model.checkpoint))
 
 def use():
     model.sample([list(range(1, 121))], 136, top_k=1)

@@ -121,13 +121,30 @@ class Recorder:
         self.ended = True
 
 
-def test_a_streamer_gets_the_prompt_and_then_every_token_once(model, tokenizer):
+def test_a_streamer_gets_every_new_token_once(model, tokenizer):
     ids = tokenizer(TEXTS[1], return_tensors="pt").input_ids
     recorder = Recorder()
     got = model.sample(ids, 30, top_k=1, streamer=recorder)
     assert recorder.ended
-    assert torch.equal(recorder.tokens[0], ids)
-    assert torch.equal(torch.cat([ids[0], *recorder.tokens[1:]]), got[0])
+    assert all(tokens.shape == (1, 1) for tokens in recorder.tokens)
+    assert torch.equal(torch.cat([ids, *recorder.tokens], 1), got)
+
+
+def test_a_streamer_that_skips_the_prompt_gets_it_first(model, tokenizer):
+    ids = tokenizer(TEXTS[1], return_tensors="pt").input_ids
+    recorder = Recorder()
+    recorder.skip_prompt = True
+    got = model.sample(ids, 30, top_k=1, streamer=recorder)
+    assert torch.equal(recorder.tokens[0], ids) and torch.equal(torch.cat(recorder.tokens, 1), got)
+
+
+def test_a_streamer_may_ask_for_all_tokens_so_far(model, tokenizer):
+    ids = tokenizer(TEXTS[1], return_tensors="pt").input_ids
+    recorder = Recorder()
+    recorder.response_with_prefix = True
+    got = model.sample(ids, 30, top_k=1, streamer=recorder)
+    assert [tokens.shape[1] for tokens in recorder.tokens] == list(range(ids.shape[1] + 1, got.shape[1] + 1))
+    assert torch.equal(recorder.tokens[-1], got)
 
 
 def test_an_exception_in_a_streamer_leaves_the_model_ready(model, tokenizer):

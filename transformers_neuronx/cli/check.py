@@ -163,7 +163,7 @@ class Other:
             return AutoModelForCausalLM.from_pretrained(directory, dtype=to_torch(amp))
 
     def _ours(self, source: o.Source, model: ForSampling) -> ForSampling:
-        said, switches, buckets = self.settings, model.neuron_config, model.options.buckets
+        said, switches, buckets = self.settings, model.switches, model.options.buckets
         if "quant" in said:
             switches = replace(switches, quant=None if said["quant"] == NONE else QuantizationConfig(said["quant"]))
         options: dict[str, Any] = dict(

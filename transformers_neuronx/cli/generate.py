@@ -119,10 +119,13 @@ class Writer:
         count = min(self.count, longest - (1 if reads else len(ids)))
         if count < self.count:
             typer.echo(f"only {count} of {self.count} new tokens fit: {self.limited.format(longest)}", err=True)
+        import torch
         from transformers import TextStreamer
 
         hidden = dict(skip_prompt=hide or reads, skip_special_tokens=True)
         streamer = None if self.as_json else TextStreamer(self.tokenizer, **hidden)
+        if streamer is not None and not (hide or reads):
+            streamer.put(torch.tensor([ids]))  # type: ignore[no-untyped-call]
         [new] = complete(self.model, [ids], count, streamer=streamer, **self.rules)
         completion: str = self.tokenizer.decode(new, skip_special_tokens=True)
         metrics = self.model.metrics

@@ -72,8 +72,8 @@ def _facts(source: str, cache_dir: str | None, how: o.How, **options: Any) -> Mo
     if holds_artifact(source):
         return facts_of_artifact(source)
     model = o.Source(source, cache_dir).open(how, without_weights=True, **options)
-    runtime = get_runtime(model.neuron_config.runtime, model.options.tp_degree, device=False)
-    return facts_of_model(model.engine(model.family, model.config, runtime, model.options))
+    runtime = get_runtime(model.switches.runtime, model.options.tp_degree, device=False)
+    return facts_of_model(model.engine(model.family, model.model_config, runtime, model.options))
 
 
 def _program(facts: ModelFacts | ModuleFacts, name: str) -> ModuleFacts:

@@ -79,7 +79,9 @@ def run(
     rules = s.SamplingOptions(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
     compiled = job.fitting(source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes))
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
-    with Results.at(output, made | description(compiled.family, compiled.config, compiled.options), restart) as results:
+    with Results.at(
+        output, made | description(compiled.family, compiled.model_config, compiled.options), restart
+    ) as results:
         job.complete(compiled, results, rules)
     raise typer.Exit(job.show(results, output, as_json))
 

@@ -74,14 +74,14 @@ class Ours:
     def __init__(self, model: ForSampling) -> None:
         if isinstance(model, EncoderDecoderForSampling):
             raise ConfigError(f"a comparison needs models without an encoder, got {type(model).__name__}")
-        self.decoder, self.checkpoint = model.decoder, model._checkpoint
-        options, config = model.options, model.config
+        self.decoder, self.checkpoint = model.decoder, model.checkpoint
+        options, config = model.options, model.model_config
         quant, cache = options.quant, options.kv_cache_quant
         self.quant = quant.quant_dtype if quant else None
         activations = quant.activation_dtype if quant else None
         caches = cache.quant_dtype if cache else None
         self.rounded = frozenset(dtype for dtype in (options.amp, activations, caches) if dtype)
-        degree, runtime = options.tp_degree if options.tp_degree > 1 else None, model.neuron_config.runtime
+        degree, runtime = options.tp_degree if options.tp_degree > 1 else None, model.switches.runtime
         told: dict[str, Any] = dict(
             weights=self.quant, activations=activations, caches=caches, tp=degree, runtime=runtime
         )

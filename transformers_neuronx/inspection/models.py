@@ -96,7 +96,7 @@ def facts_of_artifact(directory: PathOrName) -> ModelFacts:
     model = family(artifact.attributes(family.family), **artifact.options())
     panels = artifact.manifest["runtime"].get("kernels", "off") != "off"
     runtime = absent_runtime(model.options.tp_degree, panels)
-    decoder = family.engine(family.family, model.config, runtime, model.options)
+    decoder = family.engine(family.family, model.model_config, runtime, model.options)
     groups = [names for tensors in artifact.manifest["weights"].values() for names in tensors.values()]
     held = {name: number for number, names in enumerate(groups) for name in names}
     runs = {entry: runs for entry, runs, _, _ in _planned(decoder)}

@@ -119,7 +119,7 @@ class Planner:
     def plan(self, places: Sequence[Place], degree: int | None = None, all_degrees: bool = False) -> Plan:
         """Plan for each place at this degree, at all its degrees with `all_degrees`, or at the smallest that fits."""
         fits = [fit for place in places for fit in self._fits(place, degree, all_degrees)]
-        options, heads = self.options, self.model.config.attention_heads
+        options, heads = self.options, self.model.model_config.attention_heads
         degrees = sorted({each for place in places for each in (place.degrees if degree is None else [degree])})
         facts = self._written(1)[1]
         return Plan(
@@ -175,7 +175,7 @@ class Planner:
         """Write the programs, and return their decoder and facts."""
         options = replace(self.options, tp_degree=degree)
         runtime: Runtime = get_runtime(CPU, degree) if on_cpu else absent_runtime(degree)
-        decoder = self.model.engine(self.model.family, self.model.config, runtime, options)
+        decoder = self.model.engine(self.model.family, self.model.model_config, runtime, options)
         return decoder, facts_of_model(decoder)
 
 

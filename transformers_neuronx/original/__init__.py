@@ -1,0 +1,1 @@
+"""What programs written for AWS's transformers-neuronx use, and this package does not need itself."""

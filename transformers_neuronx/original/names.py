@@ -1,0 +1,190 @@
+"""Makes every module and name of the original library importable.
+
+`surface.txt` lists them. A name that lives elsewhere in this package is found there. One that is refused is a stand-in,
+whose use raises a NotSupportedError that says why and what to do. An import hook adds both: to the modules that exist
+here when they are imported, and as modules of their own where there is none.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers_neuronx.errors import NotSupportedError
+
+PACKAGE = "transformers_neuronx"
+TABLE = Path(__file__).with_name("surface.txt")
+WORKS, IDLE, DIFFERS, REFUSED = VERDICTS = ("works", "no effect", "differs", "refused")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A line of the table: a name of the original, its arguments if it is called, and what it does here.
+
+    `home` is the module and the name under which it is found, if not in its own. `latest` tells that 0.5 had no such
+    name yet.
+    """
+
+    module: str
+    name: str
+    arguments: str | None
+    verdict: str
+    note: str
+    home: tuple[str, str] | None
+    latest: bool
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}.{self.name}" if self.name else self.module
+
+
+@dataclass
+class Module:
+    """A module of the original: what is said of its refused names, and its names."""
+
+    path: str
+    note: str
+    names: dict[str, Name] = field(default_factory=dict)
+
+
+_LINE = re.compile(
+    r"(?P<name>[\w.]+)(?P<arguments>\(.*\))? \| (?P<verdict>works|no effect|differs|refused)"
+    r"(?: in (?P<home>[\w.]+)(?::(?P<attribute>\w+))?)?(?: \| (?P<note>.*))?"
+)
+
+
+@functools.cache
+def modules() -> dict[str, Module]:
+    """Read the table: modules by their import paths."""
+    found: dict[str, Module] = {}
+    for line in TABLE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            path, _, note = line[1:].partition("]")
+            module = Module(f"{PACKAGE}.{path}" if path != PACKAGE else path, note.strip())
+            found[module.path] = module
+        elif line.strip() and not line.startswith("#"):
+            match = _LINE.fullmatch(line.removesuffix(" *"))
+            assert match, line
+            facts = match.groupdict()
+            note = facts["note"] or (module.note if facts["verdict"] == REFUSED else "")
+            home = (f"{PACKAGE}.{facts['home']}", facts["attribute"] or facts["name"]) if facts["home"] else None
+            made = Name(
+                module.path, facts["name"], facts["arguments"], facts["verdict"], note, home, line.endswith(" *")
+            )
+            module.names[made.name] = made
+    return found
+
+
+def _packages() -> set[str]:
+    return {path.rsplit(".", depth)[0] for path in modules() for depth in range(1, path.count("."))}
+
+
+class Refusing(type):
+    """The type of stand-ins: using one in any way but `import` and `isinstance` raises NotSupportedError."""
+
+    path: str
+    why: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise NotSupportedError(f"{cls.path}: {cls.why}")
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return stand_in(f"{cls.path}.{name}", cls.why)
+
+
+def stand_in(path: str, why: str) -> Refusing:
+    """Return a class for a name that is refused."""
+    return Refusing(path.rsplit(".", 1)[-1], (), {"path": path, "why": why, "__doc__": why})
+
+
+def find(module: str, name: str) -> Any:
+    """Return what a name of the original stands for. Raises AttributeError for other names."""
+    entry = modules()[module].names.get(name) if module in modules() else None
+    if entry is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    if entry.verdict == REFUSED:
+        return stand_in(entry.path, entry.note)
+    if entry.home is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    home, attribute = entry.home
+    return getattr(importlib.import_module(home), attribute)
+
+
+def _refused_member(entry: Name) -> Callable[..., Any]:
+    def member(*args: Any, **kwargs: Any) -> Any:
+        raise NotSupportedError(f"{entry.path}: {entry.note}")
+
+    return member
+
+
+def _completed(module: ModuleType) -> None:
+    """Let a module find the original's other names, and give its classes the methods that are refused."""
+    for entry in modules()[module.__name__].names.values() if module.__name__ in modules() else ():
+        owner, _, member = entry.name.rpartition(".")
+        cls = vars(module).get(owner)
+        if cls is not None and entry.verdict == REFUSED and not hasattr(cls, member):
+            setattr(cls, member, _refused_member(entry))
+    own: Callable[[str], Any] | None = vars(module).get("__getattr__")
+
+    def __getattr__(name: str) -> Any:  # noqa: N807
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return find(module.__name__, name)
+        except AttributeError:
+            if own is None:
+                raise
+        return own(name)
+
+    vars(module)["__getattr__"] = __getattr__
+
+
+class _Completing(SourceFileLoader):
+    """Loads a module of this package that has the path of one of the original's."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        _completed(module)
+
+
+class _Absent(Loader):
+    """Makes a module that the original had and this package does not."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        known = modules().get(module.__name__)
+        module.__doc__ = known.note if known else None
+        _completed(module)
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{PACKAGE}.") or not (fullname in modules() or fullname in _packages()):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None:
+            return ModuleSpec(fullname, _Absent(), is_package=fullname in _packages())
+        if isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Completing(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def install() -> None:
+    """Make the names importable, once."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
