@@ -63,6 +63,15 @@ def take_in_order(cls: type) -> None:
     cls.__init__ = taking  # type: ignore[misc]
 
 
+def path_in(path_or_name: Any, options: dict[str, Any]) -> Any:
+    """Return the path of a checkpoint, also if it was passed under a name of the original, which leaves `options`."""
+    names = ("pretrained_model_name_or_path", "pretrained_model_path")
+    given = [options.pop(name) for name in names if name in options]
+    if path_or_name is None and not given:
+        raise ConfigError("from_pretrained needs the path or the name of a checkpoint, got neither")
+    return given[0] if path_or_name is None else path_or_name
+
+
 def forgiving(renamed: dict[str, Callable[[Any], dict[str, Any]]] | None = None) -> Callable[[Class], Class]:
     """Let a class take unknown keyword arguments with a warning; `renamed` translates values of older names."""
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers_neuronx.arguments import path_in
 from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.module import PathOrName, load_config
@@ -37,24 +38,28 @@ class NeuronAutoModelForCausalLM:
     """Makes models from checkpoints of decoder-only families."""
 
     @staticmethod
-    def from_pretrained(path_or_name: PathOrName, **options: Any) -> ForSampling:
+    def from_pretrained(path_or_name: PathOrName | None = None, *values: Any, **options: Any) -> ForSampling:
         """Call `from_pretrained` of the family's class, with its options."""
+        path_or_name = path_in(path_or_name, options)
         cls = class_of(load_config(path_or_name, options.get("cache_dir")), path_or_name)
         if issubclass(cls, EncoderDecoderForSampling):
             raise ConfigError(f"{cls.__name__} has an encoder; use NeuronAutoModelForSeq2SeqLM")
-        return cls.from_pretrained(path_or_name, **options)
+        return cls.from_pretrained(path_or_name, *values, **options)
 
 
 class NeuronAutoModelForSeq2SeqLM:
     """Makes models from checkpoints of encoder-decoder families."""
 
     @staticmethod
-    def from_pretrained(path_or_name: PathOrName, **options: Any) -> EncoderDecoderForSampling:
+    def from_pretrained(
+        path_or_name: PathOrName | None = None, *values: Any, **options: Any
+    ) -> EncoderDecoderForSampling:
         """Call `from_pretrained` of the family's class, with its options."""
+        path_or_name = path_in(path_or_name, options)
         cls = class_of(load_config(path_or_name, options.get("cache_dir")), path_or_name)
         if not issubclass(cls, EncoderDecoderForSampling):
             raise ConfigError(f"{cls.__name__} has no encoder; use NeuronAutoModelForCausalLM")
-        return cls.from_pretrained(path_or_name, **options)
+        return cls.from_pretrained(path_or_name, *values, **options)
 
 
 def class_of(attributes: Mapping[str, Any], path_or_name: PathOrName) -> type[ForSampling]:

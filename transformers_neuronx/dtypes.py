@@ -8,7 +8,12 @@ import torch
 
 from transformers_neuronx.config import AMP
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.pyhlo.dtypes import from_torch, to_torch as to_torch_dtype
+from transformers_neuronx.pyhlo.dtypes import from_torch, to_torch
+
+
+def to_torch_dtype(dtype: str) -> torch.dtype:
+    """Return torch's type for the name of an element type: `torch.bfloat16` for "bf16"."""
+    return to_torch(dtype)
 
 
 def to_amp(dtype: torch.dtype) -> str:

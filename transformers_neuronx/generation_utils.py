@@ -109,6 +109,10 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         """Start new sequences at the next `prepare_inputs_for_generation`. `generate` does not need this."""
         self._steps = None
 
+    def _reorder_cache(self, past: object, beam_idx: torch.Tensor) -> None:
+        """Give row `i` the sequence of row `beam_idx[i]`."""
+        self.model.reorder_cache(beam_idx)
+
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: torch.Tensor,
@@ -195,6 +199,8 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         return_dict: bool | None = None,
+        cache_ids: torch.Tensor | None = None,
+        start_ids: torch.Tensor | None = None,
         **others: Any,
     ) -> ModelOutput | tuple[Any, ...]:
         """Feed tokens. Return their logits and the cache for the next call.
@@ -206,12 +212,20 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         - `logits_to_keep`: return the logits of this many last columns, or of the columns in a tensor. 0, the default,
           returns all.
         - `return_dict`: False returns a tuple. Default True.
+        - `cache_ids`, `start_ids`: with one of them, the model is called with it, and only the logits of the last
+          column are returned.
 
         Returns a `CausalLMOutputWithPast` with `logits` f32[batch, columns kept, vocab] and `past_key_values`. Raises
         InputError for a cache that another call has replaced, and for arguments that the model cannot serve.
         """
         with self._turn:
-            facts = self._step(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, **others)
+            if cache_ids is not None or start_ids is not None:
+                logits = self.model.run(
+                    _ids(input_ids), output_all_logits=False, cache_ids=cache_ids, start_ids=start_ids
+                )
+                facts: dict[str, Any] = dict(logits=logits[:, None])
+            else:
+                facts = self._step(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, **others)
         output = CausalLMOutputWithPast(**facts)
         return output.to_tuple() if return_dict is False else output
 
@@ -231,8 +245,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     ) -> dict[str, Any]:
         """Compute logits and past_key_values for `forward`."""
         _refuse(others)
-        if input_ids is None:
-            raise InputError("input_ids is missing: a compiled model takes token ids")
+        input_ids = _ids(input_ids)
         self._columns = input_ids.shape[1] if self._columns is None else self._columns
         cache = DeviceCache(self.model) if past_key_values is None else past_key_values
         if not isinstance(cache, DeviceCache) or cache.model is not self.model:
@@ -324,6 +337,12 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
             decoder.sources[: len(numbers)] == numbers, slots[: len(numbers)], found.argmax(1)
         )
         decoder.redirect(slots)
+
+
+def _ids(input_ids: torch.Tensor | None) -> torch.Tensor:
+    if input_ids is None:
+        raise InputError("input_ids is missing: a compiled model takes token ids")
+    return input_ids
 
 
 def _refuse(options: dict[str, Any]) -> None:

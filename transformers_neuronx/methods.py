@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from transformers_neuronx.config import Buckets
+from transformers_neuronx.errors import InputError, NotSupportedError
 from transformers_neuronx.models import Model
 from transformers_neuronx.module import PathOrName, checkpoint_in_memory, format_in, open_checkpoint
 from transformers_neuronx.serialization import holds_artifact
@@ -22,6 +23,10 @@ ARTIFACT = "compiled"  # folder of an artifact inside a checkpoint's directory
 class NeuronModelBase(Model):
     """The base of all compiled models, with the original's methods."""
 
+    prefixed = 0  # positions that all slots hold before those of a call
+    _prefix: torch.Tensor | None = None
+    context_pre_hook: Callable[[], object] | None = None  # called by `sample` before it feeds the prompt
+    context_hook: Callable[[], object] | None = None  # called by `sample` after that
     _speculated: frozenset[tuple[int, int]] = frozenset()  # numbers of tokens, and batch sizes
 
     def _buckets(self, *sizes: Any) -> Buckets:
@@ -37,13 +42,19 @@ class NeuronModelBase(Model):
         }
 
     def enable_speculative_decoder(
-        self, speculation_length: int | Sequence[int], batch_sizes: int | Sequence[int] | None = None
+        self,
+        speculation_length: int | Sequence[int],
+        batch_sizes: int | Sequence[int] | None = None,
+        token_tree: object = None,
     ) -> None:
         """Let `to_neuron` compile programs of so many tokens, for `speculative_forward`.
 
         `batch_sizes` are accepted: a program takes any number of rows up to `batch_size`. Without this call, or after
-        `to_neuron`, `speculative_forward` uses the program of the next larger `context_length_estimate`.
+        `to_neuron`, `speculative_forward` uses the program of the next larger `context_length_estimate`. Raises
+        NotSupportedError for a `token_tree`.
         """
+        if token_tree is not None:
+            raise NotSupportedError("token trees are not supported yet: call enable_speculative_decoder without one")
         rows = self.options.batch_size if batch_sizes is None else batch_sizes
         lengths = [speculation_length] if isinstance(speculation_length, int) else speculation_length
         self._speculated |= {(k, b) for k in lengths for b in ([rows] if isinstance(rows, int) else rows)}
@@ -70,6 +81,75 @@ class NeuronModelBase(Model):
         logits = logits[0] if isinstance(logits, tuple) else logits
         kept = logits[:, -(speculation_length or logits.shape[1]) :]
         return kept.permute(1, 2, 0)  # type: ignore[no-any-return]
+
+    def set_prefixed(self, input_ids: torch.Tensor) -> None:
+        """Feed the first `prefixed_length` tokens of each row, integers [batch_size, n], which later prompts share.
+
+        From now on, `sample` leaves them out of its prompts, which must have them, and of its result; its
+        `sequence_length` counts them. Positions in `forward` are those after them.
+        """
+        self._prefix, self.prefixed = None, 0
+        self(input_ids[:, : self.prefixed_length])
+        self._prefix, self.prefixed = input_ids[:, : self.prefixed_length], self.prefixed_length
+
+    def after_prefix(self, input_ids: Any, sequence_length: int) -> tuple[torch.Tensor, int]:
+        """Return prompts without the prefix that their caches hold, and the columns that are left for the result.
+
+        Raises InputError for prompts that do not begin with it.
+        """
+        ids, prefix = torch.as_tensor(input_ids), self._prefix
+        assert prefix is not None
+        count = prefix.shape[1]
+        if ids.shape[1] <= count or len(ids) > len(prefix) or not torch.equal(ids[:, :count], prefix[: len(ids)]):
+            raise InputError(f"prompts must begin with the {count} tokens of set_prefixed, and have more")
+        return ids[:, count:], sequence_length - count
+
+    def reset(self, context_length_estimate: object = None) -> None:
+        """Forget all sequences, and a prefix. Calls do not need it: a prompt starts a new sequence.
+
+        `context_length_estimate` is accepted and ignored.
+        """
+        self._prefix, self.prefixed = None, 0
+        with self.turns.take("reset()"):
+            self.decoder.reset()
+
+    def with_context_hooks(self, blocks: Iterator[Any]) -> Iterator[Any]:
+        """Call `context_pre_hook` before the first block of tokens is made, and `context_hook` after it."""
+        if self.context_pre_hook is not None:
+            self.context_pre_hook()
+        for number, block in enumerate(blocks):
+            if number == 0 and self.context_hook is not None:
+                self.context_hook()
+            yield block
+
+    def pp_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the same as `forward`."""
+        return self(*args, **kwargs)
+
+    forward_for_context = pp_forward
+
+    def beam_search(
+        self, input_ids: torch.Tensor, num_beams: int, sequence_length: int, start_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the `num_beams` most likely sequences of each row up to `sequence_length`, s64[batch, beams, columns].
+
+        The model's `batch_size` must be at least batch * num_beams.
+        """
+        from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
+
+        pads = torch.zeros(len(input_ids)) if start_ids is None else start_ids
+        mask = (torch.arange(input_ids.shape[1]) >= pads[:, None]).long()
+        options = dict(num_beams=num_beams, num_return_sequences=num_beams, do_sample=False, max_length=sequence_length)
+        adapter = HuggingFaceGenerationModelAdapter(self.config, self)  # type: ignore[arg-type]
+        return adapter.generate(input_ids, attention_mask=mask, **options).unflatten(0, (-1, num_beams))  # type: ignore
+
+    @property
+    def chkpt_model(self) -> NeuronModelBase:
+        """The model itself: it has the methods that load a checkpoint."""
+        return self
+
+    def register_to_neuron_hook(self, hook: Callable[[int], object]) -> None:
+        """Do nothing: layers are not loaded one after the other."""
 
     def setup_reorder_cache(self) -> None:
         """Do nothing: `reorder_cache` is always compiled."""

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
-from transformers_neuronx.arguments import mention_unknown, take_in_order
+from transformers_neuronx.arguments import mention_unknown, path_in, take_in_order
 from transformers_neuronx.base import PretrainedModel, Readers
 from transformers_neuronx.config import (
     Buckets,
@@ -58,6 +58,7 @@ class Model(PretrainedModel):
     - `init_n_active_tokens`: an older name of `context_length_estimate`, used if that is None.
     - `neuron_config`: options such as quantization and the runtime. Default: `NeuronConfig()`.
     - `reorder_cache`: accepted and ignored, since beam search needs no option.
+    - `prefixed_length`: number of tokens that all prompts begin with, which `set_prefixed` feeds once. Default 0.
     - `tag`: name of the model in messages and metrics. Default: the name of its class.
 
     Raises ConfigError for a configuration or an option that is not supported, and for options that contradict each
@@ -90,6 +91,7 @@ class Model(PretrainedModel):
         init_n_active_tokens: int | None = None,
         neuron_config: NeuronConfig | None = None,
         reorder_cache: bool = False,
+        prefixed_length: int = 0,
         tag: str | None = None,
         **unknown: Any,
     ) -> None:
@@ -100,6 +102,7 @@ class Model(PretrainedModel):
         self.tag = tag or type(self).__name__
         self.meter = Meter()
         self.turns = Turns(self.tag)
+        self.prefixed_length = prefixed_length
         self._also: dict[Hashable, Callable[[Decoder], Sequence[ProgramKey]]] = {}  # more programs to compile
         context = init_n_active_tokens if context_length_estimate is None else context_length_estimate
         self._sizes = n_positions, context, batch_size, prompt_batch_size
@@ -147,7 +150,7 @@ class Model(PretrainedModel):
     @classmethod
     def from_pretrained(
         cls,
-        path_or_name: PathOrName,
+        path_or_name: PathOrName | None = None,
         *values: Any,
         weights: PathOrName | None = None,
         cache_dir: PathOrName | None = None,
@@ -165,6 +168,7 @@ class Model(PretrainedModel):
         Raises CheckpointError if a file is missing or damaged, and ConfigError for options as the constructor does, for
         a saved model that differs from the options, and for `weights` if the saved model has weights.
         """
+        path_or_name = path_in(path_or_name, options)
         if not holds_artifact(path_or_name):
             model = cls(load_config(path_or_name, cache_dir), *values, **options)
             model._weights = open_weights(path_or_name if weights is None else weights, cache_dir)

@@ -36,7 +36,7 @@ from transformers_neuronx.files import (
     unique,
     want_file,
 )
-from transformers_neuronx.other_formats import ADAPTER_FILE, refuse_other_formats
+from transformers_neuronx.other_formats import ADAPTER_FILE, EMPTY, random_tensor, refuse_other_formats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +48,6 @@ Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> 
 
 SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
-EMPTY = ".empty_json"  # the end of a file that has sizes in place of a tensor
 GENERATION_CONFIG = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION_CONFIG]
 TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
@@ -248,7 +247,7 @@ def _open_split(path: Path) -> Readers:
     random: Readers = {}
     for name, file in _read_listing(path).items():
         if file.endswith(EMPTY):
-            random[name] = _random_tensor(_listed(path, name, file))
+            random[name] = random_tensor(_listed(path, name, file))
             continue
         if file not in files:
             files[file] = _tensor(path.parent / file, name, _torch_load(_listed(path, name, file)))
@@ -256,17 +255,6 @@ def _open_split(path: Path) -> Readers:
     if random:
         _LOG.warning("%s: %d tensors are random: only their sizes were saved", path.parent, len(random))
     return dict.fromkeys(tensors, tensors.__getitem__) | random
-
-
-def _random_tensor(path: Path) -> Callable[[str], torch.Tensor]:
-    """Return the reader of a file that has sizes alone: its tensor is of normal random numbers, always the same."""
-    facts = read_json(path)
-    with explain(f"{path}: expected shape, torch_dtype and init_std of a tensor"):
-        shape, std = [int(size) for size in facts["shape"]], float(facts.get("init_std", 1.0))
-        dtype = getattr(torch, facts["torch_dtype"])
-        if min(shape, default=0) < 0 or not isinstance(dtype, torch.dtype):
-            raise ValueError(f"no sizes and type of a tensor: {facts}")
-    return lambda _: (std * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
 
 
 def _open_index(path: Path, open_shard: Callable[[Path], Readers]) -> Readers:

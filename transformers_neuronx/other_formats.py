@@ -1,14 +1,18 @@
-"""Model formats that only other programs read: how to recognize them, and how to convert them to a checkpoint."""
+"""Other formats: those that only other programs read, with how to convert them, and checkpoints of sizes alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from transformers_neuronx.errors import CheckpointError
-from transformers_neuronx.files import read_json
+from transformers_neuronx.files import explain, read_json
 
 ADAPTER_FILE = "adapter_config.json"  # PEFT's
+EMPTY = ".empty_json"  # the end of a file that has sizes in place of a tensor
 
 
 def refuse_other_formats(path: Path) -> None:
@@ -35,3 +39,14 @@ def _begins_with(path: Path, mark: bytes) -> bool:
     with suppress(OSError), open(path, "rb") as file:
         return file.read(len(mark)) == mark
     return False
+
+
+def random_tensor(path: Path) -> Callable[[str], torch.Tensor]:
+    """Return the reader of a file that has sizes alone: its tensor is of normal random numbers, always the same."""
+    facts = read_json(path)
+    with explain(f"{path}: expected shape, torch_dtype and init_std of a tensor"):
+        shape, std = [int(size) for size in facts["shape"]], float(facts.get("init_std", 1.0))
+        dtype = getattr(torch, facts["torch_dtype"])
+        if min(shape, default=0) < 0 or not isinstance(dtype, torch.dtype):
+            raise ValueError(f"no sizes and type of a tensor: {facts}")
+    return lambda _: (std * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)

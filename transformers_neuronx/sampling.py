@@ -92,19 +92,14 @@ class ForSampling(NeuronModelBase):
 
     _whole: ClassVar[str] = ""  # the call that `sample` is a part of, if any
 
-    def reset(self) -> None:
-        """Forget all sequences. Calls do not need it: a prompt starts a new sequence."""
-        with self.turns.take("reset()"):
-            self.decoder.reset()
+    def reorder_cache(self, reorder_ids: Integers) -> None:
+        """Give row `i` the sequence of row `reorder_ids[i]`, as beam search does.
 
-    def reorder_cache(self, rows: Integers) -> None:
-        """Give row `i` the sequence of row `rows[i]`, as beam search does.
-
-        `rows` are integers [at most batch_size]; the other rows keep their sequences. Raises InputError unless each is
-        at least 0 and below `batch_size`.
+        `reorder_ids` are integers [at most batch_size]; the other rows keep their sequences. Raises InputError unless
+        each is at least 0 and below `batch_size`.
         """
         with self.turns.take("reorder_cache()"):
-            self.reorder(rows)
+            self.reorder(reorder_ids)
 
     def reorder(self, rows: Integers) -> None:
         """Do the same as `reorder_cache`, for a caller that has the turn."""
@@ -215,6 +210,8 @@ class ForSampling(NeuronModelBase):
         f32[batch, vocab] of each new column. Raises InputError if the prompt has `sequence_length` columns or more, or
         the result would be longer than `n_positions`.
         """
+        if self.prefixed:
+            input_ids, sequence_length = self.after_prefix(input_ids, sequence_length)
         rules = self._rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
         eos = self._ends(eos_token_override)
         rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
@@ -278,7 +275,7 @@ class ForSampling(NeuronModelBase):
                 blocks = generate(generation, count, steps, process)
             else:
                 blocks = speculator.blocks(generation, count)
-            for tokens in seen.read(call.timed(blocks), generation):
+            for tokens in seen.read(call.timed(self.with_context_hooks(blocks)), generation):
                 put(seen.ids if whole else tokens[:, None])
             call.new_tokens = seen.made
 
@@ -309,7 +306,8 @@ class ForSampling(NeuronModelBase):
         return count
 
     def _read(self, input_ids: Integers, **where: Integers | None) -> Rows:
-        vocab_size, longest, slots = self.model_config.vocab_size, self.options.buckets.longest, self.options.batch_size
+        vocab_size, slots = self.model_config.vocab_size, self.options.batch_size
+        longest = self.options.buckets.longest - self.prefixed
         named = {name for name, value in where.items() if value is not None}
         if self.switches.padding_side == "right" and named and "attention_mask" not in named:
             ids = where["cache_ids"], where["start_ids"]
@@ -317,7 +315,7 @@ class ForSampling(NeuronModelBase):
         rows = read_rows(input_ids, vocab_size=vocab_size, longest=longest, **where)
         if len(rows.tokens) > slots:
             raise InputError(f"batch_size={slots} is the most rows this model takes, got {len(rows.tokens)}")
-        return rows
+        return replace(rows, start=rows.start + self.prefixed)
 
     def _repeats(self, rows: Rows) -> int:
         """Number of sequences that each prompt serves."""

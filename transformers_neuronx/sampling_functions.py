@@ -93,11 +93,15 @@ def sample_llama(
     top_p: float = 1.0,
     temperature: float = 1.0,
     streamer: Any = None,
-    **options: Any,
+    stopping_criteria_list: Any = None,
+    no_repeat_ngram_size: int | None = None,
+    cache_ids: Any = None,
 ) -> Any:
     """Call `model.sample` with the original's order of arguments. `eos_token_id` is its `eos_token_override`."""
     rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, eos_token_override=eos_token_id)
-    return model.sample(input_ids, sequence_length, start_ids=start_ids, streamer=streamer, **rules, **options)
+    more = dict(stopping_criteria_list=stopping_criteria_list, no_repeat_ngram_size=no_repeat_ngram_size)
+    where = dict(start_ids=start_ids, cache_ids=cache_ids)
+    return model.sample(input_ids, sequence_length, streamer=streamer, **where, **rules, **more)
 
 
 def sample_greedy(model: Any, input_ids: Any, start_ids: Any = None, sequence_length: int = 128) -> Any:

@@ -21,9 +21,9 @@ from transformers_neuronx.acceptors import (
     ReferenceTokenAcceptor as ReferenceTokenAcceptor,
     TokenAcceptor as TokenAcceptor,
 )
-from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.feeding import feed
-from transformers_neuronx.generation import Generation
+from transformers_neuronx.generation import Generation, Streamer
 from transformers_neuronx.inputs import Integers, Rows
 from transformers_neuronx.keys import VerifyKey
 from transformers_neuronx.loops import EOS
@@ -154,13 +154,19 @@ class SpeculativeGenerator:
         start_ids: Integers | None = None,
         eos_token_id: int | None = None,
         pad_token_id: int | None = None,
+        attention_mask: Integers | None = None,
+        streamer: Streamer | None = None,
+        output_logits: bool = False,
         **options: Any,
     ) -> Any:
         """Generate tokens as `target.sample` does, with its arguments and its result.
 
         `eos_token_id` is its `eos_token_override`; `pad_token_id` has no effect. Raises InputError also for
-        `no_repeat_ngram_size`, `output_scores`, and prompts that serve several rows.
+        `no_repeat_ngram_size`, `output_scores`, `output_logits`, and prompts that serve several rows.
         """
+        if output_logits:
+            raise InputError("output_logits is not supported: logits stay on the devices; use forward()")
+        options |= dict(attention_mask=attention_mask, streamer=streamer)
         if eos_token_id is not None:
             options["eos_token_override"] = eos_token_id
         return self.target.sample(input_ids, sequence_length, start_ids, speculator=self, **options)

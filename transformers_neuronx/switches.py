@@ -6,9 +6,10 @@ its default. docs/compatibility.md tells users the same.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -221,6 +222,10 @@ class QuantizationConfig(Switches):
         if self.group_size is not None and (self.quantize_method == "direct_cast" or self.group_size % 2):
             raise ConfigError(f"group_size must be even and needs quantize_method='vector_dynamic', got {self}")
 
+    def is_unit_scale(self, layer_num: int) -> bool:
+        """Whether a layer is named in `no_quantize_list`."""
+        return f"model.layers.{layer_num}" in self.no_quantize_list
+
     @property
     def group(self) -> int | None:
         """Number of inputs that share a scale; None means all of an output."""
@@ -323,6 +328,18 @@ class NeuronConfig(Switches):
         if self.continuous_batching is not None:
             self.__dict__["padding_side"] = "right"
         _mention([f.name for f in fields(self) if "idle" in f.metadata and _frozen(getattr(self, f.name)) != f.default])
+
+    @property
+    def use_2d_cache_ids(self) -> bool:
+        """Whether `cache_ids` are positions of each row."""
+        return self.padding_side == "right"
+
+    lhs_aligned = vectorize_last_token_id = use_2d_cache_ids
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields in the types of JSON."""
+        told: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return told
 
 
 def _frozen(value: Any) -> Any:

@@ -9,13 +9,14 @@ import torch
 
 
 def batch_tokenize(
-    tokenizer: Any, input_texts: Sequence[str], pad_token: str | None = None
+    tokenizer_left_padded: Any, input_texts: Sequence[str], pad_token: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the first two arguments of `sample`: left-padded ids s64[batch, n], and start_ids s64[batch].
 
     start_ids is None if there is no padding. The tokenizer's pad token is set to `pad_token`, or to its end-of-sequence
-    token if it has no pad token.
+    token if it has no pad token. Whatever its side of padding is, it pads on the left here.
     """
+    tokenizer = tokenizer_left_padded
     if pad_token is not None:
         tokenizer.pad_token = pad_token
     if tokenizer.pad_token is None:
