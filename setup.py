@@ -105,6 +105,7 @@ setup(
     package_data={
         "transformers_neuronx": ["py.typed", "pyhlo/hlo.proto", "pyhlo/hlo_pb2.pyi"],
         "transformers_neuronx.neuron": ["metaneff.proto", "metaneff_pb2.pyi"],
+        "transformers_neuronx.original": ["surface.txt"],
         "transformers_neuronx.inspection": ["page.html", "page.css", "page.js"],
     },
     ext_modules=[
@@ -132,7 +133,20 @@ setup(
         "transformers>=5,<6",
         "typer>=0.15",
     ],
-    entry_points={"console_scripts": ["transformers-neuronx = transformers_neuronx.__main__:main"]},
+    entry_points={
+        "console_scripts": [
+            "transformers-neuronx = transformers_neuronx.__main__:main",
+            # the original's
+            "gpt2_demo = transformers_neuronx.original.demos:gpt2_main",
+            "opt_demo = transformers_neuronx.original.demos:opt_main",
+            "gptj_demo = transformers_neuronx.original.demos:gptj_main",
+            "gptneox_demo = transformers_neuronx.original.demos:gptneox_main",
+            "generation_demo = transformers_neuronx.original.demos:generation_main",
+            "opt_gen_random_pretrained = transformers_neuronx.original.random_checkpoints:opt_main",
+            "ckpt_converter = transformers_neuronx.original.random_checkpoints:ckpt_converter",
+            "gen_randn_hlo_snapshot = transformers_neuronx.original.snapshots:main_randn",
+        ]
+    },
     extras_require={
         "plot": ["matplotlib>=3.8"],
         "docs": DOCS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from transformers_neuronx.original.names import install
+from transformers_neuronx.original.names import find, install
 from transformers_neuronx.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -68,5 +68,5 @@ if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return find(__name__, name)
         return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -64,7 +64,6 @@ def demo(family: str, model_name: str) -> None:
 def generation_main() -> None:
     """Run the command `generation_demo`."""
     parser = _parser(more=True)
-    parser.add_argument("model_type", help="type of the model, such as llama")
     parser.add_argument("--hf_model", help="model or tokenizer, local or on the hub (default: the checkpoint itself)")
     given = _parsed(parser)
     if given.which == "save":
@@ -99,6 +98,8 @@ def generation_main() -> None:
 def _parser(more: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[1] if __doc__ else None)
     parser.add_argument("--amp", default="f32", help="f32, bf16 or f16; f32-u8-bf16 has weights in eight bits")
+    if more:
+        parser.add_argument("model_type", help="type of the model, such as llama")
     commands = parser.add_subparsers(dest="which", required=True)
     save = commands.add_parser("save", help="write a split checkpoint")
     save.add_argument("save", help="directory to save to")
@@ -148,7 +149,8 @@ def _save(given: argparse.Namespace, name: str, family: str) -> None:
 
 
 def _compiled(family: str, given: argparse.Namespace, switches: dict[str, Any]) -> ForSampling:
-    sizes = dict(batch_size=given.batch_size, n_positions=given.n_positions, tp_degree=given.tp_degree)
+    copies = max(vars(given).get("beam", 1), vars(given).get("num_return_sequences", 1))
+    sizes = dict(batch_size=given.batch_size * copies, n_positions=given.n_positions, tp_degree=given.tp_degree)
     more: dict[str, Any] = dict(unroll=given.unroll, context_unroll=given.context_unroll, amp=given.amp)
     if given.context_length_estimate is not None:
         more["context_length_estimate"] = given.context_length_estimate

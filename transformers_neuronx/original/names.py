@@ -84,8 +84,15 @@ def modules() -> dict[str, Module]:
     return found
 
 
-def _packages() -> set[str]:
-    return {path.rsplit(".", depth)[0] for path in modules() for depth in range(1, path.count("."))}
+@functools.cache
+def _packages() -> frozenset[str]:
+    return frozenset(path.rsplit(".", depth)[0] for path in modules() for depth in range(1, path.count(".")))
+
+
+@functools.cache
+def _homes() -> frozenset[str]:
+    """Modules of this package that have names of other modules of the original."""
+    return frozenset(name.home[0] for module in modules().values() for name in module.names.values() if name.home)
 
 
 class Refusing(type):
@@ -128,12 +135,23 @@ def _refused_member(entry: Name) -> Callable[..., Any]:
     return member
 
 
+@functools.cache
+def _refused_members() -> dict[str, list[tuple[str, str, Name]]]:
+    """By module: classes there, and members of the original's class that are refused."""
+    found: dict[str, list[tuple[str, str, Name]]] = {}
+    for known in modules().values():
+        for entry in known.names.values():
+            owner, _, member = entry.name.partition(".")
+            if member and entry.verdict == REFUSED:
+                home, attribute = known.names[owner].home or (entry.module, owner)
+                found.setdefault(home, []).append((attribute, member, entry))
+    return found
+
+
 def _completed(module: ModuleType) -> None:
-    """Let a module find the original's other names, and give its classes the methods that are refused."""
-    for entry in modules()[module.__name__].names.values() if module.__name__ in modules() else ():
-        owner, _, member = entry.name.rpartition(".")
-        cls = vars(module).get(owner)
-        if cls is not None and entry.verdict == REFUSED and not hasattr(cls, member):
+    """Let a module find the original's other names, and give its classes the members that are refused."""
+    for attribute, member, entry in _refused_members().get(module.__name__, []):
+        if not hasattr(cls := vars(module)[attribute], member):
             setattr(cls, member, _refused_member(entry))
     own: Callable[[str], Any] | None = vars(module).get("__getattr__")
 
@@ -174,7 +192,8 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith(f"{PACKAGE}.") or not (fullname in modules() or fullname in _packages()):
+        known = fullname in modules() or fullname in _packages() or fullname in _homes()
+        if not (fullname.startswith(f"{PACKAGE}.") and known):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None:
