@@ -72,3 +72,30 @@ class PretrainedModel(torch.nn.Module):
             changed = after(self, args, *named, result)
             result = result if changed is None else changed
         return result
+
+
+class StoredModule(torch.nn.Module):
+    """A part of a model as its checkpoint names it: `stored.model.embed_tokens.weight`. Calls are those of a linear
+    or an embedding. What the checkpoint does not have is found in the model.
+    """
+
+    def __init__(self, model: PretrainedModel, prefix: str = "") -> None:
+        super().__init__()
+        self.__dict__.update(_model=model, _prefix=prefix)
+
+    def __getattr__(self, name: str) -> Any:
+        path, stored = self.__dict__["_prefix"] + name, self.__dict__["_model"].stored
+        if path in stored:
+            return torch.nn.Parameter(stored[path](path), requires_grad=False)
+        if any(each.startswith(f"{path}.") for each in stored):
+            return StoredModule(self.__dict__["_model"], f"{path}.")
+        if self.__dict__["_prefix"]:
+            raise AttributeError(f"the checkpoint has no {path!r}")
+        return getattr(self.__dict__["_model"], name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Look up rows of the weight for integers; multiply other numbers by it, and add the bias, if there is one."""
+        weight: torch.Tensor = self.weight
+        if not x.is_floating_point():
+            return torch.nn.functional.embedding(x, weight)
+        return torch.nn.functional.linear(x, weight, getattr(self, "bias", None))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers_neuronx.attributes import may_be_read, mention, quantized_with
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.sparse_attn_utils import Pattern
 from transformers_neuronx.switches import (
     ContinuousBatchingConfig as ContinuousBatchingConfig,
     GenerationConfig as GenerationConfig,
@@ -99,6 +100,7 @@ class CompileOptions:
     workers: int | None = None
     quant: QuantizationConfig | None = None
     kv_cache_quant: KVCacheQuantizationConfig | None = None
+    sparse: Pattern | None = None
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:

@@ -82,7 +82,8 @@ class Decoder:
         self.slots = options.batch_size
         self.programs = self.programs_of(family, config, options, runtime.device_count, runtime.panels)
         cached = self.programs.cache_arrays[0]
-        self.programs.in_place = runtime.attends_in_place(cached.dtype, cached.sizes[2])
+        dense = options.sparse is None or options.sparse.window is not None
+        self.programs.in_place = dense and runtime.attends_in_place(cached.dtype, cached.sizes[2])
         self.weights: dict[Key, DeviceTensor] = {}
         self.origin: Marks = {}  # of the checkpoint that the weights came from
         self.caches: list[DeviceTensor] = []

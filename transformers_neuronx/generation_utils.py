@@ -109,9 +109,13 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         """Start new sequences at the next `prepare_inputs_for_generation`. `generate` does not need this."""
         self._steps = None
 
-    def _reorder_cache(self, past: object, beam_idx: torch.Tensor) -> None:
-        """Give row `i` the sequence of row `beam_idx[i]`."""
-        self.model.reorder_cache(beam_idx)
+    def _reorder_cache(self, past: Any, beam_idx: torch.Tensor) -> Any:
+        """Give row `i` the sequence of row `beam_idx[i]`. `past` may be the cache, or anything else."""
+        if isinstance(past, DeviceCache):
+            past.reorder_cache(beam_idx)
+        else:
+            self.model.reorder_cache(beam_idx)
+        return past
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,

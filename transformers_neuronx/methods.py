@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from transformers_neuronx.base import StoredModule
 from transformers_neuronx.config import Buckets
 from transformers_neuronx.errors import InputError, NotSupportedError
 from transformers_neuronx.models import Model
@@ -144,9 +145,9 @@ class NeuronModelBase(Model):
         return adapter.generate(input_ids, attention_mask=mask, **options).unflatten(0, (-1, num_beams))  # type: ignore
 
     @property
-    def chkpt_model(self) -> NeuronModelBase:
-        """The model itself: it has the methods that load a checkpoint."""
-        return self
+    def chkpt_model(self) -> StoredModule:
+        """The weights as modules with the checkpoint's names, and the methods that load a checkpoint."""
+        return StoredModule(self)
 
     def register_to_neuron_hook(self, hook: Callable[[int], object]) -> None:
         """Do nothing: layers are not loaded one after the other."""

@@ -9,7 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Self
 
 from transformers_neuronx.arguments import mention_unknown, path_in, take_in_order
@@ -119,7 +119,7 @@ class Model(PretrainedModel):
         amp, quant = amp_and_quant(self._amp, vars(self.config).get("dtype"), self.switches.quant)
         self.options = CompileOptions(
             buckets=self._buckets(n_positions, context),
-            **self._batch_sizes(batch_size, prompt_batch_size),
+            **self._batch_sizes(batch_size, prompt_batch_size),  # type: ignore[arg-type]
             **self._choices,
             amp=amp,
             quant=quant,
@@ -127,6 +127,8 @@ class Model(PretrainedModel):
             workers=self.switches.compilation_worker_count,
             kv_cache_quant=self.switches.kv_cache_quant,
         )
+        if pattern := self.switches.sparse_attn:
+            self.options = replace(self.options, sparse=pattern.pattern(self.options.buckets.longest))
         self._rules().check(self.options.batch_size)
 
     def _batch_sizes(self, batch_size: int | Sequence[int] | None, prompt_batch_size: int | None) -> dict[str, int]:

@@ -7,7 +7,7 @@ which result aliases which parameter. It does not run anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -337,6 +337,7 @@ class Programs:
         step: Step,
     ) -> tuple[Tensor, list[Cache]]:
         """Apply the family's graph up to its head. Return the hidden state [b, n, h] and the new caches."""
+        step = replace(step, pattern=self.options.sparse)
         if segment.embed:
             with scribe.scope("embed"):
                 x = self.graph.embed(self.config, shared, step)

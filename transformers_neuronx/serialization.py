@@ -54,6 +54,7 @@ from transformers_neuronx.programs import Family
 from transformers_neuronx.progress import bar
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
+from transformers_neuronx.sparse_attn_utils import Pattern
 from transformers_neuronx.version import __version__
 from transformers_neuronx.weights import Key, Sharded, Weight, collapsed, expand
 
@@ -216,6 +217,7 @@ class Artifact:
                 tokens_per_dispatch=saved["chunk"],
                 quant=saved["quant"] and QuantizationConfig(**saved["quant"]),
                 kv_cache_quant=saved["kv_cache_quant"] and KVCacheQuantizationConfig(**saved["kv_cache_quant"]),
+                sparse_attn=saved["sparse"] and Pattern(**saved["sparse"]).config(),
             )
             sizes = dict(n_positions=positions, context_length_estimate=sources or context, amp=str(saved["amp"]))
         return dict(**sizes, **numbers, neuron_config=switches)

@@ -18,6 +18,7 @@ import numpy as np
 from transformers_neuronx.arguments import forgiving, mention_unknown
 from transformers_neuronx.constants import GQA, Layout
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.sparse_attn_utils import SparseAttnConfig
 
 _LOG = logging.getLogger(__name__)
 _MENTIONED: set[str] = set()  # switches that were logged
@@ -293,7 +294,7 @@ class NeuronConfig(Switches):
     kv_cache_quant: KVCacheQuantizationConfig | None = works(
         None, _made_of(KVCacheQuantizationConfig, "a KVCacheQuantizationConfig")
     )
-    sparse_attn: None = refused(None, "a token attends to all before it, or to the window of the model's configuration")
+    sparse_attn: SparseAttnConfig | None = works(None, _made_of(SparseAttnConfig, "a SparseAttnConfig"))
     cast_logits_dtype: str = works("float32", _DTYPE)
     is_eagle_target: bool = refused(False, "speculation with EAGLE is not supported")
     is_eagle_draft: bool = refused(False, "speculation with EAGLE is not supported")

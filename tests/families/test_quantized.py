@@ -245,7 +245,10 @@ def perplexity():
     ids = AutoTokenizer.from_pretrained(TINY_KJV)((TINY_KJV / "heldout.txt").read_text(), verbose=False).input_ids
 
     @functools.cache
-    def perplexity(windows, **switches):
+    def unquantized(windows):
+        return measured(windows)
+
+    def measured(windows, **switches):
         switches = NeuronConfig(tokens_per_dispatch=0, **switches)
         options = dict(n_positions=[512], context_length_estimate=512, neuron_config=switches)
         model = NeuronAutoModelForCausalLM.from_pretrained(TINY_KJV, **options)
@@ -254,7 +257,7 @@ def perplexity():
         scores = torch.cat([model.score([piece])[0, 1:] for piece in pieces])
         return -scores.mean()
 
-    return perplexity
+    return lambda windows, **switches: measured(windows, **switches) if switches else unquantized(windows)
 
 
 @pytest.mark.parametrize("windows", [4, pytest.param(None, marks=pytest.mark.slow)], ids=["a part", "all"])

@@ -324,7 +324,8 @@ def test_split_entries(tmp_path):
     refused(tmp_path, "p0.w: expected tensors by name, got dict at 'w'")
     listing = tmp_path / "pytorch_model.bin" / "key_to_filename.json"
     listing.write_text('{"w": "p0.w.empty_json"}')
-    refused(tmp_path, listing, "'w'", "means random weights and is refused")
+    (tmp_path / "pytorch_model.bin" / "p0.w.empty_json").write_text('{"shape": 3}')
+    refused(tmp_path, "p0.w.empty_json: expected shape, torch_dtype and init_std of a tensor")
     listing.unlink()
     wanted = "a regular file, or a directory with key_to_filename.json"
     refused(tmp_path, f"pytorch_model.bin: expected {wanted}, found a directory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from transformers_neuronx.layers.norm import rms_norm
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.layers.storage import stored
 from transformers_neuronx.pyhlo import Tensor
+from transformers_neuronx.sparse_attn_utils import Pattern
 
 LAYER_KINDS = ("full_attention", "sliding_attention")
 
@@ -53,7 +55,12 @@ def attention(
     if rotate is not None:
         q, k = rotate(q), rotate(k)
     alibi, distances = ([getattr(w, name).tensor] if hasattr(w, name) else [] for name in ("alibi", "distances"))
-    context, *after = _attend(
+    attend, pattern = _attend, step.pattern
+    if pattern is not None and pattern.window is not None:
+        window = pattern.window if window is None else min(window, pattern.window)
+    elif pattern is not None:  # kernels know no patterns
+        attend = functools.partial(_attend_body, pattern=pattern)
+    context, *after = attend(
         *(q, k, v, step.start, step.length, *cache, *([] if step.slots is None else [step.slots]), *alibi, *distances),
         width=step.width,
         scale=head_dim**-0.5 if scale is None else scale,
@@ -82,6 +89,7 @@ def _attend_body(
     distances: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    pattern: Pattern | None = None,
 ) -> tuple[Tensor, ...]:
     """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
@@ -103,7 +111,7 @@ def _attend_body(
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, n, width)
     slopes, biases = more[arrays + own_slots :][:alibi], more[len(more) - distances :]
-    weights = hlo.reshape(_weights(scores, start, slopes, biases, window, softcap), *q.sizes[:2], width)
+    weights = hlo.reshape(_weights(scores, start, slopes, biases, window, softcap, pattern), *q.sizes[:2], width)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))
     return hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3), *updated
@@ -128,6 +136,7 @@ def _weights(
     biases: Sequence[Tensor],
     window: int | None,
     softcap: float | None,
+    pattern: Pattern | None,
 ) -> Tensor:
     """Convert scores to probabilities over the positions that each token sees. f32[b, heads, n, width]"""
     b, heads, n, width = scores.sizes
@@ -143,6 +152,10 @@ def _weights(
     seen = distance >= 0
     if window is not None:
         seen = hlo.logical_and(seen, distance < window)
+    if pattern is not None:
+        rows = hlo.constant(pattern.rows(width), "pred")
+        near = hlo.take(rows, hlo.divide(hlo.reshape(own, b, n), pattern.block))
+        seen = hlo.logical_and(seen, hlo.reshape(near, b, 1, n, width))
     scores = hlo.select(seen, scores, -math.inf)
     weights: Tensor = softmax(scores)
     return weights

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor, dtype_named
+from transformers_neuronx.sparse_attn_utils import Pattern
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Step:
     ids s32[b, n]; start s32[b], the position of a row's first active token; length s32[b], the number of real tokens
     in a row; end s32[b], the length of a row's sequence after all of its known tokens are fed, in this step or later;
     slots s32[b], the cache slot of each row, or None if row i has slot i. `width` is the number of positions that rows
-    may attend to.
+    may attend to. If attention is sparse, `pattern` tells to which.
     """
 
     ids: Tensor
@@ -27,6 +28,7 @@ class Step:
     end: Tensor
     slots: Tensor | None
     width: int
+    pattern: Pattern | None = None
 
     @cached_property
     def positions(self) -> Tensor:
