@@ -129,21 +129,6 @@ class NeuronModelBase(Model):
 
     forward_for_context = pp_forward
 
-    def beam_search(
-        self, input_ids: torch.Tensor, num_beams: int, sequence_length: int, start_ids: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return the `num_beams` most likely sequences of each row up to `sequence_length`, s64[batch, beams, columns].
-
-        The model's `batch_size` must be at least batch * num_beams.
-        """
-        from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
-
-        pads = torch.zeros(len(input_ids)) if start_ids is None else start_ids
-        mask = (torch.arange(input_ids.shape[1]) >= pads[:, None]).long()
-        options = dict(num_beams=num_beams, num_return_sequences=num_beams, do_sample=False, max_length=sequence_length)
-        adapter = HuggingFaceGenerationModelAdapter(self.config, self)  # type: ignore[arg-type]
-        return adapter.generate(input_ids, attention_mask=mask, **options).unflatten(0, (-1, num_beams))  # type: ignore
-
     @property
     def chkpt_model(self) -> StoredModule:
         """The weights as modules with the checkpoint's names, and the methods that load a checkpoint."""

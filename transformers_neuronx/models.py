@@ -33,7 +33,7 @@ from transformers_neuronx.programs import Family
 from transformers_neuronx.progress import bar
 from transformers_neuronx.rules import Rules
 from transformers_neuronx.runtimes import get_runtime
-from transformers_neuronx.serialization import Artifact, holds_artifact, open_artifact, save_artifact
+from transformers_neuronx.serialization import Artifact, description, holds_artifact, open_artifact, save_artifact
 from transformers_neuronx.turns import Turns
 from transformers_neuronx.weights import expand
 
@@ -226,6 +226,11 @@ class Model(PretrainedModel):
         if self.is_on_device:
             raise ConfigError(f"{self.tag} is already on a device: give it weights before to_neuron()")
         self._weights = checkpoint
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Family, configuration and options in the types of JSON, as an artifact has them."""
+        return description(self.family, self.model_config, self.options)
 
     @property
     def checkpoint(self) -> Checkpoint | None:

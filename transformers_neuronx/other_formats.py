@@ -26,6 +26,11 @@ def refuse_other_formats(path: Path) -> None:
             f"{path}: expected a model, found an adapter ({ADAPTER_FILE}){whose}; merge it into {its} model with "
             "PEFT's merge_and_unload(), and save the result with save_pretrained(…)"
         )
+    if (path / "DecoderLMHead.safetensors").is_file():
+        raise CheckpointError(
+            f"{path}: expected a checkpoint, found weights that AWS's library has split for its devices; load the "
+            "checkpoint they were made from, and save it with save(…, sharded_weights=True)"
+        )
     for file in sorted(path.glob("*.gguf")) if path.is_dir() else [path]:
         if file.suffix == ".gguf" or (file.is_file() and _begins_with(file, b"GGUF")):
             raise CheckpointError(

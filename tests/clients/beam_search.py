@@ -1,17 +1,15 @@
-"""Beam search as GPT-2's own demo and AWS's customers did it (aws-neuron/transformers-neuronx, generation_demo.py run --beam,
-releases 0.5 to 0.13; GPT2ForSamplingWithContextBroadcasting, 2023).
+"""Beam search as the original's demo runs it (aws-neuron/transformers-neuronx, generation_demo.py run --beam, 2023).
 
-Through the adapter: batch_size is batch times beams, caches are reordered because reorder_cache=True was passed, or because
-setup_reorder_cache() was called, after to_neuron() or before it; num_return_sequences, scores. By hand: prompt_batch_size=1
-reads the prompt once and broadcasts its caches to all beams; then one-token steps and reorder_cache(beams) between them.
-usage: client_beam_search.py [MODEL_DIR]
+Through the adapter: batch_size is batch times beams, caches are reordered because reorder_cache=True was passed, or
+because setup_reorder_cache() was called, after to_neuron() or before it; num_return_sequences, scores. By hand:
+prompt_batch_size=1 reads the prompt once and broadcasts its caches to all beams; then one-token steps and
+reorder_cache(beams) between them. usage: beam_search.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
+import _reference as ref
 import torch
 import transformers
-
-import _reference as ref
 
 BEAMS, LENGTH = 4, 26
 material = {family: ref.checkpoint(family) for family in ("gpt2", "opt")}
@@ -19,7 +17,7 @@ rows = {family: ref.prompts(model, [9, 9, 6], 12)[0] for family, (_, model) in m
 
 
 def beam_search(row, first, step):
-    """Best rows and their scores by `first` and `step`, which give logits [beams, vocab] for tokens of reordered beams."""
+    """Best rows and their scores by `first` and `step`, which give logits [beams, vocab]."""
     scores, tokens = first(row).log_softmax(-1).topk(BEAMS)
     texts = torch.cat([torch.tensor([row] * BEAMS), tokens.reshape(BEAMS, 1)], 1)
     scores, order = scores.reshape(BEAMS, 1), torch.arange(BEAMS)
@@ -32,14 +30,23 @@ def beam_search(row, first, step):
 
 
 def wanted(model, row, mask=None, **options):
-    return model.generate(torch.tensor(row).reshape(-1, len(row)) if mask is None else row, attention_mask=mask,
-                          num_beams=BEAMS, do_sample=False, max_length=LENGTH, pad_token_id=2, **options)
+    return model.generate(
+        torch.tensor(row).reshape(-1, len(row)) if mask is None else row,
+        attention_mask=mask,
+        num_beams=BEAMS,
+        do_sample=False,
+        max_length=LENGTH,
+        pad_token_id=2,
+        **options,
+    )
 
 
 with torch.no_grad():
     _, model = material["gpt2"]
-    by_hand = [beam_search(row, lambda row: ref.logits(model, row)[-1:],
-                           lambda texts, order: model(texts).logits[:, -1]) for row in rows["gpt2"]]
+    by_hand = [
+        beam_search(row, lambda row: ref.logits(model, row)[-1:], lambda texts, order: model(texts).logits[:, -1])
+        for row in rows["gpt2"]
+    ]
     scored = dict(num_return_sequences=2, return_dict_in_generate=True, output_scores=True)
     batches = {family: ref.padded(some[:2], "left") for family, some in rows.items()}
     wants = {family: wanted(model, *batches[family], **scored) for family, (_, model) in material.items()}

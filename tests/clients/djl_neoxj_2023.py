@@ -1,9 +1,10 @@
-"""DJL Serving's first handler (deepjavalibrary/djl-serving, transformers_neuronx.py, 2023-06): OPT, GPT-J, GPT-NeoX, GPT-2.
+"""DJL Serving's first handler (deepjavalibrary/djl-serving, transformers_neuronx.py, 2023-06): OPT, GPT-J, GPT-NeoX,
+GPT-2.
 
-Attention, MLP and head are cast with dtypes.to_torch_dtype(amp), norms and embeddings stay f32, and the split checkpoint
-is written only if its folder has no "verify" file. GPT-2 loads compiled artifacts from the checkpoint's own folder before
-there are any, and saves them there after to_neuron(). The config for the adapter is read from the original model, unroll
-is passed as None, batches are padded left. usage: client_djl_neoxj_2023.py [MODEL_DIR]
+Attention, MLP and head are cast with dtypes.to_torch_dtype(amp), norms and embeddings stay f32, and the split
+checkpoint is written only if its folder has no "verify" file. GPT-2 loads compiled artifacts from the checkpoint's own
+folder before there are any, and saves them there after to_neuron(). The config for the adapter is read from the
+original model, unroll is passed as None, batches are padded left. usage: djl_neoxj_2023.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -77,10 +78,16 @@ for family, amp in (("opt", "f32"), ("gptj", "f32"), ("gpt_neox", "f16"), ("gpt2
     path, rows, wants = material[family]
     service = Service(path, amp, downloads)
     ids, mask = ref.padded(rows, "left")
-    for parameters in ({"max_length": LENGTH}, {"do_sample": True, "top_k": 40, "temperature": 0.8, "max_new_tokens": 9}):
+    for parameters in (
+        {"max_length": LENGTH},
+        {"do_sample": True, "top_k": 40, "temperature": 0.8, "max_new_tokens": 9},
+    ):
         got = service.infer(ids, mask, parameters).tolist()
         total = parameters.get("max_length", ids.shape[1] + 9)
         pads = [ids.shape[1] - len(row) for row in rows]
-        ref.same(f"{family} {amp} {parameters}", [row[n:] for row, n in zip(got, pads, strict=True)],
-                 [want[: total - n] for want, n in zip(wants, pads, strict=True)])
+        ref.same(
+            f"{family} {amp} {parameters}",
+            [row[n:] for row, n in zip(got, pads, strict=True)],
+            [want[: total - n] for want, n in zip(wants, pads, strict=True)],
+        )
 print("ok")

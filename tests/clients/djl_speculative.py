@@ -4,7 +4,7 @@ then speculation.py and optimum_neuron_scheduler.py, 2024).
 The caller brings both halves: subclasses of DraftProvider (another model, or none at all) and of TokenAcceptor (greedy)
 for SpeculativeGenerator, which hand over and get k - 1 draft tokens each round, whatever is left to do; and a loop of
 its own, which fills both models' caches in two threads, calls the provider and speculative_forward() itself, and goes
-back to single tokens when the positions run out. usage: client_djl_speculative.py [MODEL_DIR]
+back to single tokens when the positions run out. usage: djl_speculative.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -85,8 +85,10 @@ for row, want in zip(rows, wants, strict=True):
 provider, acceptor, zero = ModelDraft(draft), Greedy(), torch.tensor([0])
 for row, want in zip(rows, wants, strict=True):
     tokens, first, ids = list(row), [], torch.tensor([row])
-    tasks = [threading.Thread(target=provider, args=(ids, 1, None, zero)),
-             threading.Thread(target=lambda ids=ids, out=first: out.append(target(ids, None, zero)))]
+    tasks = [
+        threading.Thread(target=provider, args=(ids, 1, None, zero)),
+        threading.Thread(target=lambda ids=ids, out=first: out.append(target(ids, None, zero))),
+    ]
     for task in tasks:
         task.start()
     for task in tasks:
@@ -98,8 +100,12 @@ for row, want in zip(rows, wants, strict=True):
             tokens.append(int(target(last, at, zero).argmax()))
             continue
         ids, scores = provider(last, K - 1, at, zero)
-        checked = target.speculative_forward(input_ids=torch.cat([last, ids], 1), start_ids=zero, speculation_length=K,
-                                             cache_ids=torch.arange(len(tokens) - 1, len(tokens) + K - 1))
+        checked = target.speculative_forward(
+            input_ids=torch.cat([last, ids], 1),
+            start_ids=zero,
+            speculation_length=K,
+            cache_ids=torch.arange(len(tokens) - 1, len(tokens) + K - 1),
+        )
         assert checked.shape == (K, model.config.vocab_size, 1), checked.shape
         accepted = acceptor(ids, scores.transpose(0, 1), checked.permute(2, 0, 1))[0, : acceptor.kept[-1]]
         tokens += accepted.tolist()

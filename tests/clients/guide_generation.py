@@ -1,9 +1,9 @@
 """The guide's chapter on generate() (aws-neuron-sdk, transformers-neuronx-developer-guide.rst, 2.18 and later, 2024).
 
 NeuronAutoModelForCausalLM, AutoConfig and the adapter; rows padded left by a tokenizer whose pad is the end token. The
-compiled batch is rows times num_return_sequences times beams. Besides: a chat that calls generate(max_new_tokens=1) on rows
-that grow, and an adapter whose caller replaced _update_model_kwargs_for_generation, as was needed for some versions of
-Transformers: it extends the mask and does nothing else. usage: client_guide_generation.py [MODEL_DIR]
+compiled batch is rows times num_return_sequences times beams. Besides: a chat that calls generate(max_new_tokens=1) on
+rows that grow, and an adapter whose caller replaced _update_model_kwargs_for_generation, as was needed for some
+versions of Transformers: it extends the mask and does nothing else. usage: client_guide_generation.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 

@@ -1,13 +1,13 @@
-"""int8 weights, as in the guide (aws-neuron-sdk, developer guide, 0.4 of 2023 to 2.21) and in gpt2_demo's --quantize and --amp.
+"""int8 weights, as in the guide (aws-neuron-sdk, developer guide, 2023 to 2024) and in gpt2_demo's options.
 
-QuantizationConfig in every spelling: defaults, dequant_dtype equal to amp, assigned to a NeuronConfig that exists, without
-attention; the older amp="f32-u8-f32" of GPT-2; caches in int8 beside it. usage: client_guide_quant.py [MODEL_DIR]
+QuantizationConfig in every spelling: defaults, dequant_dtype equal to amp, assigned to a NeuronConfig that exists,
+without attention; the older amp="f32-u8-f32" of GPT-2; caches in int8 beside it. usage: client_guide_quant.py
+[MODEL_DIR]
 """
 # ruff: noqa: E402
 
-import torch
-
 import _reference as ref
+import torch
 
 LENGTH = 32
 gpt2_path, gpt2 = ref.checkpoint("gpt2", sharp=2e4)
@@ -44,7 +44,9 @@ def last(some, texts):
 neuron_config = NeuronConfig(quant=QuantizationConfig(quant_dtype="s8", dequant_dtype="bf16"))
 neuron = load(GPT2ForSamplingWithContextBroadcasting, gpt2_path, amp="bf16", neuron_config=neuron_config)
 ref.close("GPT-2 in bf16", neuron(torch.tensor(rows)), last(rounded["gpt2"], rows), 4e-2)
-neuron = load(GPT2ForSampling, gpt2_path, amp="f32", batch_size=1, neuron_config=NeuronConfig(quant=QuantizationConfig()))
+neuron = load(
+    GPT2ForSampling, gpt2_path, amp="f32", batch_size=1, neuron_config=NeuronConfig(quant=QuantizationConfig())
+)
 ref.close("GPT-2, defaults", neuron(torch.tensor(rows)), last(rounded["gpt2"], rows))
 ref.same("GPT-2, defaults", neuron.sample(torch.tensor(rows), sequence_length=LENGTH, start_ids=None), wants)
 for amp in ("f32-u8-f32", "f32-u8-bf16", "bf16-u8-bf16"):  # one range for a matrix, or a scale for each output: coarse

@@ -1,14 +1,14 @@
-"""Speculative decoding, all of it (aws-neuron-sdk's guide and release notes 2.19 to 2.21; the original's own docstrings, 2024).
+"""Speculative decoding, all of it (aws-neuron-sdk's guide and the original's own docstrings, 2024).
 
-Several speculation lengths before to_neuron(), keys (length, batch size), speculative_forward() by hand with logits [length,
-vocab, batch]; SpeculativeGenerator for two rows padded right, whose continuations begin where each prompt ends and overwrite
-its pads; FusedSpeculativeDecoder, to_neuron() and sample(ids, sequence_length=). usage: client_guide_speculation.py [MODEL_DIR]
+Several speculation lengths before to_neuron(), keys (length, batch size), speculative_forward() by hand with logits
+[length, vocab, batch]; SpeculativeGenerator for two rows padded right, whose continuations begin where each prompt
+ends and overwrite its pads; FusedSpeculativeDecoder, to_neuron() and sample(ids, sequence_length=). usage:
+client_guide_speculation.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
-import torch
-
 import _reference as ref
+import torch
 
 LENGTH = 44
 path, model = ref.checkpoint("llama", sharp=2e4)
@@ -16,7 +16,7 @@ draft_path, _ = ref.shorter(model, 2)
 rows, wants = ref.prompts(model, [9, 14], LENGTH, gap=40)
 ref.package()
 
-from transformers_neuronx import GenerationConfig, LlamaForSampling, NeuronAutoModelForCausalLM, NeuronConfig
+from transformers_neuronx import GenerationConfig, LlamaForSampling, NeuronConfig
 from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 from transformers_neuronx.speculation import SpeculativeGenerator
 
@@ -46,15 +46,16 @@ assert sorted(target.decoder_lm_head_for_speculation.keys()) == [(4, 1), (5, 1)]
 row, want = rows[0], wants[0]
 for length in (4, 5, 4):
     target(torch.tensor([row]))
-    at, text = 9, list(row)
+    at = 9
     for _ in range(3):  # half of each guess is wrong, and the next call writes over it
-        guess = want[at:at + 2] + [7, 11, 13][:length - 2]
+        guess = want[at : at + 2] + [7, 11, 13][: length - 2]
         cache_ids = torch.arange(at, at + length)
         logits = target.speculative_forward(torch.tensor([guess]), cache_ids, None, length)
-        reference = ref.logits(model, [*text, *guess])[-length:]
+        reference = ref.logits(model, [*want[:at], *guess])[-length:]
         ref.close(f"{length} tokens at {at}", logits, reference[:, :, None])
-        text, at = want[:at + 2], at + 2
-    ref.same("the token after", target(torch.tensor([want[at:at + 1]]), torch.as_tensor([at])).argmax(1)[None], [want[at + 1:at + 2]])  # fmt: skip
+        at += 2
+    token = target(torch.tensor([want[at : at + 1]]), torch.as_tensor([at])).argmax(1)
+    assert token == want[at + 1], f"the token after {length} at a time"
 
 draft = load(draft_path)
 for k in (4, 5):
@@ -75,7 +76,8 @@ for row, want in zip(rows, wants, strict=True):
 end = next(token for i, token in enumerate(wants[0]) if i > 20 and token not in wants[0][:i])
 fsd = FusedSpeculativeDecoder(draft, target, 3, eos_token_id=end)
 fsd.to_neuron()
-ref.same("fused, to an end", fsd.sample(torch.tensor(rows[:1]), sequence_length=LENGTH), [wants[0][:wants[0].index(end) + 1]])  # fmt: skip
+response = fsd.sample(torch.tensor(rows[:1]), sequence_length=LENGTH)
+ref.same("fused, to an end", response, [wants[0][: wants[0].index(end) + 1]])
 
 ids, mask = ref.padded(rows, "right", pad=0)
 draft, target = load(draft_path, 2, padding_side="right"), load(path, 2, [5], padding_side="right")

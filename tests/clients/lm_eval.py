@@ -1,17 +1,16 @@
 """lm-evaluation-harness's neuronx model (EleutherAI/lm-evaluation-harness, lm_eval/models/neuron_optimum.py, 2024).
 
-Scoring: rows (context + continuation)[:-1], padded right with zeros and filled up to the compiled batch with zero rows, no
-mask. Where the model has output_all_logits, one call gives [batch, positions, vocab]; where not, every column is a call of
-its own from cache_ids 0 on, so the prompt never goes through a context program. generate_until is greedy, from left-padded
-contexts cut from the left, with stopping criteria and use_cache=True. usage: client_lm_eval.py [MODEL_DIR]
+Scoring: rows (context + continuation)[:-1], padded right with zeros and filled up to the compiled batch with zero rows,
+no mask. Where the model has output_all_logits, one call gives [batch, positions, vocab]; where not, every column is a
+call of its own from cache_ids 0 on, so the prompt never goes through a context program. generate_until is greedy, from
+left-padded contexts cut from the left, with stopping criteria and use_cache=True. usage: lm_eval.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
+import _reference as ref
 import torch
 import transformers
 from torch.nn import functional
-
-import _reference as ref
 
 BATCH, LENGTH = 3, 64
 path, model = ref.checkpoint("llama")
@@ -46,15 +45,22 @@ class Until(transformers.StoppingCriteria):
         self.stop, self.prompt = stop, prompt
 
     def __call__(self, input_ids, scores, **kwargs):
-        done = [self.stop in [row[i : i + len(self.stop)] for i in range(self.prompt, len(row))]
-                for row in input_ids.tolist()]
+        done = [
+            self.stop in [row[i : i + len(self.stop)] for i in range(self.prompt, len(row))]
+            for row in input_ids.tolist()
+        ]
         return torch.tensor(done)
 
 
 class NeuronHF:
     def __init__(self, **neuron_config):
         self.neuron = LlamaForSampling.from_pretrained(
-            path, batch_size=BATCH, tp_degree=2, amp="f32", n_positions=LENGTH, context_length_estimate=32,
+            path,
+            batch_size=BATCH,
+            tp_degree=2,
+            amp="f32",
+            n_positions=LENGTH,
+            context_length_estimate=32,
             neuron_config=NeuronConfig(**neuron_config) if neuron_config else None,
         )
         self.neuron.to_neuron()
@@ -72,10 +78,10 @@ class NeuronHF:
         return logits[:count]
 
     def loglikelihood(self):
-        order = sorted(range(len(requests)), key=lambda i: -len(sum(requests[i], [])))
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i][0] + requests[i][1]))
         found = {}
         for chunk in (order[i : i + BATCH] for i in range(0, len(order), BATCH)):
-            inputs = [sum(requests[i], [])[:-1] for i in chunk]
+            inputs = [(requests[i][0] + requests[i][1])[:-1] for i in chunk]
             logits = self.model_call(ref.padded(inputs, "right", pad=0)[0])
             for i, row, ids in zip(chunk, functional.log_softmax(logits, -1), inputs, strict=True):
                 tokens = torch.tensor(requests[i][1])
@@ -89,8 +95,15 @@ class NeuronHF:
         ids, mask = ids[:, -left_truncate_len:], mask[:, -left_truncate_len:]
         width = ids.shape[1]
         criteria = transformers.StoppingCriteriaList([Until(stop, width)])
-        got = adapter.generate(input_ids=ids, attention_mask=mask, max_length=width + most, stopping_criteria=criteria,
-                               do_sample=False, use_cache=True, pad_token_id=2)
+        got = adapter.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_length=width + most,
+            stopping_criteria=criteria,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=2,
+        )
         return [row[width:] for row in got.tolist()]
 
 

@@ -1,19 +1,18 @@
 """optimum-neuron's continuous batching for TGI (huggingface/optimum-neuron, modeling.py, modeling_decoder.py and
 text-generation-inference/server/…/generator.py, 2024).
 
-export: split checkpoint in one folder, neuron.save() into another; load() of that folder before to_neuron(). Each slot is a
-sequence id: prompts come padded left from the tokenizer and are turned to right padding, their cache_ids count only real
-tokens; running slots pause during a prefill and decode with a mask longer than their text. Slots are taken from the end
-and freed in any order. usage: client_optimum_tgi.py [MODEL_DIR]
+export: split checkpoint in one folder, neuron.save() into another; load() of that folder before to_neuron(). Each slot
+is a sequence id: prompts come padded left from the tokenizer and are turned to right padding, their cache_ids count
+only real tokens; running slots pause during a prefill and decode with a mask longer than their text. Slots are taken
+from the end and freed in any order. usage: optimum_tgi.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
 import os
 
+import _reference as ref
 import torch
 from transformers.utils import ModelOutput
-
-import _reference as ref
 
 SLOTS, LENGTH, EOS = 4, 64, 2
 _, model = ref.checkpoint("llama")
@@ -33,7 +32,12 @@ class NeuronModelForCausalLM:
             save_pretrained_split(export, checkpoint)
         config = NeuronConfig(continuous_batching=ContinuousBatchingConfig(batch_size_for_shared_caches=SLOTS))
         neuron = LlamaForSampling.from_pretrained(
-            checkpoint, batch_size=SLOTS, tp_degree=2, amp="f32", n_positions=[LENGTH], context_length_estimate=[LENGTH],
+            checkpoint,
+            batch_size=SLOTS,
+            tp_degree=2,
+            amp="f32",
+            n_positions=[LENGTH],
+            context_length_estimate=[LENGTH],
             neuron_config=config,
         )
         assert isinstance(neuron, PretrainedModel)
@@ -116,6 +120,9 @@ for export in (model, None):
         if waiting and len(generator.in_state("empty")) >= len(waiting[0]):
             generator.prefill(waiting.pop(0))
     texts = [generator.done[i] for i in range(len(rows))]
-    ref.same(f"export {export is not None}", texts,
-             [want[: len(row) + n] for want, row, n in zip(wants, rows, news, strict=True)])
+    ref.same(
+        f"export {export is not None}",
+        texts,
+        [want[: len(row) + n] for want, row, n in zip(wants, rows, news, strict=True)],
+    )
 print("ok")

@@ -1,10 +1,10 @@
-"""SageMaker endpoints with a container of one's own: Flask around GPT-2 (aws-samples' inference.py for inf2, 2023).
+"""SageMaker endpoints with a container of one's own: Flask around GPT-2 (a public Gpt2Generator for inf2, 2023).
 
-One generator per process, made by a class method under a lock while the first requests wait; threads of the server call it.
-The model folder holds the split checkpoint in bf16 (norms and embeddings in f32) and, in the same folder, the compiled
-artifacts: _save_compiled_artifacts() there by the first container, _load_compiled_artifacts() by the others. reset() before
-every sample(); texts of unequal length are padded left, start_ids counts the pads, answers end at the end token.
-usage: client_sagemaker_flask.py [MODEL_DIR]
+One generator per process, made by a class method under a lock while the first requests wait; threads of the server call
+it. The model folder holds the split checkpoint in bf16 (norms and embeddings in f32) and, in the same folder, the
+compiled artifacts: _save_compiled_artifacts() there by the first container, _load_compiled_artifacts() by the others.
+reset() before every sample(); texts of unequal length are padded left, start_ids counts the pads, answers end at the
+end token. usage: sagemaker_flask.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -13,18 +13,23 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import _reference as ref
 import torch
 import transformers
 
-import _reference as ref
-
-BATCH, LENGTH = 2, 32
+BATCH, LENGTH = 2, 28
 path, model = ref.checkpoint("gpt2", sharp=2e3)
-rows, wants = ref.prompts(model, [10, 10, 6, 13], LENGTH, gap=100)
-end = next(token for i, token in enumerate(wants[0]) if i > 18 and token not in wants[0][:i])
+rows, wants = ref.prompts(model, [10, 10, 6, 13], LENGTH, gap=80)
+end = next(token for i, token in enumerate(wants[0]) if i > 16 and token not in wants[0][:i])
 model.config.eos_token_id = model.generation_config.eos_token_id = end
 model.save_pretrained(path)
-wants = [want[: want.index(end) + 1] if end in want[len(row) :] else want for row, want in zip(rows, wants, strict=True)]
+
+
+def until_end(row, text):
+    return row[: row.index(end, len(text)) + 1] if end in row[len(text) :] else row
+
+
+wants = [until_end(want, row) for row, want in zip(rows, wants, strict=True)]
 assert len(wants[0]) < LENGTH
 ref.package()
 
@@ -52,7 +57,9 @@ class Generator:
                 block.mlp.to(torch.bfloat16)
             full.lm_head.to(torch.bfloat16)
             save_pretrained_split(full, model_dir)
-        self.neuron = GPT2ForSampling.from_pretrained(model_dir, batch_size=BATCH, tp_degree=2, n_positions=64, amp="bf16")
+        self.neuron = GPT2ForSampling.from_pretrained(
+            model_dir, batch_size=BATCH, tp_degree=2, n_positions=64, amp="bf16"
+        )
         if not first:
             self.neuron._load_compiled_artifacts(model_dir)
         self.neuron.to_neuron()
@@ -72,8 +79,7 @@ class Generator:
             self.neuron.reset()
             got = self.neuron.sample(ids, sequence_length=LENGTH, start_ids=pads if pads.any() else None, top_k=50)
         answers = [row[n:] for row, n in zip(got.tolist(), pads.tolist(), strict=True)]
-        return [row[: row.index(end, len(text)) + 1] if end in row[len(text) :] else row
-                for row, text in zip(answers, texts, strict=True)]
+        return [until_end(row, text) for row, text in zip(answers, texts, strict=True)]
 
 
 def invocations(body):
@@ -90,8 +96,11 @@ for container in range(2):
     with ThreadPoolExecutor(4) as pool:
         for batch, response in zip(batches, pool.map(invocations, bodies), strict=True):
             width = max(len(rows[i]) for i in batch)
-            ref.same(f"container {container}, {batch}", json.loads(response)["output"],
-                     [wants[i][: LENGTH - width + len(rows[i])] for i in batch])
+            ref.same(
+                f"container {container}, {batch}",
+                json.loads(response)["output"],
+                [wants[i][: LENGTH - width + len(rows[i])] for i in batch],
+            )
 assert Generator.made == 2
 transformers.AutoConfig.from_pretrained(os.environ["SM_MODEL_DIR"])
 print("ok")

@@ -1,8 +1,9 @@
-"""GPT-J notebooks of 2023 (aws-neuron/aws-neuron-samples, gpt-j-6b-sampling.ipynb and gpt-j-dp.py; the library's own demos).
+"""GPT-J notebooks of 2023 (aws-neuron/aws-neuron-samples, gpt-j-6b-sampling.ipynb and gpt-j-dp.py).
 
-A callback casts attention, MLP and head to half precision and leaves the norms; the split checkpoint is read with amp="f16".
-A warm-up up to n_positions comes first, and every result has sequence_length columns: these classes never sampled the end
-token. Options by position, no context buckets, top_k as the fourth argument. usage: client_samples_gptj_2023.py [MODEL_DIR]
+A callback casts attention, MLP and head to half precision and leaves the norms; the split checkpoint is read with
+amp="f16". A warm-up up to n_positions comes first, and every result has sequence_length columns: these classes never
+sampled the end token. Options by position, no context buckets, top_k as the fourth argument. usage:
+client_samples_gptj_2023.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -36,8 +37,9 @@ endless = copy.deepcopy(pythia.config)
 endless.eos_token_id = pythia_wants[0][20]
 unended = pythia.generate(torch.tensor(pythia_rows[:1]), do_sample=False, max_length=LENGTH, eos_token_id=None,
                           suppress_tokens=[endless.eos_token_id])  # fmt: skip
-best = ref.logits(pythia, unended[0].tolist())[10:-1].index_fill(1, torch.tensor(endless.eos_token_id), -1e9).topk(2).values
-assert (best[:, 0] - best[:, 1]).min() > 20 and unended[0].tolist() != pythia_wants[0]
+scores = ref.logits(pythia, unended[0].tolist())[10:-1]
+scores[:, endless.eos_token_id] = -1e9
+assert scores.topk(2).values.diff().max() < -20 and unended[0].tolist() != pythia_wants[0]
 ref.package()
 
 from transformers_neuronx.gptj.model import GPTJForSampling

@@ -1,9 +1,10 @@
-"""Continuous batching by hand, without vLLM (the guide's walk-through of 2024 for Llama and Mistral, as kept in dacorvo's
-scripts): several prompts in one padded call, steps until a row ends, eviction, a new prompt in its place, and on.
+"""Continuous batching by hand, without vLLM (a published walk-through of 2024 with Mistral-7B-Instruct and max_num_seqs=2).
 
-cache_ids are positions times the mask, so pads have position 0; seq_ids are named start_ids; select_tokens() is greedy by
-default; rows that have ended are trimmed from later steps. n_positions is a list, so sequences move to a wider program on
-the way. usage: client_samples_llama_cb.py [MODEL_DIR]
+Several prompts in one padded call, steps until a row ends, eviction, a new prompt in its place, and on.
+
+cache_ids are positions times the mask, so pads have position 0; seq_ids are named start_ids; select_tokens() is greedy
+by default; rows that have ended are trimmed from later steps. n_positions is a list, so sequences move to a wider
+program on the way. usage: client_samples_llama_cb.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -13,7 +14,7 @@ import torch
 SEQS, BUCKETS = 3, [16, 32, 64]
 path, model = ref.checkpoint("llama")
 rows, wants = ref.prompts(model, [6, 11, 9, 13], BUCKETS[-1], gap=1e-2)
-end = next(token for i, token in enumerate(wants[1][11:]) if i >= 4 and token not in wants[1][11:11 + i])  # fmt: skip
+end = next(token for i, token in enumerate(wants[1][11:]) if i >= 4 and token not in wants[1][11 : 11 + i])
 ref.package()
 
 from transformers_neuronx import GQA, LlamaForSampling
@@ -68,5 +69,6 @@ while True:
         break
     next_tokens, cache_ids, seq_ids = next_tokens[going], cache_ids[going] + 1, seq_ids[going]
     next_tokens = forward(next_tokens, cache_ids, seq_ids)
-ref.same("texts", [texts[r] for r in range(4)], [wants[0][:40], wants[1][:wants[1].index(end, 11) + 1], *wants[2:]])  # fmt: skip
+wants[0], wants[1] = wants[0][:40], wants[1][: wants[1].index(end, 11) + 1]
+ref.same("texts", [texts[request] for request in range(4)], wants)
 print("ok")

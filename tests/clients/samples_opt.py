@@ -1,8 +1,9 @@
-"""facebook/opt notebooks and their NeuronPerf script (aws-neuron/aws-neuron-samples, facebook-opt-13b-sampling.ipynb, 2023).
+"""facebook/opt notebooks and their NeuronPerf script (aws-neuron-samples, facebook-opt-13b-sampling.ipynb, 2023).
 
-Hugging Face's own from_pretrained and the library's get low_cpu_mem_usage=True; a callback casts the blocks one by one and
-leaves the layer norms. amp is "f16", or None, which means the checkpoint's own type; options may come by position. In the
-script the model is a submodule that gets single rows and concatenates them. usage: client_samples_opt.py [MODEL_DIR]
+Hugging Face's own from_pretrained and the library's get low_cpu_mem_usage=True; a callback casts the blocks one by one
+and leaves the layer norms. amp is "f16", or None, which means the checkpoint's own type; options may come by position.
+In the script the model is a submodule that gets single rows and concatenates them. usage: client_samples_opt.py
+[MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -36,7 +37,8 @@ model.load_state_dict(cast.state_dict())  # the rounded weights in f32
 rows, wants = ref.prompts(model, [8, 8], LENGTH, gap=30)
 wide = copy.deepcopy(hf_model).to(torch.bfloat16)
 exact = copy.deepcopy(wide).float()
-steps = {name: torch.stack([ref.logits(some, row)[-1] for row in rows]) for name, some in (("f16", model), ("bf16", exact))}
+known = (("f16", model), ("bf16", exact), (None, hf_model))
+steps = {name: torch.stack([ref.logits(some, row)[-1] for row in rows]) for name, some in known}
 ref.package()
 
 from transformers_neuronx.module import save_pretrained_split
@@ -70,7 +72,7 @@ cases = {
 }
 for name, (folder, options, reference, tolerance) in cases.items():
     wrapper = Wrapper(folder, batch_size=BATCH, tp_degree=2, n_positions=LENGTH, **options)
-    want = steps[reference] if reference else torch.stack([ref.logits(hf_model, row)[-1] for row in rows])
+    want = steps[reference]
     logits = wrapper.neuron_model(torch.tensor(rows))
     ref.close(f"amp {name}", logits, want, tolerance)
     coarse = (logits - want).abs().max() / want.abs().max() > 1e-5

@@ -1,18 +1,17 @@
-"""Triton's Python backend for the auto class (ajayvohra2005's and AWS samples' model.py for triton-inference-server, 2024).
+"""Triton's Python backend for the auto class (a public TritonPythonModel with a model.json beside it, 2024).
 
-model.json names the model and the arguments of from_pretrained, with NeuronConfig's as a nested dictionary. execute() cuts
-dynamic batches where sampling parameters change, fills each cut up to the compiled batch with copies of its last prompt
-and passes the parameters straight to sample(). The decoupled variant has continuous batching and one Python generator per
-request, each stepping alone. usage: client_triton_backend.py [MODEL_DIR]
+model.json names the model and the arguments of from_pretrained, with NeuronConfig's as a nested dictionary. execute()
+cuts dynamic batches where sampling parameters change, fills each cut up to the compiled batch with copies of its last
+prompt and passes the parameters straight to sample(). The decoupled variant has continuous batching and one Python
+generator per request, each stepping alone. usage: triton_backend.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
 import json
 import os
 
-import torch
-
 import _reference as ref
+import torch
 
 LENGTH = 40
 path, model = ref.checkpoint("llama", sharp=2e4)

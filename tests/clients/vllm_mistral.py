@@ -1,8 +1,10 @@
-"""vLLM's first Neuron models, one file each (vllm-project/vllm, model_executor/models/neuron/mistral.py and llama.py, 2024-02).
+"""vLLM's first Neuron models, one file each (vllm-project/vllm, model_executor/models/neuron/mistral.py and llama.py,
+2024-02).
 
-The wrapper makes the split checkpoint beside the model if there is none; sequence ids are slot_mapping // block_size at the
-prompt, where block_size is the model's own context_buckets[-1], and two-dimensional block tables afterwards; the sampler is
-called with chkpt_model.lm_head, although the weights are gone, and with logits. usage: client_vllm_mistral.py [MODEL_DIR]
+The wrapper makes the split checkpoint beside the model if there is none; sequence ids are slot_mapping // block_size at
+the prompt, where block_size is the model's own context_buckets[-1], and two-dimensional block tables afterwards; the
+sampler is called with chkpt_model.lm_head, although the weights are gone, and with logits.
+usage: vllm_mistral.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -66,8 +68,15 @@ class MistralForCausalLM(nn.Module):
 def get_model(name):
     config = NeuronConfig(continuous_batching=ContinuousBatchingConfig(batch_size_for_shared_caches=SEQS))
     causal = MistralForCausalLM(transformers.AutoConfig.from_pretrained(name))
-    causal.load_weights(name, tp_degree=2, amp="f32", neuron_config=config, batch_size=SEQS,
-                        context_length_estimate=[LENGTH], n_positions=[LENGTH])
+    causal.load_weights(
+        name,
+        tp_degree=2,
+        amp="f32",
+        neuron_config=config,
+        batch_size=SEQS,
+        context_length_estimate=[LENGTH],
+        n_positions=[LENGTH],
+    )
     return causal.eval()
 
 
@@ -77,8 +86,13 @@ def step(causal, sequences, blocks, is_prompt):
     slots = [[block * LENGTH + i for i in range(len(row))] for row, block in zip(sequences, blocks, strict=True)]
     fed = [(row, range(len(row))) if is_prompt else (row[-1:], [len(row) - 1]) for row in sequences]
     pad = lambda xs: torch.tensor([[*x, *[0] * (width - len(x))] for x in xs])  # noqa: E731
-    logits = causal(pad([ids for ids, _ in fed]), pad([positions for _, positions in fed]), is_prompt,
-                    slot_mapping=pad([slot[:width] for slot in slots]), block_tables=torch.tensor(blocks)[:, None])
+    logits = causal(
+        pad([ids for ids, _ in fed]),
+        pad([positions for _, positions in fed]),
+        is_prompt,
+        slot_mapping=pad([slot[:width] for slot in slots]),
+        block_tables=torch.tensor(blocks)[:, None],
+    )
     for row, token in zip(sequences, causal.sample(logits, [0.5 + i for i in range(len(fed))]), strict=True):
         row.append(token)
 

@@ -1,9 +1,10 @@
-"""vLLM's Neuron back end with sampling on the device (vllm-project/vllm, worker/neuron_model_runner.py, 2024-11 to 0.9).
+"""vLLM's Neuron back end with sampling on the device (vllm-project/vllm, worker/neuron_model_runner.py, 2024-11 to
+0.9).
 
-NeuronConfig gets a copy of a dynamic GenerationConfig with one top_k, top_p and temperature per cache line; whenever the
-requests of a step change, the runner writes their parameters at their block numbers into its own copy and hands that to
-update_generation_config(). forward() returns token ids. Temperature 0 becomes top_k 1. usage: client_vllm_on_device.py
-[MODEL_DIR]
+NeuronConfig gets a copy of a dynamic GenerationConfig with one top_k, top_p and temperature per cache line; whenever
+the requests of a step change, the runner writes their parameters at their block numbers into its own copy and hands
+that to update_generation_config(). forward() returns token ids. Temperature 0 becomes top_k 1.
+usage: vllm_on_device.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -29,15 +30,27 @@ PARAMETERS = [(1, 1.0, 1.0) if temperature == 0 else (k, p, temperature) for k, 
 class Runner:
     def __init__(self):
         every = dict(top_k=[TOP_K] * SEQS, top_p=[1.0] * SEQS, temperature=[1.0] * SEQS)
-        self.sampling = GenerationConfig(max_length=LENGTH, do_sample=True, per_batch_line=True, dynamic=True,
-                                         global_top_k=TOP_K, **every)
+        self.sampling = GenerationConfig(
+            max_length=LENGTH, do_sample=True, per_batch_line=True, dynamic=True, global_top_k=TOP_K, **every
+        )
         config = NeuronConfig(
-            collectives_layout=LAYOUT_BSH, attention_layout=LAYOUT_BSH, fuse_qkv=True, quant=None, weight_tiling=False,
+            collectives_layout=LAYOUT_BSH,
+            attention_layout=LAYOUT_BSH,
+            fuse_qkv=True,
+            quant=None,
+            weight_tiling=False,
             continuous_batching=ContinuousBatchingConfig(batch_size_for_shared_caches=SEQS),
             on_device_generation=copy.deepcopy(self.sampling),
         )
-        self.model = LlamaForSampling.from_pretrained(path, tp_degree=2, amp="f32", neuron_config=config, batch_size=SEQS,
-                                                      context_length_estimate=[32], n_positions=[LENGTH])
+        self.model = LlamaForSampling.from_pretrained(
+            path,
+            tp_degree=2,
+            amp="f32",
+            neuron_config=config,
+            batch_size=SEQS,
+            context_length_estimate=[32],
+            n_positions=[LENGTH],
+        )
         self.model.to_neuron()
         self.previous, self.updates = [], 0
 

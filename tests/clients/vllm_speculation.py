@@ -4,7 +4,7 @@ worker/multi_step_neuron_model_runner.py, 2024-11 to 0.9).
 FusedSpeculativeDecoder(draft, target, k) over two models that are on the device already, both with continuous batching,
 embedding and sampling on the device. One speculative_iteration() per step: prompts, or the last token of every running
 request; tokens after a row's count are overwritten with -1, and the scheduler reads columns until all rows are -1.
-usage: client_vllm_speculation.py [MODEL_DIR]
+usage: vllm_speculation.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -19,8 +19,11 @@ draft_path, draft_model = ref.shorter(model, 2)
 lengths = [8, 13, 5, 10, 16]
 rows, wants = ref.prompts(model, lengths, TOTAL, gap=40)
 # whether the draft would have chosen each token of the continuation
-HITS = [[i > 0 and best[i - 1] == want[i] for i in range(TOTAL)] for want in wants
-        for best in [ref.logits(draft_model, want).argmax(-1).tolist()]]
+HITS = [
+    [i > 0 and best[i - 1] == want[i] for i in range(TOTAL)]
+    for want in wants
+    for best in [ref.logits(draft_model, want).argmax(-1).tolist()]
+]
 ref.package()
 
 from transformers_neuronx.config import ContinuousBatchingConfig, GenerationConfig, NeuronConfig
@@ -28,8 +31,16 @@ from transformers_neuronx.constants import LAYOUT_BSH
 from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 from transformers_neuronx.llama.model import LlamaForSampling
 
-SAMPLING = GenerationConfig(max_length=LENGTH, do_sample=True, per_batch_line=True, top_k=[256] * SEQS,
-                            top_p=[1.0] * SEQS, temperature=[1.0] * SEQS, dynamic=True, global_top_k=256)
+SAMPLING = GenerationConfig(
+    max_length=LENGTH,
+    do_sample=True,
+    per_batch_line=True,
+    top_k=[256] * SEQS,
+    top_p=[1.0] * SEQS,
+    temperature=[1.0] * SEQS,
+    dynamic=True,
+    global_top_k=256,
+)
 
 
 class SpeculationCausalLM(torch.nn.Module):
@@ -50,12 +61,22 @@ class SpeculationCausalLM(torch.nn.Module):
 
 def load(path):
     config = NeuronConfig(
-        collectives_layout=LAYOUT_BSH, attention_layout=LAYOUT_BSH, fuse_qkv=True, on_device_embedding=True,
+        collectives_layout=LAYOUT_BSH,
+        attention_layout=LAYOUT_BSH,
+        fuse_qkv=True,
+        on_device_embedding=True,
         continuous_batching=ContinuousBatchingConfig(batch_size_for_shared_caches=SEQS),
         on_device_generation=copy.deepcopy(SAMPLING),
     )
-    neuron = LlamaForSampling.from_pretrained(path, tp_degree=2, amp="f32", neuron_config=config, batch_size=SEQS,
-                                              context_length_estimate=[32], n_positions=[LENGTH])
+    neuron = LlamaForSampling.from_pretrained(
+        path,
+        tp_degree=2,
+        amp="f32",
+        neuron_config=config,
+        batch_size=SEQS,
+        context_length_estimate=[32],
+        n_positions=[LENGTH],
+    )
     neuron.to_neuron()
     return neuron.eval()
 

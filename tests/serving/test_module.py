@@ -331,6 +331,12 @@ def test_split_entries(tmp_path):
     refused(tmp_path, f"pytorch_model.bin: expected {wanted}, found a directory")
 
 
+def test_weights_that_the_original_has_split(tmp_path):
+    for name in ("decoder_layer_0", "DecoderLMHead"):
+        save_file({"weight*0": torch.zeros(2)}, tmp_path / f"{name}.safetensors")
+    refused(tmp_path, tmp_path, "weights that AWS's library has split for its devices; load the checkpoint")
+
+
 def test_parameters_in_a_bin_are_plain_tensors(tmp_path):
     save_bin({"w": torch.nn.Parameter(torch.zeros(2))}, tmp_path)
     assert not open_checkpoint(tmp_path).read("w").requires_grad

@@ -17,7 +17,6 @@ from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.progress import bar
 from transformers_neuronx.sampling import ForSampling
-from transformers_neuronx.serialization import description
 
 GREEDY = 1  # top-k, unless the checkpoint sets one
 SEPARATOR = "-" * 20
@@ -79,9 +78,7 @@ def run(
     rules = s.SamplingOptions(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
     compiled = job.fitting(source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes))
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
-    with Results.at(
-        output, made | description(compiled.family, compiled.model_config, compiled.options), restart
-    ) as results:
+    with Results.at(output, made | compiled.description, restart) as results:
         job.complete(compiled, results, rules)
     raise typer.Exit(job.show(results, output, as_json))
 

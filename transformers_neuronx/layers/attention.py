@@ -52,14 +52,9 @@ def attention(
     q, k, v = (hlo.reshape(y, b, n, -1, head_dim) for y in linears(x, w.q, w.k, w.v))
     if norm_eps is not None:
         q, k = rms_norm(q, w.q_norm, norm_eps), rms_norm(k, w.k_norm, norm_eps)
-    if rotate is not None:
-        q, k = rotate(q), rotate(k)
+    q, k = (q, k) if rotate is None else (rotate(q), rotate(k))
     alibi, distances = ([getattr(w, name).tensor] if hasattr(w, name) else [] for name in ("alibi", "distances"))
-    attend, pattern = _attend, step.pattern
-    if pattern is not None and pattern.window is not None:
-        window = pattern.window if window is None else min(window, pattern.window)
-    elif pattern is not None:  # kernels know no patterns
-        attend = functools.partial(_attend_body, pattern=pattern)
+    attend, window = _sparse(step.pattern, window)
     context, *after = attend(
         *(q, k, v, step.start, step.length, *cache, *([] if step.slots is None else [step.slots]), *alibi, *distances),
         width=step.width,
@@ -118,6 +113,13 @@ def _attend_body(
 
 
 _attend = hlo.composite("attention", _attend_body)
+
+
+def _sparse(pattern: Pattern | None, window: int | None) -> tuple[Callable[..., Any], int | None]:
+    """Return the function that attends by a pattern, and the window of a layer that has one of `window`."""
+    if pattern is None or pattern.window is None:  # kernels know no blocks
+        return (_attend if pattern is None else functools.partial(_attend_body, pattern=pattern)), window
+    return _attend, pattern.window if window is None else min(window, pattern.window)
 
 
 def _as_cached(new: Sequence[Tensor], cache: Sequence[Tensor]) -> list[Tensor]:

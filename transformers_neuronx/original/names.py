@@ -30,8 +30,7 @@ WORKS, IDLE, DIFFERS, REFUSED = VERDICTS = ("works", "no effect", "differs", "re
 class Name:
     """A line of the table: a name of the original, its arguments if it is called, and what it does here.
 
-    `home` is the module and the name under which it is found, if not in its own. `latest` tells that 0.5 had no such
-    name yet.
+    `home` is the module and the name under which it is found, if not in its own.
     """
 
     module: str
@@ -40,7 +39,6 @@ class Name:
     verdict: str
     note: str
     home: tuple[str, str] | None
-    latest: bool
 
     @property
     def path(self) -> str:
@@ -72,14 +70,12 @@ def modules() -> dict[str, Module]:
             module = Module(f"{PACKAGE}.{path}" if path != PACKAGE else path, note.strip())
             found[module.path] = module
         elif line.strip() and not line.startswith("#"):
-            match = _LINE.fullmatch(line.removesuffix(" *"))
+            match = _LINE.fullmatch(line)
             assert match, line
             facts = match.groupdict()
             note = facts["note"] or (module.note if facts["verdict"] == REFUSED else "")
             home = (f"{PACKAGE}.{facts['home']}", facts["attribute"] or facts["name"]) if facts["home"] else None
-            made = Name(
-                module.path, facts["name"], facts["arguments"], facts["verdict"], note, home, line.endswith(" *")
-            )
+            made = Name(module.path, facts["name"], facts["arguments"], facts["verdict"], note, home)
             module.names[made.name] = made
     return found
 
@@ -132,6 +128,7 @@ def _refused_member(entry: Name) -> Callable[..., Any]:
     def member(*args: Any, **kwargs: Any) -> Any:
         raise NotSupportedError(f"{entry.path}: {entry.note}")
 
+    member.__doc__ = f"Raise NotSupportedError: {entry.note}."
     return member
 
 
@@ -192,8 +189,9 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        known = fullname in modules() or fullname in _packages() or fullname in _homes()
-        if not (fullname.startswith(f"{PACKAGE}.") and known):
+        if not fullname.startswith(f"{PACKAGE}."):
+            return None
+        if not (fullname in modules() or fullname in _packages() or fullname in _homes()):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None:
