@@ -150,9 +150,9 @@ class Accepting:
         at = places[:, None] if rows > 1 else places
         drafts, scores = self.draft(ids, self.k - 1, at, slots)
         fed = torch.cat([ids, drafts], 1).numpy()
-        wanted = generation.wanted
-        count = int(min(fed.shape[1], max(1, wanted.max())))
-        active = np.flatnonzero(wanted)
+        active = np.flatnonzero(generation.wanted)
+        room = generation.decoder.options.buckets.longest - int(places[active].max())
+        count = min(fed.shape[1], room)
         tokens = Rows(list(fed[active, :count]), places.numpy()[active], np.ones((len(active), 1), bool), active)
         logits = torch.from_numpy(feed(generation.decoder, tokens, all_positions=True))
         drafts, scores = drafts[active, : count - 1], scores[: count - 1].transpose(0, 1)[active]
@@ -162,7 +162,7 @@ class Accepting:
             self.draft(torch.from_numpy(fed[:, -1:]), 1, at + self.k - 1, slots)
         block = np.zeros((rows, kept), np.int64)
         block[active] = accepted[:, :kept].numpy()
-        return generation.take(block)
+        return generation.take(block[:, : generation.wanted.max()])
 
 
 class Rounds:

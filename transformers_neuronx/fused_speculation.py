@@ -28,7 +28,7 @@ from transformers_neuronx.programs import Programs, flattened, in_place, looped
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import Executable
 from transformers_neuronx.sampling import ForSampling
-from transformers_neuronx.speculation import check_pair
+from transformers_neuronx.speculation import check_pair, closed_up, padded_on_the_right
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ class _Model:
         return programs.logits(self.scribe, self.weights[0], x, None if all_positions else step), flattened(after)
 
 
-class FusedSpeculativeDecoder:
+class FusedSpeculativeDecoder(torch.nn.Module):
     """Speculative decoding with both models in one program: the same tokens as `target.sample`, in fewer steps.
 
     - `draft`: a smaller model with the target's `batch_size`, `tp_degree` and vocabulary, and at least its
@@ -56,9 +56,10 @@ class FusedSpeculativeDecoder:
     - `k`: number of draft tokens that the target verifies in one step, at least 1. Default 4.
     - `pad_token_id`: what `speculative_iteration` returns after the tokens of a row. Default 0.
     - `eos_token_id`: the token that ends a row in `sample`. Default: the configuration's.
-    - `buckets`: accepted and ignored: programs attend to the widths of the target.
+    - `buckets`: accepted and ignored: the sizes of programs are the target's.
 
-    Compiles its programs if both models are on their devices; otherwise the first call does. Raises ConfigError if `k`
+    A `torch.nn.Module` with both models as its parts. Compiles its programs if both models are on their devices;
+    otherwise the first call does. Raises ConfigError if `k`
     is below 1 or the models do not fit each other.
     """
 
@@ -73,6 +74,7 @@ class FusedSpeculativeDecoder:
         **unknown: Any,
     ) -> None:
         mention_unknown(type(self).__name__, unknown, ("pad_token_id", "eos_token_id", "buckets"))
+        super().__init__()
         if k < 1:
             raise ConfigError(f"k must be at least 1, got {k}")
         check_pair(draft, target)
@@ -80,8 +82,9 @@ class FusedSpeculativeDecoder:
             degrees = f"{draft.options.tp_degree} and {target.options.tp_degree}"
             raise ConfigError(f"tp_degree must be the same for draft and target, got {degrees}")
         self.draft, self.target, self.k = draft, target, k
-        self._ends = {} if eos_token_id is None else dict(eos_token_override=eos_token_id)
-        self._pad = pad_token_id
+        self.pad_token_id, self.eos_token_id = pad_token_id, eos_token_id
+        self.buckets, self.batch_sizes = target.token_buckets, target.batch_sizes
+        self.vocab_size, self.tp_degree = target.model_config.vocab_size, target.options.tp_degree
         self._rounds: Rounds | None = None
         self._built: dict[int, Executable] = {}
         if draft.is_on_device and target.is_on_device:
@@ -110,7 +113,7 @@ class FusedSpeculativeDecoder:
         if self._rounds is None:
             widths = [width for width in self.target.decoder.programs.widths(1) if width > self.k]
             self.target.compile_also(("verify", self.k), lambda _: [VerifyKey(self.k + 1, width) for width in widths])
-            self._rounds = Rounds(self.draft, self.target, self.k, self._pad)
+            self._rounds = Rounds(self.draft, self.target, self.k, self.pad_token_id)
         return self._rounds.run(input_ids, cache_ids, start_ids)
 
     @property
@@ -121,9 +124,15 @@ class FusedSpeculativeDecoder:
     def sample(self, input_ids: Integers, sequence_length: int, **options: Any) -> Any:
         """Generate tokens as `target.sample` does, with its arguments and its result.
 
-        Raises InputError also for `no_repeat_ngram_size`, `output_scores`, and prompts that serve several rows.
+        Rows that an `attention_mask` pads on the right are closed up, as `SpeculativeGenerator.sample` does. Raises
+        InputError also for `no_repeat_ngram_size`, `output_scores`, and prompts that serve several rows.
         """
-        return self.target.sample(input_ids, sequence_length, speculator=self, **self._ends | options)
+        if self.eos_token_id is not None:
+            options = dict(eos_token_override=self.eos_token_id) | options
+        if options.get("attention_mask") is not None and padded_on_the_right(options["attention_mask"]):
+            mask = options.pop("attention_mask")
+            return closed_up(self, input_ids, mask, sequence_length, self.pad_token_id, **options)
+        return self.target.sample(input_ids, sequence_length, speculator=self, **options)
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
         """Yield blocks of tokens as `generation.generate` does."""

@@ -227,10 +227,10 @@ class Transcript:
             generation.wanted[done.numpy()] = 0
 
 
-def spread(logits: Array, rows: Rows, repeats: int) -> Array:
+def spread(logits: Array, rows: Rows) -> Array:
     """Move the logits of each row's tokens to the caller's columns; padding gets zeros. -> f32[batch, n, vocab]"""
     columns = np.zeros((len(logits), rows.real.shape[1], logits.shape[2]), np.float32)
-    for row, real in enumerate(np.tile(rows.real, (repeats, 1))):
+    for row, real in enumerate(rows.real):
         columns[row, real] = logits[row, : real.sum()]
     return columns
 

@@ -36,6 +36,21 @@ class NeuronModelBase(Model):
         return replace(buckets, context=tuple(sorted({*buckets.context, *lengths})))
 
     @property
+    def token_buckets(self) -> list[int]:
+        """The numbers of positions that programs are compiled for."""
+        return list(self.options.buckets.positions)
+
+    @property
+    def context_buckets(self) -> list[int]:
+        """The numbers of prompt tokens that programs are compiled for."""
+        return list(self.options.buckets.context)
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The batch size, in a list: programs take fewer rows, too."""
+        return [self.options.batch_size]
+
+    @property
     def decoder_lm_head_for_speculation(self) -> dict[tuple[int, int], Callable[..., Any]]:
         """By number of tokens and batch size, `speculative_forward` for so many: see `enable_speculative_decoder`."""
         return {
@@ -96,12 +111,16 @@ class NeuronModelBase(Model):
     def after_prefix(self, input_ids: Any, sequence_length: int) -> tuple[torch.Tensor, int]:
         """Return prompts without the prefix that their caches hold, and the columns that are left for the result.
 
-        Raises InputError for prompts that do not begin with it.
+        Prompts that are shorter end its use, until the next `set_prefixed`. Raises InputError for others that do not
+        begin with it.
         """
         ids, prefix = torch.as_tensor(input_ids), self._prefix
         assert prefix is not None
         count = prefix.shape[1]
-        if ids.shape[1] <= count or len(ids) > len(prefix) or not torch.equal(ids[:, :count], prefix[: len(ids)]):
+        if ids.shape[1] < count:
+            self._prefix, self.prefixed = None, 0
+            return ids, sequence_length
+        if ids.shape[1] == count or len(ids) > len(prefix) or not torch.equal(ids[:, :count], prefix[: len(ids)]):
             raise InputError(f"prompts must begin with the {count} tokens of set_prefixed, and have more")
         return ids[:, count:], sequence_length - count
 

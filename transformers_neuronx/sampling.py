@@ -30,12 +30,16 @@ from transformers_neuronx.methods import NeuronModelBase
 from transformers_neuronx.profiling import Profile, profile
 from transformers_neuronx.rules import Number, Rules
 from transformers_neuronx.sampling_functions import (
+    filter_ngrams as filter_ngrams,
     sample_greedy as sample_greedy,
     sample_llama as sample_llama,
+    sample_loop as sample_loop,
+    sample_loop_llama as sample_loop_llama,
     sample_tokens as sample_tokens,
     select_tokens as select_tokens,
     simple_sample as simple_sample,
     top_k_top_p_filtering as top_k_top_p_filtering,
+    validate_no_repeat_ngram_size as validate_no_repeat_ngram_size,
     validate_top_k_top_p_min_tokens_to_keep as validate_top_k_top_p_min_tokens_to_keep,
 )
 from transformers_neuronx.turns import take_all
@@ -66,8 +70,8 @@ class ForSampling(NeuronModelBase):
     Arguments of `sample`:
 
     - `sequence_length`: most columns of the result, including the prompt and its padding.
-    - `top_k`, `top_p`, `temperature`, `seed`: see `Rules`. Default None: the value of `on_device_generation` in the
-      NeuronConfig, or else the default of `Rules` (top_k=50, top_p=1.0, temperature=1.0, no seed).
+    - `top_k`, `top_p`, `temperature`, `seed`: see `Rules`. Default None: top_k=50, top_p=1.0, temperature=1.0, no seed.
+      With `on_device_generation` in the NeuronConfig, its values hold, and these three have no effect.
     - `min_p`, `repetition_penalty`: see `Rules`. Default 0.0 and 1.0, which change nothing.
     - `eos_token_override`: one or several tokens that end a row, instead of the configuration's; -1 for none.
     - `streamer`: gets `put` with each column of new tokens, s64[batch, 1], then `end()`; for example a `TextStreamer`.
@@ -128,8 +132,9 @@ class ForSampling(NeuronModelBase):
         - `on_device_generation` returns the tokens sampled from the logits, s64[batch, 1], unless the caller passes
           `output_all_logits`.
 
-        If `prompt_batch_size` is below `batch_size`, each prompt of a full batch of prompts gives batch_size /
-        prompt_batch_size rows, which repeat the prompts in order.
+        If `prompt_batch_size` is below `batch_size`, each prompt of a full batch of prompts goes to batch_size /
+        prompt_batch_size slots, which repeat the prompts in order. Logits have one row for each prompt; sampled tokens
+        one for each slot.
         """
         where = dict(cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
         with self.turns.take("forward()"):
@@ -145,10 +150,10 @@ class ForSampling(NeuronModelBase):
                 tokens = self._sampled(rows, repeats)
                 call.mark()
                 return tokens
-            logits = np.tile(feed(self.decoder, rows, every), (repeats, 1, 1))
+            logits = feed(self.decoder, rows, every)
             repeat(self.decoder, len(rows.tokens), repeats)
             call.mark()
-        scores = torch.from_numpy(spread(logits, rows, repeats) if every else logits[:, 0])
+        scores = torch.from_numpy(spread(logits, rows) if every else logits[:, 0])
         scores = scores.to(getattr(torch, switches.cast_logits_dtype))
         return (scores, scores.log_softmax(-1)) if switches.log_softmax_scores else scores
 
@@ -212,6 +217,8 @@ class ForSampling(NeuronModelBase):
         """
         if self.prefixed:
             input_ids, sequence_length = self.after_prefix(input_ids, sequence_length)
+        if self.switches.on_device_generation is not None:
+            top_k = top_p = temperature = None  # as in the original, whose programs pass other values
         rules = self._rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
         eos = self._ends(eos_token_override)
         rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)

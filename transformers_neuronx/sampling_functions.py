@@ -1,13 +1,18 @@
-"""The sampling functions of the original library: sampling from logits on the host, and other names of `sample`."""
+"""The original's sampling functions: sampling from logits on the host, loops over tokens, and other names of `sample`.
+
+The last take a model of this package, and use its `sample`. They also take any object that returns logits when it is
+called with ids, cache_ids and start_ids.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from transformers_neuronx.config import token_ids
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.switches import GenerationConfig
 
@@ -78,6 +83,10 @@ def simple_sample(
     cache_ids: Any = None,
 ) -> Any:
     """Call `model.sample` with the original's order of arguments. `eos_token_id` is its `eos_token_override`."""
+    if not hasattr(model, "sample"):
+        first = model(input_ids, cache_ids, start_ids)
+        loop = (eos_token_id, top_k, streamer, output_scores)
+        return sample_loop(model, input_ids, start_ids, first, sequence_length, *loop)
     where = dict(start_ids=start_ids, cache_ids=cache_ids)
     rules = dict(top_k=top_k, eos_token_override=eos_token_id)
     return model.sample(input_ids, sequence_length, streamer=streamer, output_scores=output_scores, **where, **rules)
@@ -98,6 +107,10 @@ def sample_llama(
     cache_ids: Any = None,
 ) -> Any:
     """Call `model.sample` with the original's order of arguments. `eos_token_id` is its `eos_token_override`."""
+    if not hasattr(model, "sample"):
+        first = model(input_ids, cache_ids, start_ids)
+        loop = (eos_token_id, top_k, top_p, temperature, streamer, stopping_criteria_list, no_repeat_ngram_size)
+        return sample_loop_llama(model, input_ids, start_ids, first, sequence_length, *loop)
     rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, eos_token_override=eos_token_id)
     more = dict(stopping_criteria_list=stopping_criteria_list, no_repeat_ngram_size=no_repeat_ngram_size)
     where = dict(start_ids=start_ids, cache_ids=cache_ids)
@@ -106,6 +119,8 @@ def sample_llama(
 
 def sample_greedy(model: Any, input_ids: Any, start_ids: Any = None, sequence_length: int = 128) -> Any:
     """Call `model.sample` for greedy tokens, up to `sequence_length` columns; no token ends a row."""
+    if not hasattr(model, "sample"):
+        return sample_loop(model, input_ids, start_ids, model(input_ids, None, start_ids), sequence_length, -1, 1)
     return model.sample(input_ids, sequence_length, start_ids=start_ids, top_k=1, eos_token_override=-1)
 
 
@@ -121,8 +136,111 @@ def sample_tokens(
 ) -> Any:
     """Call `model.sample` with the rules and end-of-sequence tokens of `config`."""
     config = config or GenerationConfig()
+    if not hasattr(model, "sample"):  # it returns tokens
+        ends, first = -1 if config.eos_token_id is None else config.eos_token_id, model(input_ids, cache_ids, start_ids)
+        return _generate(model, input_ids, start_ids, first, sequence_length, ends, lambda tokens, _: tokens, streamer)
     where = dict(start_ids=start_ids, cache_ids=cache_ids)
     eos = -1 if config.eos_token_id is None else config.eos_token_id
     return model.sample(
         input_ids, sequence_length, streamer=streamer, eos_token_override=eos, **where, **config.rules()
     )
+
+
+def validate_no_repeat_ngram_size(ngram_size: int | None) -> None:
+    """Raise InputError unless the size is None or a whole number above 0."""
+    if ngram_size is not None and not (isinstance(ngram_size, int) and ngram_size > 0):
+        raise InputError(f"no_repeat_ngram_size must be a whole number above 0, got {ngram_size!r}")
+
+
+def filter_ngrams(
+    ngram_size: int, input_ids: torch.Tensor, next_token_scores: torch.Tensor, cur_len: int
+) -> torch.Tensor:
+    """Return the scores with -inf for tokens that would repeat an n-gram of a row's first `cur_len` ids."""
+    from transformers import NoRepeatNGramLogitsProcessor  # takes a second to import
+
+    validate_no_repeat_ngram_size(ngram_size)
+    return NoRepeatNGramLogitsProcessor(ngram_size)(input_ids[:, :cur_len], next_token_scores)  # type: ignore[no-any-return]
+
+
+def sample_loop(
+    model: Any,
+    input_ids: torch.Tensor,
+    start_ids: torch.Tensor | None,
+    next_token_scores: torch.Tensor,
+    sequence_length: int,
+    eos_token_id: int | Sequence[int] = 2,
+    top_k: int = 50,
+    streamer: Any = None,
+    output_scores: bool = False,
+    neuron_config: Any = None,
+    log_softmax_scores: Any = None,
+    cache_ids: torch.Tensor | None = None,
+) -> Any:
+    """Generate tokens after a prompt whose logits are `next_token_scores`, f32[batch, vocab].
+
+    Returns ids s64[batch, sequence_length], and the scores with `output_scores`. Other arguments are as in `sample`;
+    a row repeats its end-of-sequence token after it. `neuron_config` and `log_softmax_scores` have no effect.
+    """
+    scores: list[torch.Tensor] = []
+
+    def choose(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        scores.append(logits)
+        return select_tokens(logits, top_k)
+
+    ids = _generate(model, input_ids, start_ids, next_token_scores, sequence_length, eos_token_id, choose, streamer)
+    return (ids, scores) if output_scores else ids
+
+
+def sample_loop_llama(
+    model: Any,
+    input_ids: torch.Tensor,
+    start_ids: torch.Tensor | None,
+    next_token_scores: torch.Tensor,
+    sequence_length: int,
+    eos_token_id: int | Sequence[int] = 2,
+    top_k: int = 50,
+    top_p: float = 1.0,
+    temperature: float = 1.0,
+    streamer: Any = None,
+    stopping_criteria_list: Callable[..., Any] | None = None,
+    ngram_size: int | None = None,
+    cache_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Do the same as `sample_loop`, with more rules. All rows end where `stopping_criteria_list` returns true."""
+
+    def choose(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        logits = filter_ngrams(ngram_size, ids, logits, ids.shape[1]) if ngram_size else logits
+        return select_tokens(logits, top_k, top_p, temperature or 1.0)
+
+    return _generate(
+        model, input_ids, start_ids, next_token_scores, sequence_length, eos_token_id, choose, streamer,
+        stopping_criteria_list,
+    )  # fmt: skip
+
+
+def _generate(
+    model: Any,
+    ids: torch.Tensor,
+    start_ids: torch.Tensor | None,
+    logits: torch.Tensor,
+    length: int,
+    eos: int | Sequence[int],
+    choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    streamer: Any,
+    stops: Callable[..., Any] | None = None,
+) -> torch.Tensor:
+    ends = torch.tensor(token_ids(eos))
+    ended = torch.zeros(len(ids), 1, dtype=torch.bool)
+    for column in range(ids.shape[1], length):
+        tokens = choose(logits, ids)
+        tokens = torch.where(ended, ends[0], tokens) if len(ends) else tokens
+        ids = torch.cat([ids, tokens], 1)
+        if streamer is not None:
+            streamer.put(tokens)
+        ended |= torch.isin(tokens, ends)
+        if ended.all() or (stops is not None and torch.as_tensor(stops(ids, logits)).all()) or column + 1 == length:
+            break
+        logits = model(tokens, torch.tensor([column], dtype=torch.int32), start_ids)
+    if streamer is not None:
+        streamer.end()
+    return ids

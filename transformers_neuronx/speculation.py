@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from transformers_neuronx.acceptors import (
     Accepting,
@@ -161,15 +162,21 @@ class SpeculativeGenerator:
     ) -> Any:
         """Generate tokens as `target.sample` does, with its arguments and its result.
 
-        `eos_token_id` is its `eos_token_override`; `pad_token_id` has no effect. Raises InputError also for
+        `eos_token_id` is its `eos_token_override`. Of rows that `attention_mask` pads on the right, the new tokens take
+        the place of the padding, and `pad_token_id` follows them, by default 0. Raises InputError also for
         `no_repeat_ngram_size`, `output_scores`, `output_logits`, and prompts that serve several rows.
         """
         if output_logits:
             raise InputError("output_logits is not supported: logits stay on the devices; use forward()")
-        options |= dict(attention_mask=attention_mask, streamer=streamer)
+        options |= dict(streamer=streamer)
+        if self._accepting is not None:  # the acceptor samples all tokens but the first
+            options.setdefault("top_k", 1)
         if eos_token_id is not None:
             options["eos_token_override"] = eos_token_id
-        return self.target.sample(input_ids, sequence_length, start_ids, speculator=self, **options)
+        if attention_mask is not None and padded_on_the_right(attention_mask):
+            return closed_up(self, input_ids, attention_mask, sequence_length, pad_token_id or 0, **options)
+        options |= dict(speculator=self, attention_mask=attention_mask)
+        return self.target.sample(input_ids, sequence_length, start_ids, **options)
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
         """Yield blocks as `generation.generate` does, by verifying `k` draft tokens at a time."""
@@ -181,6 +188,27 @@ class SpeculativeGenerator:
         yield generation.first()
         while generation.wanted.any():
             yield generation.check(self.proposer.propose(generation, self.k))
+
+
+def padded_on_the_right(attention_mask: Integers) -> bool:
+    """Whether a mask [batch, n] ends with padding in a row."""
+    return not np.asarray(attention_mask)[:, -1].all()
+
+
+def closed_up(
+    speculator: Any, input_ids: Integers, attention_mask: Integers, sequence_length: int, pad: int, **options: Any
+) -> torch.Tensor:
+    """Sample after rows that are padded on the right. Return s64[batch, sequence_length], without padding inside."""
+    target, ids = speculator.target, torch.as_tensor(input_ids)
+    lengths, columns = np.asarray(attention_mask).astype(bool).sum(1), ids.shape[1]
+    count = min(sequence_length - int(lengths.min()), target.options.buckets.longest - int(lengths.max()))
+    options |= dict(attention_mask=attention_mask)
+    made = target.sample(ids, columns + count, speculator=speculator, **options)
+    rows = torch.full((len(made), sequence_length), pad)
+    for row, length in enumerate(lengths.tolist()):
+        whole = torch.cat([ids[row, :length], made[row, columns:]])[:sequence_length]
+        rows[row, : len(whole)] = whole
+    return rows
 
 
 def check_pair(draft: ForSampling, target: ForSampling) -> None:

@@ -1,4 +1,4 @@
-"""Continuous batching by hand, without vLLM (a published walk-through of 2024 with Mistral-7B-Instruct and max_num_seqs=2).
+"""Continuous batching by hand, without vLLM (a published walk-through of 2024 with Mistral-7B-Instruct and two slots).
 
 Several prompts in one padded call, steps until a row ends, eviction, a new prompt in its place, and on.
 

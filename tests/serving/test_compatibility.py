@@ -23,6 +23,7 @@ from transformers_neuronx.config import (
 )
 from transformers_neuronx.errors import ConfigError, GraphError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.sparse_attn_utils import SlidingWindowAttnConfig, SparseAttnConfig
 from transformers_neuronx.stopping_criteria import MaxTimeCriteria, StoppingCriteria, StoppingCriteriaList
 from transformers_neuronx.utils import batch_tokenize
 
@@ -44,7 +45,7 @@ OTHER = {
     "no_quantize_list": ("mlp.down",),
     "group_size": 16,
     "activation_dtype": "s8",
-    "sparse_attn": dict(skip_masking_decode=True),
+    "sparse_attn": SparseAttnConfig("window", True, SlidingWindowAttnConfig(8)),
     "cast_logits_dtype": "bfloat16",
     "group_query_attention": constants.GQA.REPLICATED_HEADS,
     "attention_layout": constants.LAYOUT_BSH,

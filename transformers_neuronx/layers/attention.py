@@ -98,9 +98,7 @@ def _attend_body(
     new = _as_cached([hlo.reshape(hlo.transpose(x, 0, 2, 1, 3), b * kv_heads, n, d) for x in (k, v)], cache)
     visible = [_write(hlo.slice(x, 1, 0, width), y, rows, start, length) for x, y in zip(cache, new, strict=True)]
     updated = [_copy_blocks(*pair, rows, start, kv_heads, n) for pair in zip(visible, cache, strict=True)]
-    if own_slots:
-        visible = [_of_slots(cached, rows, kv_heads) for cached in visible]
-    keys, values, *scales = visible
+    keys, values, *scales = [_of_slots(cached, rows, kv_heads) if own_slots else cached for cached in visible]
     scales = [hlo.reshape(each, -1, 1, width) for each in scales]
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, -1, d)
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale

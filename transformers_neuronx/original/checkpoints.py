@@ -31,11 +31,11 @@ def sanitize_file_name(name: str) -> str:
 
 
 def save_split(state_dict: Mapping[str, torch.Tensor], save_dir: PathOrName) -> None:
-    """Save tensors as the split checkpoint `save_dir`/pytorch_model.bin, without a configuration."""
-    directory = Path(os.path.expanduser(save_dir))
-    with staging(directory, SPLIT_DIRECTORY) as stage:
-        save_tensors(state_dict, stage / SPLIT_DIRECTORY)
-        exchange(stage, directory)
+    """Save tensors as files of the directory `save_dir`, which is called pytorch_model.bin in a split checkpoint."""
+    directory = Path(os.path.expanduser(save_dir)).absolute()
+    with staging(directory.parent, directory.name) as stage:
+        save_tensors(state_dict, stage / directory.name)
+        exchange(stage, directory.parent)
 
 
 def maybe_download_weights(path_or_repo_id: PathOrName, safe_serialization: bool = True, **kwargs: Any) -> str:
