@@ -1,9 +1,9 @@
 """GPT-J notebooks of 2023 (aws-neuron/aws-neuron-samples, gpt-j-6b-sampling.ipynb and gpt-j-dp.py).
 
 A callback casts attention, MLP and head to half precision and leaves the norms; the split checkpoint is read with
-amp="f16". A warm-up up to n_positions comes first, and results have sequence_length columns; a row ends at its end token,
-which the original never sampled in these classes. Options by position, no context buckets, top_k as the fourth argument. usage:
-client_samples_gptj_2023.py [MODEL_DIR]
+amp="f16". A warm-up up to n_positions comes first, and results have sequence_length columns. A row ends at its end
+token, which the original never sampled in these classes. Options by position, no context buckets, top_k as the fourth
+argument. usage: client_samples_gptj_2023.py [MODEL_DIR]
 """
 # ruff: noqa: E402
 
@@ -35,7 +35,7 @@ half.load_state_dict(cast.state_dict())  # the same rounded weights in f32
 half_rows, half_wants = ref.prompts(half, [9], 40, gap=60)
 endless = copy.deepcopy(pythia.config)
 endless.eos_token_id = pythia_wants[0][20]
-ended = [pythia_wants[0][:21]]
+ended = [pythia_wants[0][: pythia_wants[0].index(endless.eos_token_id, 11) + 1]]
 ref.package()
 
 from transformers_neuronx.gptj.model import GPTJForSampling

@@ -20,9 +20,7 @@ PATTERNS = {
     "window": SparseAttnConfig("window", True, SlidingWindowAttnConfig(5)),
     "blocks": SparseAttnConfig("blk_sparse", True, BlkSparseAttnConfig(4, 1, 3)),
     "random": SparseAttnConfig("blk_sparse", False, BlkSparseAttnConfig(8, 0, 1, 2)),
-    "custom": SparseAttnConfig(
-        "custom", sparse_mask_dict={(64, 64): (torch.arange(64) % 3 != 1).expand(64, 64)}
-    ),
+    "custom": SparseAttnConfig("custom", sparse_mask_dict={(64, 64): (torch.arange(64) % 3 != 1).expand(64, 64)}),
 }
 MODELS = {
     "gpt2": GPT2Config(vocab_size=97, n_positions=64, n_embd=32, n_layer=2, n_head=4),
