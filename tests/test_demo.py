@@ -39,6 +39,7 @@ def test_the_demo_says_what_is_wrong_with_a_bad_model():
     assert "no-such-model" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_script_that_trained_the_checkpoint(tmp_path):
     verses = [f"Ge{chapter}:{verse} And it was so.\n" for chapter in range(1, 90) for verse in range(1, 70)]
     (tmp_path / "text").write_text("".join(verses))

@@ -108,14 +108,15 @@ class NeuronModelBase(Model):
         self(input_ids[:, : self.prefixed_length])
         self._prefix, self.prefixed = input_ids[:, : self.prefixed_length], self.prefixed_length
 
-    def after_prefix(self, input_ids: Any, sequence_length: int) -> tuple[torch.Tensor, int]:
-        """Return prompts without the prefix that their caches hold, and the columns that are left for the result.
+    def after_prefix(self, input_ids: Any, sequence_length: int) -> tuple[Any, int]:
+        """Return prompts without the prefix that caches hold, if any, and the columns that are left for the result.
 
         Prompts that are shorter end its use, until the next `set_prefixed`. Raises InputError for others that do not
         begin with it.
         """
+        if self._prefix is None:
+            return input_ids, sequence_length
         ids, prefix = torch.as_tensor(input_ids), self._prefix
-        assert prefix is not None
         count = prefix.shape[1]
         if ids.shape[1] < count:
             self._prefix, self.prefixed = None, 0

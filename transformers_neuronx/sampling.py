@@ -72,6 +72,7 @@ class ForSampling(NeuronModelBase):
     - `sequence_length`: most columns of the result, including the prompt and its padding.
     - `top_k`, `top_p`, `temperature`, `seed`: see `Rules`. Default None: top_k=50, top_p=1.0, temperature=1.0, no seed.
       With `on_device_generation` in the NeuronConfig, its values hold, and these three have no effect.
+    - `rules`: a `Rules` in place of these and the next two.
     - `min_p`, `repetition_penalty`: see `Rules`. Default 0.0 and 1.0, which change nothing.
     - `eos_token_override`: one or several tokens that end a row, instead of the configuration's; -1 for none.
     - `streamer`: gets `put` with each column of new tokens, s64[batch, 1], then `end()`; for example a `TextStreamer`.
@@ -206,6 +207,7 @@ class ForSampling(NeuronModelBase):
         repetition_penalty: Number = 1.0,
         seed: int | Sequence[int] | None = None,
         speculator: Speculator | None = None,
+        rules: Rules | None = None,
     ) -> Any:
         """Generate tokens after prompts. Return both, s64[batch, at most sequence_length].
 
@@ -215,11 +217,8 @@ class ForSampling(NeuronModelBase):
         f32[batch, vocab] of each new column. Raises InputError if the prompt has `sequence_length` columns or more, or
         the result would be longer than `n_positions`.
         """
-        if self.prefixed:
-            input_ids, sequence_length = self.after_prefix(input_ids, sequence_length)
-        if self.switches.on_device_generation is not None:
-            top_k = top_p = temperature = None  # as in the original, whose programs pass other values
-        rules = self._rules(top_k, top_p, temperature, min_p, repetition_penalty, seed)
+        input_ids, sequence_length = self.after_prefix(input_ids, sequence_length)
+        rules = rules or self._rules_of_call(top_k, top_p, temperature, min_p, repetition_penalty, seed)
         eos = self._ends(eos_token_override)
         rows = self._read(input_ids, cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
         ids = torch.from_numpy(integers("input_ids", input_ids, 2))
@@ -239,6 +238,10 @@ class ForSampling(NeuronModelBase):
         ids, end = np.arange(prompt_tokens) % self.model_config.vocab_size, prompt_tokens + new_tokens
         rows = ids[None].repeat(self.options.prompt_batch_size, 0)
         return profile(self.decoder, lambda: self.sample(rows, end, eos_token_override=-1))
+
+    def _rules_of_call(self, *values: Any) -> Rules:
+        """Make `Rules` of arguments of `sample`. As in the original, on_device_generation outweighs the first three."""
+        return self._rules(*((None,) * 3 if self.switches.on_device_generation else values[:3]), *values[3:])
 
     def _ends(self, override: int | Sequence[int] | None) -> list[int]:
         default = self.switches.on_device_generation

@@ -14,6 +14,7 @@ import torch
 
 from transformers_neuronx.config import token_ids
 from transformers_neuronx.errors import InputError
+from transformers_neuronx.rules import Rules
 from transformers_neuronx.switches import GenerationConfig
 
 
@@ -88,8 +89,8 @@ def simple_sample(
         loop = (eos_token_id, top_k, streamer, output_scores)
         return sample_loop(model, input_ids, start_ids, first, sequence_length, *loop)
     where = dict(start_ids=start_ids, cache_ids=cache_ids)
-    rules = dict(top_k=top_k, eos_token_override=eos_token_id)
-    return model.sample(input_ids, sequence_length, streamer=streamer, output_scores=output_scores, **where, **rules)
+    how = dict(rules=Rules(top_k), eos_token_override=eos_token_id)
+    return model.sample(input_ids, sequence_length, streamer=streamer, output_scores=output_scores, **where, **how)
 
 
 def sample_llama(
@@ -111,17 +112,17 @@ def sample_llama(
         first = model(input_ids, cache_ids, start_ids)
         loop = (eos_token_id, top_k, top_p, temperature, streamer, stopping_criteria_list, no_repeat_ngram_size)
         return sample_loop_llama(model, input_ids, start_ids, first, sequence_length, *loop)
-    rules = dict(top_k=top_k, top_p=top_p, temperature=temperature, eos_token_override=eos_token_id)
+    how = dict(rules=Rules(top_k, top_p, temperature), eos_token_override=eos_token_id)
     more = dict(stopping_criteria_list=stopping_criteria_list, no_repeat_ngram_size=no_repeat_ngram_size)
     where = dict(start_ids=start_ids, cache_ids=cache_ids)
-    return model.sample(input_ids, sequence_length, streamer=streamer, **where, **rules, **more)
+    return model.sample(input_ids, sequence_length, streamer=streamer, **where, **how, **more)
 
 
 def sample_greedy(model: Any, input_ids: Any, start_ids: Any = None, sequence_length: int = 128) -> Any:
     """Call `model.sample` for greedy tokens, up to `sequence_length` columns; no token ends a row."""
     if not hasattr(model, "sample"):
         return sample_loop(model, input_ids, start_ids, model(input_ids, None, start_ids), sequence_length, -1, 1)
-    return model.sample(input_ids, sequence_length, start_ids=start_ids, top_k=1, eos_token_override=-1)
+    return model.sample(input_ids, sequence_length, start_ids=start_ids, rules=Rules(1), eos_token_override=-1)
 
 
 def sample_tokens(
@@ -141,9 +142,8 @@ def sample_tokens(
         return _generate(model, input_ids, start_ids, first, sequence_length, ends, lambda tokens, _: tokens, streamer)
     where = dict(start_ids=start_ids, cache_ids=cache_ids)
     eos = -1 if config.eos_token_id is None else config.eos_token_id
-    return model.sample(
-        input_ids, sequence_length, streamer=streamer, eos_token_override=eos, **where, **config.rules()
-    )
+    how = dict(rules=Rules(**config.rules()), eos_token_override=eos)
+    return model.sample(input_ids, sequence_length, streamer=streamer, **where, **how)
 
 
 def validate_no_repeat_ngram_size(ngram_size: int | None) -> None:

@@ -11,12 +11,14 @@ import random
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from transformers_neuronx.errors import ConfigError
+
+if TYPE_CHECKING:  # graphs are written without torch
+    import torch
 
 KINDS = ("blk_sparse", "window", "custom")
 
@@ -36,7 +38,7 @@ class Pattern:
     @staticmethod
     def of(matrix: torch.Tensor, block: int) -> Pattern:
         """Make a pattern of a matrix pred[blocks, blocks]. Each block also attends to itself."""
-        packed = np.packbits((matrix.bool() | torch.eye(len(matrix), dtype=torch.bool)).numpy())
+        packed = np.packbits(np.asarray(matrix, bool) | np.eye(len(matrix), dtype=bool))
         return Pattern(None, block, base64.b64encode(zlib.compress(packed.tobytes(), 9)).decode())
 
     def matrix(self) -> np.ndarray[Any, Any]:
@@ -49,6 +51,8 @@ class Pattern:
         """Return a configuration that gives this pattern."""
         if self.window is not None:
             return SparseAttnConfig("window", True, SlidingWindowAttnConfig(self.window - 1))
+        import torch
+
         blocks = torch.from_numpy(self.matrix())
         masks = {(len(blocks), len(blocks)): blocks}
         return SparseAttnConfig("custom", False, BlkSparseAttnConfig(self.block), sparse_mask_dict=masks)
@@ -125,6 +129,8 @@ class SparseAttnConfig:
 
     def create_sparse_mask(self, q_seq_len: int, kv_seq_len: int, layer_id: int = 0) -> torch.Tensor:
         """Return the pattern of the last `q_seq_len` of `kv_seq_len` positions. pred[q_seq_len, kv_seq_len]"""
+        import torch
+
         pattern = self.pattern(kv_seq_len)
         own = torch.arange(kv_seq_len - q_seq_len, kv_seq_len)[:, None]
         seen = torch.arange(kv_seq_len) <= own
@@ -146,6 +152,8 @@ def create_blk_mask(
     """Return which blocks attend to which: all to the first ones and the first ones to all, each to `num_local_blks`
     around its own, and to random ones, the same at each call. pred[blks_q, blks_kv]
     """
+    import torch
+
     mask = torch.zeros(blks_q, blks_kv, dtype=torch.bool)
     mask[:num_global_blks] = mask[:, :num_global_blks] = True
     apart = torch.arange(blks_kv) - torch.arange(blks_q)[:, None]
@@ -168,6 +176,8 @@ def build_dense_mask(
 
 def build_sliding_window_mask(q_seq_len: int, kv_seq_len: int, window_size: int, causal: bool = True) -> torch.Tensor:
     """Return which positions attend to which: `window_size` before them, or half of it to each side. pred[q, kv]"""
+    import torch
+
     before, after = (window_size, 0) if causal else (window_size // 2, window_size // 2)
     apart = torch.arange(kv_seq_len) - torch.arange(q_seq_len)[:, None]
     return (apart >= -before) & (apart <= after)

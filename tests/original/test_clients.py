@@ -12,7 +12,17 @@ import torch
 CLIENTS = Path(__file__).parents[1] / "clients"
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CLIENTS.glob("[!_]*.py")))
+NAMES = sorted(path.stem for path in CLIENTS.glob("[!_]*.py"))
+# The programs that came first, and some of each kind. The others, of up to a minute, run with the slow tests.
+EACH_TIME = set(
+    """djl_memory djl_rolling optimum_early rayserve samples_speculative sdk_guide torchserve_stream vllm
+    module_habits optimum_tgi sagemaker_flask samples_llama_cb triton_backend vllm_on_device""".split()
+)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_it_runs(name, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     monkeypatch.syspath_prepend(str(CLIENTS))

@@ -23,6 +23,7 @@ from transformers_neuronx.config import (
 )
 from transformers_neuronx.errors import ConfigError, GraphError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.rules import Rules
 from transformers_neuronx.sparse_attn_utils import SlidingWindowAttnConfig, SparseAttnConfig
 from transformers_neuronx.stopping_criteria import MaxTimeCriteria, StoppingCriteria, StoppingCriteriaList
 from transformers_neuronx.utils import batch_tokenize
@@ -327,7 +328,9 @@ class TestTokensChosenOnTheDevice:
             tokens.append(model(tokens[-1], torch.tensor([column]), start_ids))
         looped = torch.cat(tokens, 1)
         assert torch.equal(model.sample(self.PROMPT, 13, start_ids=start_ids, eos_token_override=-1), looped)
-        greedy = model.sample(self.PROMPT, 13, start_ids=start_ids, top_k=1, eos_token_override=-1)
+        same = model.sample(self.PROMPT, 13, start_ids=start_ids, top_k=1, eos_token_override=-1)
+        assert torch.equal(same, looped), "as in the original, the configuration's rules outweigh arguments"
+        greedy = model.sample(self.PROMPT, 13, start_ids=start_ids, rules=Rules(1), eos_token_override=-1)
         assert not torch.equal(greedy, looped)
         assert torch.equal(sampling.sample_greedy(model, self.PROMPT, start_ids, 13), greedy)
 
