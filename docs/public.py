@@ -23,7 +23,11 @@ PUBLIC: dict[str, list[str] | None] = {
     **{f"{family}.model": None for family in FAMILIES},
     "generation": ["Rules"],
     "generation_utils": ["HuggingFaceGenerationModelAdapter"],
-    "speculation": ["SpeculativeGenerator", "PromptLookup"],
+    "speculation": [
+        *("SpeculativeGenerator", "PromptLookup", "TokenAcceptor", "DefaultTokenAcceptor", "DraftProvider"),
+        "DraftModelForSpeculation",
+    ],
+    "sparse_attn_utils": ["SparseAttnConfig", "BlkSparseAttnConfig", "SlidingWindowAttnConfig"],
     "fused_speculation": ["FusedSpeculativeDecoder"],
     "config": [
         *("NeuronConfig", "QuantizationConfig", "KVCacheQuantizationConfig"),

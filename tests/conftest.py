@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,6 +28,13 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         config.cache_of_programs = tempfile.mkdtemp(prefix="transformers_neuronx_tests_")
         os.environ |= dict(NEURONX_CACHE="on", NEURONX_CACHE_DIR=config.cache_of_programs, NEURONX_DUMP_TO="")
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """Undo what a test or a script that it imports does to the environment, or the worker's next tests would see it."""
+    with patch.dict(os.environ):
+        yield
 
 
 # Files of few tests that take long. Workers get them first, or one of them would end long after the others.

@@ -31,6 +31,9 @@ class StoredParameters(Mapping[str, torch.nn.Parameter]):
     def __getitem__(self, name: str) -> torch.nn.Parameter:
         return torch.nn.Parameter(self._readers[name](name), requires_grad=False)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._readers
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._readers)
 
