@@ -20,6 +20,7 @@ published programs were written for. All of them import. This page is made from 
 [guide](compatibility.md) describes options, files and environment variables.
 
 - **works**: takes the original's arguments, by position and by name, and does the same.
+- **no effect**: is accepted and does nothing, as nothing needs it here.
 - **differs**: is there, with the difference that is named.
 - **refused**: raises a `NotSupportedError` when it is used, with the sentence that stands here.
 

@@ -94,6 +94,8 @@ class FusedSpeculativeDecoder(torch.nn.Module):
         """Compile the programs. Both models must be on their devices."""
         for width in self.target.decoder.programs.widths(1):
             self._program(width)
+        if self.target.switches.continuous_batching is not None:
+            self._one_by_one()
 
     def update_generation_config(self, generation_config: GenerationConfig) -> None:
         """Replace the sampling rules of both models, as `ForSampling.update_generation_config` does."""
@@ -108,13 +110,17 @@ class FusedSpeculativeDecoder(torch.nn.Module):
         The arguments are those of `forward`. Prompts, whose `cache_ids` begin at 0, return the next token of each row,
         s64[batch, 1], and counts of 1, s64[batch, 1]. With the last token of each row, it returns the next tokens of
         each, s64[batch, k + 1], and their numbers s64[batch, 1]; `pad_token_id` follows them. The caller passes the
-        last of them next, at the position after the others.
+        last of them next, at the position after the others. The first call compiles the program that verifies draft
+        tokens, unless the target has continuous batching: then `to_neuron` does.
         """
+        return self._one_by_one().run(input_ids, cache_ids, start_ids)
+
+    def _one_by_one(self) -> Rounds:
         if self._rounds is None:
             widths = [width for width in self.target.decoder.programs.widths(1) if width > self.k]
             self.target.compile_also(("verify", self.k), lambda _: [VerifyKey(self.k + 1, width) for width in widths])
             self._rounds = Rounds(self.draft, self.target, self.k, self.pad_token_id)
-        return self._rounds.run(input_ids, cache_ids, start_ids)
+        return self._rounds
 
     @property
     def models(self) -> list[ForSampling]:

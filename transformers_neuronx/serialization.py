@@ -309,7 +309,7 @@ class Artifact:
             laid_out = functools.partial(_laid_out, row, decoder.programs.degree, pieces)
             yield Sharded([*map(_key, names)], row.dtype or decoder.options.amp, laid_out)
 
-    @property
+    @functools.cached_property
     def readers(self) -> Readers:
         """For each saved piece of a weight, the function that reads it. Nothing is compared with checksums."""
         files_of = (open_safetensors(self.directory / file) for file in self.manifest["weights"])

@@ -15,7 +15,6 @@ from transformers_neuronx.layers.norm import rms_norm
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.layers.storage import stored
 from transformers_neuronx.pyhlo import Tensor
-from transformers_neuronx.sparse_attn_utils import Pattern
 
 LAYER_KINDS = ("full_attention", "sliding_attention")
 
@@ -54,7 +53,7 @@ def attention(
         q, k = rms_norm(q, w.q_norm, norm_eps), rms_norm(k, w.k_norm, norm_eps)
     q, k = (q, k) if rotate is None else (rotate(q), rotate(k))
     alibi, distances = ([getattr(w, name).tensor] if hasattr(w, name) else [] for name in ("alibi", "distances"))
-    attend, window = _sparse(step.pattern, window)
+    attend, window = _sparse(step, window)
     context, *after = attend(
         *(q, k, v, step.start, step.length, *cache, *([] if step.slots is None else [step.slots]), *alibi, *distances),
         width=step.width,
@@ -84,7 +83,7 @@ def _attend_body(
     distances: bool = False,
     window: int | None = None,
     softcap: float | None = None,
-    pattern: Pattern | None = None,
+    near: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
@@ -104,7 +103,7 @@ def _attend_body(
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, n, width)
     slopes, biases = more[arrays + own_slots :][:alibi], more[len(more) - distances :]
-    weights = hlo.reshape(_weights(scores, start, slopes, biases, window, softcap, pattern), *q.sizes[:2], width)
+    weights = hlo.reshape(_weights(scores, start, slopes, biases, window, softcap, near), *q.sizes[:2], width)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))
     return hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3), *updated
@@ -113,11 +112,11 @@ def _attend_body(
 _attend = hlo.composite("attention", _attend_body)
 
 
-def _sparse(pattern: Pattern | None, window: int | None) -> tuple[Callable[..., Any], int | None]:
-    """Return the function that attends by a pattern, and the window of a layer that has one of `window`."""
-    if pattern is None or pattern.window is None:  # kernels know no blocks
-        return (_attend if pattern is None else functools.partial(_attend_body, pattern=pattern)), window
-    return _attend, pattern.window if window is None else min(window, pattern.window)
+def _sparse(step: Step, window: int | None) -> tuple[Callable[..., Any], int | None]:
+    """Return the function that attends by the step's pattern, and the window of a layer that has one of `window`."""
+    if step.pattern is None or step.pattern.window is None:  # kernels know no blocks
+        return (_attend if step.pattern is None else functools.partial(_attend_body, near=step.near)), window
+    return _attend, step.pattern.window if window is None else min(window, step.pattern.window)
 
 
 def _as_cached(new: Sequence[Tensor], cache: Sequence[Tensor]) -> list[Tensor]:
@@ -136,7 +135,7 @@ def _weights(
     biases: Sequence[Tensor],
     window: int | None,
     softcap: float | None,
-    pattern: Pattern | None,
+    near: Tensor | None,
 ) -> Tensor:
     """Convert scores to probabilities over the positions that each token sees. f32[b, heads, n, width]"""
     b, heads, n, width = scores.sizes
@@ -152,9 +151,7 @@ def _weights(
     seen = distance >= 0
     if window is not None:
         seen = hlo.logical_and(seen, distance < window)
-    if pattern is not None:
-        rows = hlo.constant(pattern.rows(width), "pred")
-        near = hlo.take(rows, hlo.divide(hlo.reshape(own, b, n), pattern.block))
+    if near is not None:
         seen = hlo.logical_and(seen, hlo.reshape(near, b, 1, n, width))
     scores = hlo.select(seen, scores, -math.inf)
     weights: Tensor = softmax(scores)

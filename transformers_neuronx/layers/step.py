@@ -35,6 +35,13 @@ class Step:
         """The position of every active token. s32[b, n]"""
         return hlo.reshape(self.start, -1, 1) + hlo.iota("s32", self.ids.sizes, 1)
 
+    @cached_property
+    def near(self) -> Tensor:
+        """Which positions `pattern` lets each token attend to, the same in all layers. pred[b, n, width]"""
+        assert self.pattern is not None
+        rows = hlo.constant(self.pattern.rows(self.width), "pred")
+        return hlo.take(rows, hlo.divide(self.positions, self.pattern.block))
+
     def of_slots(self, x: Tensor) -> Tensor:
         """Gather per-slot values into row order. [slots, ...] -> [b, ...]"""
         return x if self.slots is None else hlo.take(x, self.slots)

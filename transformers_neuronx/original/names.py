@@ -42,7 +42,7 @@ class Name:
 
     @property
     def path(self) -> str:
-        return f"{self.module}.{self.name}" if self.name else self.module
+        return f"{self.module}.{self.name}"
 
 
 @dataclass
@@ -114,11 +114,9 @@ def stand_in(path: str, why: str) -> Refusing:
 def find(module: str, name: str) -> Any:
     """Return what a name of the original stands for. Raises AttributeError for other names."""
     entry = modules()[module].names.get(name) if module in modules() else None
-    if entry is None:
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    if entry.verdict == REFUSED:
+    if entry is not None and entry.verdict == REFUSED:
         return stand_in(entry.path, entry.note)
-    if entry.home is None:
+    if entry is None or entry.home is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     home, attribute = entry.home
     return getattr(importlib.import_module(home), attribute)
@@ -150,19 +148,7 @@ def _completed(module: ModuleType) -> None:
     for attribute, member, entry in _refused_members().get(module.__name__, []):
         if not hasattr(cls := vars(module)[attribute], member):
             setattr(cls, member, _refused_member(entry))
-    own: Callable[[str], Any] | None = vars(module).get("__getattr__")
-
-    def __getattr__(name: str) -> Any:  # noqa: N807
-        if name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return find(module.__name__, name)
-        except AttributeError:
-            if own is None:
-                raise
-        return own(name)
-
-    vars(module)["__getattr__"] = __getattr__
+    vars(module)["__getattr__"] = functools.partial(find, module.__name__)
 
 
 class _Completing(SourceFileLoader):
