@@ -101,6 +101,7 @@ class CompileOptions:
     quant: QuantizationConfig | None = None
     kv_cache_quant: KVCacheQuantizationConfig | None = None
     sparse: Pattern | None = None
+    shard_over_sequence: bool = False
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:

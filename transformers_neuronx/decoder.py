@@ -80,10 +80,8 @@ class Decoder:
         self.runtime = runtime
         self.options = options
         self.slots = options.batch_size
-        self.programs = self.programs_of(family, config, options, runtime.device_count, runtime.panels)
-        cached = self.programs.cache_arrays[0]
-        dense = options.sparse is None or options.sparse.window is not None
-        self.programs.in_place = dense and runtime.attends_in_place(cached.dtype, cached.sizes[2])
+        devices = runtime.device_count, runtime.panels, runtime.attends_in_place
+        self.programs = self.programs_of(family, config, options, *devices)
         self.weights: dict[Key, DeviceTensor] = {}
         self.origin: Marks = {}  # of the checkpoint that the weights came from
         self.caches: list[DeviceTensor] = []
@@ -200,7 +198,7 @@ class Decoder:
     def reset(self) -> None:
         """Forget all sequences: fill the caches with zeros."""
         self.tainted[:], self.filled[:], self.seen = False, 0, []
-        layer = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.programs.cache_arrays]
+        layer = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.programs.cache.arrays]
         self.caches = [self.runtime.put([zeros]) for _ in range(self.config.n_layer) for zeros in layer]
 
     def run(self, fed: StepInputs, all_positions: bool = False) -> Array:
@@ -344,7 +342,7 @@ class Decoder:
         between: Callable[[DeviceTensor], DeviceTensor] = lambda out: out,
     ) -> list[DeviceTensor]:
         """Run the parts of a program in order. Return the results of the last one, without the caches."""
-        first, arrays = 0, len(self.programs.cache_arrays)
+        first, arrays = 0, len(self.programs.cache.arrays)
         own: list[DeviceTensor] = []
         for segment, executable in parts:
             layers = range(first, first + len(segment.layers))

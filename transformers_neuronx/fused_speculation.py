@@ -21,10 +21,11 @@ from transformers_neuronx.feeding import feed
 from transformers_neuronx.generation import Generation
 from transformers_neuronx.inputs import Integers
 from transformers_neuronx.keys import VerifyKey
+from transformers_neuronx.kv_cache import flattened
 from transformers_neuronx.layers.sampling import NOTHING, Policy, sample
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.loops import LOOP_COLUMNS, ends, rules_of, sampled_after, side_by_side, with_tokens
-from transformers_neuronx.programs import Programs, flattened, in_place, looped
+from transformers_neuronx.programs import Programs, in_place, looped
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import Executable
 from transformers_neuronx.sampling import ForSampling
@@ -43,7 +44,7 @@ class _Model:
     def run(self, flat: Sequence[Tensor], step: Step, all_positions: bool = False) -> tuple[Tensor, list[Tensor]]:
         """Apply the model to a step. Return logits and caches."""
         programs = self.programs
-        x, after = programs.body(self.scribe, programs.whole, *self.weights, None, programs.by_layer(flat), step)
+        x, after = programs.body(self.scribe, programs.whole, *self.weights, None, programs.cache.by_layer(flat), step)
         return programs.logits(self.scribe, self.weights[0], x, None if all_positions else step), flattened(after)
 
 
@@ -188,8 +189,8 @@ class FusedSpeculativeDecoder(torch.nn.Module):
             parameters = hlo.Parameters()
             packed = parameters.add(dtype_named("s32")[target.slots, LOOP_COLUMNS + 1], "rows")
             seen = target.declare_seen(parameters)
-            before = target.declare_caches(parameters, len(target.layers))
-            before += draft.declare_caches(parameters, len(draft.layers))
+            caches = [each.cache.declare(parameters, len(each.layers)) for each in (target, draft)]
+            visible = target.visible(caches[0], width) + draft.visible(caches[1], width)
             checker, guesser = (_Model(scribe, each, parameters, width) for each in (target, draft))
             column = [hlo.reshape(hlo.slice(packed, 1, i, i + 1), target.slots) for i in (0, 1, 2, LOOP_COLUMNS)]
             tokens = hlo.full(NOTHING, "s32", [target.slots, steps + self.k])
@@ -198,8 +199,8 @@ class FusedSpeculativeDecoder(torch.nn.Module):
                 lambda made, token, position, wanted, *_: hlo.logical_and(made < steps, hlo.any(wanted > 0, 0)),
                 self._round(checker, guesser, packed),
                 state,
-                before,
-                None if target.in_place and draft.in_place else width,
+                caches[0] + caches[1],
+                visible,
                 None if self.target.decoder.runtime.loops else 1,  # it is called only while a row needs tokens
             )
             return [tokens, made, *in_place([seen_after], [seen]), *after]
@@ -209,7 +210,7 @@ class FusedSpeculativeDecoder(torch.nn.Module):
     def _round(self, target: _Model, draft: _Model, packed: Tensor) -> Callable[..., list[Tensor]]:
         """Return the body of the loop: make draft tokens, verify them, and keep those that are right."""
         policy, eos = rules_of(packed)
-        split = len(target.programs.layers) * len(target.programs.cache_arrays)
+        split = len(target.programs.layers) * len(target.programs.cache.arrays)
 
         def body(
             made: Tensor, token: Tensor, position: Tensor, wanted: Tensor, previous: Tensor, seen: Tensor,

@@ -126,6 +126,7 @@ class Model(PretrainedModel):
             chunk=self.switches.tokens_per_dispatch,
             workers=self.switches.compilation_worker_count,
             kv_cache_quant=self.switches.kv_cache_quant,
+            shard_over_sequence=self.switches.shard_over_sequence,
         )
         if pattern := self.switches.sparse_attn:
             self.options = replace(self.options, sparse=pattern.pattern(self.options.buckets.longest))

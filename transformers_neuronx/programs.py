@@ -6,7 +6,7 @@ which result aliases which parameter. It does not run anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Protocol
@@ -25,8 +25,9 @@ from transformers_neuronx.keys import (
     StepKey,
     VerifyKey,
 )
+from transformers_neuronx.kv_cache import CacheLayout, flattened
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
-from transformers_neuronx.layers.step import Cache, CacheArray, Step, cache_arrays, declare_cache, declare_step
+from transformers_neuronx.layers.step import Cache, Step, declare_step
 from transformers_neuronx.loops import LOOP_COLUMNS, ends, rules_of, sampled_after, side_by_side, with_tokens
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.quantization import in_panels, quantized
@@ -72,12 +73,18 @@ class Family:
 class Programs:
     """Writes the HLO modules of a family's model for `degree` devices.
 
-    With `panels`, matrices of linear layers are stored in panels. With `in_place`, attention reads caches in place
-    and only the positions in use, so loops carry whole caches.
+    With `panels`, matrices of linear layers are stored in panels. `attends(dtype, head_dim)` tells whether a kernel
+    reads caches in place, and only the positions in use; then loops carry whole caches.
     """
 
     def __init__(
-        self, family: Family, config: DecoderConfig, options: CompileOptions, degree: int, panels: bool = False
+        self,
+        family: Family,
+        config: DecoderConfig,
+        options: CompileOptions,
+        degree: int,
+        panels: bool = False,
+        attends: Callable[[str, int], bool] = lambda dtype, head_dim: False,
     ) -> None:
         self.graph = family.graph
         self.options = options
@@ -86,25 +93,24 @@ class Programs:
         self.slots = options.batch_size
         self.positions = options.buckets.longest
         self.degree = degree
-        self.in_place = False
+        heads, quant = config.attention_heads, options.kv_cache_quant
+        self.cache = CacheLayout(
+            heads,
+            degree,
+            self.slots,
+            self.positions,
+            quant.quant_dtype if quant else self.dtype,
+            scaled=bool(quant and quant.scaled),
+            by_position=options.shard_over_sequence,
+        )
+        dense = options.sparse is None or options.sparse.window is not None
+        self.in_place = dense and not self.cache.spread and attends(self.cache.dtype, heads.head_dim)
         self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
         self.panels = panels
         table = quantized(family.weights.table(config), options.quant)
         self.table = in_panels(table, self.dtype) if panels else table
         self.shared_table = [row for row in self.table if not row.layered]
         self.layer_table = [row for row in self.table if row.layered]
-
-    @property
-    def cache_arrays(self) -> list[CacheArray]:
-        """Arrays of one layer's cache on one device."""
-        heads, quant = self.config.attention_heads, self.options.kv_cache_quant
-        sizes = self.slots * heads.kv_share(self.degree), self.positions, heads.head_dim
-        return cache_arrays(sizes, quant.quant_dtype if quant else self.dtype, scaled=bool(quant and quant.scaled))
-
-    def by_layer(self, flat: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Group the cache arrays of several layers by layer."""
-        arrays = len(self.cache_arrays)
-        return [tuple(flat[first : first + arrays]) for first in range(0, len(flat), arrays)]
 
     @property
     def whole(self) -> Segment:
@@ -170,7 +176,7 @@ class Programs:
             own_slots = shape.rows != self.slots
             step = declare_step(parameters, shape.rows, shape.active, shape.width, own_slots)
             x = None if segment.embed else self.declare_hidden(parameters, shape.rows, shape.active)
-            caches = self.declare_caches(parameters, len(segment.layers))
+            caches = self.cache.declare(parameters, len(segment.layers))
             shared, layers = self.declare_weights(parameters, segment)
             x, after = self.body(scribe, segment, shared, layers, x, caches, step)
             hidden = [] if segment.head and (shape.active == 1 or not segment.layers) else [x]
@@ -205,7 +211,7 @@ class Programs:
             parameters = hlo.Parameters()
             packed = parameters.add(dtype_named("s32")[self.slots, LOOP_COLUMNS], "rows")
             seen = self.declare_seen(parameters)
-            caches = self.declare_caches(parameters, len(self.layers))
+            caches = self.cache.declare(parameters, len(self.layers))
             weights = self.declare_weights(parameters, self.whole)
             rows = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), self.slots) for i in range(3))
             tokens = hlo.full(NOTHING, "s32", [self.slots, loop.steps])
@@ -215,7 +221,7 @@ class Programs:
                 self._next_tokens(scribe, weights, packed, loop.width),
                 state,
                 caches,
-                None if self.in_place else loop.width,
+                self.visible(caches, loop.width),
             )
             return [tokens, *in_place([seen_after], [seen]), *after]
 
@@ -233,7 +239,7 @@ class Programs:
             active = wanted > 0
             count = hlo.convert(active, "s32")
             step = Step(hlo.reshape(token, -1, 1), position, count, position + count, None, width)
-            caches = self.by_layer(flat)
+            caches = self.cache.by_layer(flat)
             x, after = self.body(scribe, self.whole, *weights, None, caches, step)
             logits = hlo.reshape(self.logits(scribe, weights[0], x), self.slots, self.config.vocab_size)
             sampled = hlo.select(active, sample(logits, seen, policy, position + count), NOTHING)
@@ -257,7 +263,7 @@ class Programs:
             step = declare_step(parameters, self.slots, verify.active, verify.width, own_slots=False)
             policy = unpacked(parameters.add(dtype_named("s32")[self.slots, POLICY_COLUMNS], "policy"))
             seen = self.declare_seen(parameters)
-            caches = self.declare_caches(parameters, len(self.layers))
+            caches = self.cache.declare(parameters, len(self.layers))
             weights = self.declare_weights(parameters, self.whole)
             x, after = self.body(scribe, self.whole, *weights, None, caches, step)
             tokens = sampled_after(self.logits(scribe, weights[0], x), step, seen, policy)
@@ -298,7 +304,7 @@ class Programs:
         def reorder(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
             source = parameters.add(dtype_named("s32")[self.slots], "source")
-            caches = flattened(self.declare_caches(parameters, self.config.n_layer))
+            caches = flattened(self.cache.declare(parameters, self.config.n_layer))
             outputs = []
             for cache in caches:
                 by_slot = hlo.take(hlo.reshape(cache, self.slots, -1, *cache.sizes[1:]), source)
@@ -308,8 +314,9 @@ class Programs:
 
         return compile_py_func(reorder)
 
-    def declare_caches(self, parameters: hlo.Parameters, count: int) -> list[Cache]:
-        return [declare_cache(parameters, self.cache_arrays, f"layer.{layer}.") for layer in range(count)]
+    def visible(self, caches: list[Cache], width: int) -> list[Cache]:
+        """Return what a loop carries of the caches to see `width` positions."""
+        return caches if self.in_place else self.cache.cut(caches, width)
 
     def declare_seen(self, parameters: hlo.Parameters) -> Tensor:
         """Declare `seen`, the tokens that each slot's sequence has: pred[slots, vocab]. Only penalties read it."""
@@ -337,7 +344,7 @@ class Programs:
         step: Step,
     ) -> tuple[Tensor, list[Cache]]:
         """Apply the family's graph up to its head. Return the hidden state [b, n, h] and the new caches."""
-        step = replace(step, pattern=self.options.sparse)
+        step = replace(step, pattern=self.options.sparse, spread=self.cache.spread)
         if segment.embed:
             with scribe.scope("embed"):
                 x = self.graph.embed(self.config, shared, step)
@@ -358,26 +365,21 @@ class Programs:
         return logits
 
 
-def flattened(caches: list[Cache]) -> list[Tensor]:
-    return [tensor for cache in caches for tensor in cache]
-
-
 def looped(
     condition: Callable[..., Tensor],
     body: Callable[..., list[Tensor]],
     state: list[Tensor],
     caches: list[Cache],
-    width: int | None,
+    visible: list[Cache],
     rounds: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Add a `while_loop` over `state` and the caches. Return the state after it, and the caches in place.
+    """Add a `while_loop` over `state` and caches. Return the state after it, and the caches in place.
 
-    With `width`, the caches are cut to that many positions once, before the loop: cutting at each step costs more than
-    it saves. `rounds` is the number of iterations, if it is known.
+    The loop carries what is `visible` of the caches: cutting at each step would cost more than it saves. `rounds` is
+    the number of iterations, if it is known.
     """
+    result = hlo.while_loop(condition, body, [*state, *flattened(visible)], rounds)
     flat = flattened(caches)
-    cut = [cache if width in (None, cache.sizes[1]) else hlo.slice(cache, 1, 0, width) for cache in flat]
-    result = hlo.while_loop(condition, body, [*state, *cut], rounds)
     after = [
         new if new.sizes == cache.sizes else hlo.dynamic_update_slice(cache, new, [0, 0, 0])
         for new, cache in zip(result[len(state) :], flat, strict=True)

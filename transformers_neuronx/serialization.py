@@ -218,6 +218,7 @@ class Artifact:
                 quant=saved["quant"] and QuantizationConfig(**saved["quant"]),
                 kv_cache_quant=saved["kv_cache_quant"] and KVCacheQuantizationConfig(**saved["kv_cache_quant"]),
                 sparse_attn=saved["sparse"] and Pattern(**saved["sparse"]).config(),
+                shard_over_sequence=saved["shard_over_sequence"],
             )
             sizes = dict(n_positions=positions, context_length_estimate=sources or context, amp=str(saved["amp"]))
         return dict(**sizes, **numbers, neuron_config=switches)

@@ -164,3 +164,33 @@ def test_the_cache_is_written_in_place(attend, write, n, width):
     memory = get_runtime("cpu", 1).compile(write(graph, new, new, new, cache, cache, rows, rows)).memory()
     assert memory.aliased == 2 * cache.nbytes
     assert memory.temporaries < 2 * cache.nbytes * width // positions + 2**20
+
+
+@pytest.mark.parametrize("rules", [dict(alibi=True), dict(distances=True), dict(window=3), dict(softcap=2.0)])
+@pytest.mark.parametrize(("starts", "lengths", "n"), [([0, 3], [5, 2], 5), ([7, 2], [1, 1], 1)])
+def test_devices_that_divide_positions_give_what_one_gives(starts, lengths, n, rules, run):
+    from transformers_neuronx import hlo
+    from transformers_neuronx.layers.attention import _attend_body
+    from transformers_neuronx.layers.spread import attend_spread
+    from transformers_neuronx.layers.step import Spread
+
+    random = np.random.default_rng(n)
+    sizes = [[2, n, HEADS, D], [2, n, 1, D], [2, n, 1, D], [2, POSITIONS, D], [2, POSITIONS, D]]
+    q, k, v, keys, values = (random.standard_normal(size).astype(np.float32) for size in sizes)
+    step = [np.array(x, np.int32) for x in (starts, lengths)]
+    bias = [random.standard_normal([HEADS, 4][: 1 + ("distances" in rules)]).astype(np.float32)] * (
+        "alibi" in rules or "distances" in rules
+    )
+    named = dict(arrays=2, own_slots=False, alibi=False, distances=False, window=None, softcap=None, near=None)
+    named |= dict(width=POSITIONS, scale=0.5) | rules
+    wanted, *_ = run(lambda *tensors: _attend_body(*tensors, **named), q, k, v, *step, keys, values, *bias)
+
+    def spread(*tensors):
+        context, *_ = attend_spread(*tensors, spread=Spread(2, 2), **named)
+        return hlo.all_gather(context, 2, 2)
+
+    halves = [[x[:, rank::2] for rank in range(2)] for x in (keys, values)]
+    heads = [np.split(q, 2, axis=2), *(np.split(x, 2) for x in bias)]
+    [got] = run(spread, heads[0], *([x, x] for x in (k, v, *step)), *halves, *heads[1:], degree=2)
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(got[row, :length], wanted[row, :length], atol=1e-5)

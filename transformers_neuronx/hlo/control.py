@@ -189,29 +189,30 @@ def replica_id() -> Tensor:
     return dtype_named("u32").ReplicaId()
 
 
-def _groups(replicas: int) -> list[dict[str, Any]]:
-    return [dict(replica_ids=range(replicas))]
+def _groups(replicas: int, among: int | None) -> list[dict[str, Any]]:
+    """List groups of `replicas` devices that follow each other: one, or all of the `among` devices."""
+    return [dict(replica_ids=range(first, first + replicas)) for first in range(0, among or replicas, replicas)]
 
 
-def all_reduce(x: Tensor, replicas: int, op: str = "Add") -> Tensor:
-    """Combine `x` over all devices; every device gets the result."""
+def all_reduce(x: Tensor, replicas: int, op: str = "Add", among: int | None = None) -> Tensor:
+    """Combine `x` over all devices, or each group of `replicas` `among` them; each device of it gets the result."""
     if replicas == 1:
         return x
     computation, _ = x.scribe.computation(combiner(op, x.dtype), op.lower(), key=("combiner", op, x.dtype.name))
-    return x.shape.AllReduce(x, replica_groups=_groups(replicas), to_apply=computation)
+    return x.shape.AllReduce(x, replica_groups=_groups(replicas, among), to_apply=computation)
 
 
-def all_gather(x: Tensor, replicas: int, axis: int) -> Tensor:
-    """Concatenate the `x` of all devices along `axis`; every device gets the result."""
+def all_gather(x: Tensor, replicas: int, axis: int, among: int | None = None) -> Tensor:
+    """Concatenate `x` along `axis` over all devices, or each group of `replicas` `among` them; each gets the result."""
     axis = axis_of("all_gather", x, axis)
     if replicas == 1:
         return x
     sizes = [size * replicas if i == axis else size for i, size in enumerate(x.sizes)]
-    return x.dtype[sizes].AllGather(x, dimensions=[axis], replica_groups=_groups(replicas))
+    return x.dtype[sizes].AllGather(x, dimensions=[axis], replica_groups=_groups(replicas, among))
 
 
-def reduce_scatter(x: Tensor, replicas: int, axis: int) -> Tensor:
-    """Sum `x` over all devices; each device keeps its own piece of the sum along `axis`."""
+def reduce_scatter(x: Tensor, replicas: int, axis: int, among: int | None = None) -> Tensor:
+    """Sum `x` over all devices, or each group of `replicas` `among` them; each keeps its piece of the sum on `axis`."""
     axis = axis_of("reduce_scatter", x, axis)
     if replicas == 1:
         return x
@@ -221,7 +222,8 @@ def reduce_scatter(x: Tensor, replicas: int, axis: int) -> Tensor:
         )
     sizes = [size // replicas if i == axis else size for i, size in enumerate(x.sizes)]
     computation, _ = x.scribe.computation(combiner("Add", x.dtype), "add", key=("combiner", "Add", x.dtype.name))
-    return x.dtype[sizes].ReduceScatter(x, dimensions=[axis], replica_groups=_groups(replicas), to_apply=computation)
+    groups = _groups(replicas, among)
+    return x.dtype[sizes].ReduceScatter(x, dimensions=[axis], replica_groups=groups, to_apply=computation)
 
 
 def optimization_barrier(*tensors: Tensor) -> list[Tensor]:

@@ -178,7 +178,7 @@ def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
 def _caches(programs: Programs) -> int:
     """Return the bytes of one device's caches, and of the encoder output that cross-attention reads."""
     layers = programs.config.n_layer
-    total = layers * sum(_bytes(array.dtype, array.sizes) for array in programs.cache_arrays)
+    total = layers * sum(_bytes(array.dtype, array.sizes) for array in programs.cache.arrays)
     if isinstance(programs, EncoderDecoderPrograms):
         total += 2 * layers * _bytes(programs.dtype, programs.memory_sizes) + _bytes("s32", (programs.slots,))
     return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -12,6 +11,16 @@ from transformers_neuronx.pyhlo import Tensor, dtype_named
 from transformers_neuronx.sparse_attn_utils import Pattern
 
 
+class Spread(NamedTuple):
+    """A cache whose positions are dealt out in turn to groups of `devices`, of the model's `degree` in all.
+
+    Device `r` of a group has the positions r, r + devices, r + 2 · devices, …
+    """
+
+    devices: int
+    degree: int
+
+
 @dataclass(frozen=True)
 class Step:
     """`n` active tokens for each of `b` rows, right-padded, each row at its own position.
@@ -19,7 +28,7 @@ class Step:
     ids s32[b, n]; start s32[b], the position of a row's first active token; length s32[b], the number of real tokens
     in a row; end s32[b], the length of a row's sequence after all of its known tokens are fed, in this step or later;
     slots s32[b], the cache slot of each row, or None if row i has slot i. `width` is the number of positions that rows
-    may attend to. If attention is sparse, `pattern` tells to which.
+    may attend to. If attention is sparse, `pattern` tells to which. With `spread`, devices divide the cache.
     """
 
     ids: Tensor
@@ -29,6 +38,7 @@ class Step:
     slots: Tensor | None
     width: int
     pattern: Pattern | None = None
+    spread: Spread | None = None
 
     @cached_property
     def positions(self) -> Tensor:
@@ -63,22 +73,3 @@ def declare_step(parameters: hlo.Parameters, b: int, n: int, width: int, own_slo
     packed = parameters.add(dtype_named("s32")[b, 4 + n], "step")
     slots, start, length, end = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), b) for i in range(4))
     return Step(hlo.slice(packed, 1, 4, 4 + n), start, length, end, slots if own_slots else None, width)
-
-
-class CacheArray(NamedTuple):
-    """One of the arrays of a `Cache`, as a parameter."""
-
-    name: str
-    dtype: str
-    sizes: tuple[int, ...]
-
-
-def cache_arrays(sizes: tuple[int, int, int], dtype: str, scaled: bool) -> list[CacheArray]:
-    """List the arrays of a layer's cache with `sizes` [slots * kv_heads, positions, head_dim], in order."""
-    arrays = [CacheArray(name, dtype, sizes) for name in ("keys", "values")]
-    scales = [CacheArray(name, "f32", (*sizes[:2], 1)) for name in ("key_scales", "value_scales")]
-    return arrays + scales if scaled else arrays
-
-
-def declare_cache(parameters: hlo.Parameters, arrays: Sequence[CacheArray], scope: str) -> Cache:
-    return tuple(parameters.add(dtype_named(array.dtype)[array.sizes], scope + array.name) for array in arrays)

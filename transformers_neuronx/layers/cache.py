@@ -1,0 +1,105 @@
+"""Reads and writes of a layer's cache, and which of its positions each token sees, as HLO operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from transformers_neuronx import hlo
+from transformers_neuronx.layers.storage import stored
+from transformers_neuronx.pyhlo import Tensor
+
+
+def as_cached(new: Sequence[Tensor], cache: Sequence[Tensor]) -> list[Tensor]:
+    """Convert keys and values to the arrays of the cache."""
+    dtype = cache[0].dtype
+    if dtype is new[0].dtype:
+        return list(new)
+    parts = [stored(x, dtype.name, scaled=len(cache) > 2) for x in new]
+    return [part for both in zip(*parts, strict=True) for part in both]
+
+
+def masked(
+    scores: Tensor,
+    start: Tensor,
+    slopes: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    *,
+    window: int | None,
+    softcap: float | None,
+    near: Tensor | None,
+    places: Tensor | None = None,
+) -> Tensor:
+    """Cap scores, add biases, and set those of positions that a token does not see to -inf. f32[b, heads, n, width]
+
+    `places` s32[width] are the positions of the keys, by default 0, 1, …
+    """
+    b, heads, n, width = scores.sizes
+    own = hlo.reshape(start, b, 1, 1, 1) + hlo.iota("s32", [b, 1, n, 1], 2)
+    places = hlo.iota("s32", [width]) if places is None else places
+    distance = own - hlo.reshape(places, 1, 1, 1, width)  # [b, 1, n, width]
+    if softcap is not None:
+        scores = hlo.tanh(scores * (1 / softcap)) * softcap
+    for slope in slopes:
+        scores = scores - hlo.reshape(slope, heads, 1, 1) * hlo.convert(distance, "f32")
+    for bias in biases:
+        place = hlo.clamp(0, hlo.reshape(distance, b, n, width), bias.sizes[1] - 1)
+        scores = scores + hlo.transpose(hlo.take(hlo.transpose(bias, 1, 0), place), 0, 3, 1, 2)
+    seen = distance >= 0
+    if window is not None:
+        seen = hlo.logical_and(seen, distance < window)
+    if near is not None:
+        seen = hlo.logical_and(seen, hlo.reshape(near, b, 1, n, width))
+    return hlo.select(seen, scores, -math.inf)
+
+
+def write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Tensor) -> Tensor:
+    """Write the first `length[i]` tokens of row `i` to slot `slots[i]` of the cache, from position `start[i]` on.
+
+    cache [slots * heads, positions, d]; new [b * heads, n, d]. Row by row, a block of n positions is read, changed
+    and written. XLA does this in place; for a scatter it would copy the cache.
+    """
+    rows, n, d = start.sizes[0], *new.sizes[1:]
+    heads = new.sizes[0] // rows
+    offset = hlo.iota("s32", [1, n, 1], 1)
+    for row, where in enumerate(_blocks(cache, slots, start, heads, n)):
+        # A block past the end of the cache is moved back, so the new tokens are further on inside it.
+        moved, count = _scalar(start, row) - where[1], _scalar(length, row)
+        block = hlo.slice(new, 0, row * heads, (row + 1) * heads)
+        if n > 1:
+            block = hlo.dynamic_slice(hlo.pad(block, 1, n, 0), [0, n - moved, 0], [heads, n, d])
+        real = hlo.logical_and(offset >= moved, offset < moved + count)
+        old = hlo.dynamic_slice(cache, where, [heads, n, d])
+        cache = hlo.dynamic_update_slice(cache, hlo.select(real, block, old), where)
+    return cache
+
+
+def copy_blocks(source: Tensor, cache: Tensor, slots: Tensor, start: Tensor, heads: int, n: int) -> Tensor:
+    """Copy the blocks that `write` wrote to `source`, a copy of the cache's first positions, to `cache`.
+
+    So all reads of the cache come before its writes; otherwise XLA copies the cache.
+    """
+    if source.sizes == cache.sizes:
+        return source
+    for where in _blocks(source, slots, start, heads, n):
+        block = hlo.dynamic_slice(source, where, [heads, n, cache.sizes[2]])
+        cache = hlo.dynamic_update_slice(cache, block, where)
+    return cache
+
+
+def _blocks(cache: Tensor, slots: Tensor, start: Tensor, heads: int, n: int) -> list[list[Tensor]]:
+    """Return where each row's n positions from `start` on begin in `cache`, moved back where they pass its end."""
+    first = hlo.minimum(start, cache.sizes[1] - n)
+    zero = hlo.constant(0, "s32")
+    return [[_scalar(slots, row) * heads, _scalar(first, row), zero] for row in range(start.sizes[0])]
+
+
+def _scalar(x: Tensor, row: int) -> Tensor:
+    return hlo.reshape(hlo.slice(x, 0, row, row + 1))
+
+
+def of_slots(cache: Tensor, slots: Tensor, heads: int) -> Tensor:
+    """Gather the rows of `slots`, s32[b]. [slots * heads, positions, d] -> [b * heads, positions, d]"""
+    _, positions, d = cache.sizes
+    found = hlo.take(hlo.reshape(cache, -1, heads, positions, d), slots)
+    return hlo.reshape(found, -1, positions, d)
