@@ -176,8 +176,8 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
   for (const Kernels* level : levels) {
     auto own_keys = keys, own_values = keys, key_scales = scales, value_scales = scales;
     std::vector<char> context(q.size());
-    level->attention({rows, tokens, heads, kv_heads, size, slots, positions, window, distances, 0.3f, softcap, type,
-                      cached, q.data(), k.data(), v.data(), start, length, slot, As<float>(slopes),
+    level->attention({rows, tokens, heads, kv_heads, size, slots, positions, 1, 1, window, distances, 0.3f, softcap,
+                      type, cached, q.data(), k.data(), v.data(), start, length, nullptr, slot, nullptr, As<float>(slopes),
                       distances ? As<float>(biases) : nullptr, own_keys.data(), own_values.data(),
                       As<float>(key_scales), As<float>(value_scales), context.data()},
                      PoolOfThreads());

@@ -160,7 +160,7 @@ def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
     """Return the bytes that an instruction reads and writes, itself or for the loop that ends in it."""
     if instruction.id not in flow.arrays:
         return 0, 0
-    if composite_of(instruction) == "attention":
+    if composite_of(instruction) in CACHE:
         return _attention(flow, instruction)
     written = nbytes(instruction.shape)
     if instruction.opcode == "dynamic-update-slice":
@@ -173,12 +173,13 @@ def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
 def _attention(flow: Flow, call: HloInstructionProto) -> tuple[int, int]:
     """Count the positions of the cache, [slots * kv_heads, positions, d], in reach of each row, and the new ones."""
     attributes: dict[str, Any] = attributes_of(call)
-    cache = range(CACHE, CACHE + attributes["arrays"])
+    first = CACHE[composite_of(call)]
+    cache = range(first, first + attributes["arrays"])
     rows, tokens, kv_heads, _ = flow.operands(call)[1].shape.dimensions
     read, written = sum(flow.reads_of(call, cache).values()), nbytes(call.shape.tuple_shapes[0])
     for place in cache:
         shape = flow.operands(call)[place].shape
         position = rows * kv_heads * shape.dimensions[2] * element_bits(shape) // 8
-        read += position * min(attributes["width"], shape.dimensions[1])
+        read += position * min(attributes.get("width", shape.dimensions[1]), shape.dimensions[1])
         written += position * tokens
     return read, written

@@ -88,8 +88,8 @@ class _Layout:
         self, instruction: HloInstructionProto, index: int, of_operands: list[Places]
     ) -> frozenset[Place] | None:
         """Return the places of the operand whose memory a result takes; None if it takes new memory."""
-        if composite_of(instruction) == "attention" and index:
-            return _all(of_operands[CACHE + index - 1])
+        if (first := CACHE.get(composite_of(instruction))) and index:
+            return _all(of_operands[first + index - 1])
         if instruction.opcode == "dynamic-update-slice":
             return _all(of_operands[0])
         if instruction.opcode == "while":

@@ -12,6 +12,7 @@ from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.cache import as_cached, copy_blocks, masked, of_slots, write
 from transformers_neuronx.layers.linear import linear, linears
 from transformers_neuronx.layers.norm import rms_norm
+from transformers_neuronx.layers.paged import paged_attention
 from transformers_neuronx.layers.spread import attend_spread
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.pyhlo import Tensor
@@ -54,17 +55,14 @@ def attention(
     q, k = (q, k) if rotate is None else (rotate(q), rotate(k))
     alibi, distances = ([getattr(w, name).tensor] if hasattr(w, name) else [] for name in ("alibi", "distances"))
     attend, window = _attends(step, window)
-    context, *after = attend(
-        *(q, k, v, step.start, step.length, *cache, *([] if step.slots is None else [step.slots]), *alibi, *distances),
-        width=step.width,
-        scale=head_dim**-0.5 if scale is None else scale,
-        arrays=len(cache),
-        own_slots=step.slots is not None,
-        alibi=bool(alibi),
-        distances=bool(distances),
-        window=window,
-        softcap=softcap,
-    )
+    named = dict(scale=head_dim**-0.5 if scale is None else scale, window=window, softcap=softcap)
+    named |= dict(arrays=len(cache), alibi=bool(alibi), distances=bool(distances))
+    if step.segments is not None:
+        context, *after = paged_attention(q, k, v, step.segments, *cache, *alibi, *distances, **named)
+    else:
+        slots = [] if step.slots is None else [step.slots]
+        named |= dict(own_slots=bool(slots), width=step.width)
+        context, *after = attend(q, k, v, step.start, step.length, *cache, *slots, *alibi, *distances, **named)
     return linear(hlo.reshape(context, b, n, -1), w.out), tuple(after)
 
 

@@ -10,6 +10,8 @@ from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor, dtype_named
 from transformers_neuronx.sparse_attn_utils import Pattern
 
+SEGMENT = 4  # columns of a segment before its pages
+
 
 class Spread(NamedTuple):
     """A cache whose positions are dealt out in turn to groups of `devices`, of the model's `degree` in all.
@@ -29,6 +31,10 @@ class Step:
     in a row; end s32[b], the length of a row's sequence after all of its known tokens are fed, in this step or later;
     slots s32[b], the cache slot of each row, or None if row i has slot i. `width` is the number of positions that rows
     may attend to. If attention is sparse, `pattern` tells to which. With `spread`, devices divide the cache.
+
+    With `segments`, a row is a single token (n = 1), and adjacent rows may be of one sequence, whose cache is in pages.
+    segments s32[sequences, SEGMENT + pages]: for each sequence its first row, its number of rows, the position of the
+    first one, whether they are of a prompt, and its pages. slots are then those of states that are not in pages.
     """
 
     ids: Tensor
@@ -39,6 +45,7 @@ class Step:
     width: int
     pattern: Pattern | None = None
     spread: Spread | None = None
+    segments: Tensor | None = None
 
     @cached_property
     def positions(self) -> Tensor:

@@ -36,16 +36,20 @@ _LOG = logging.getLogger(__name__)
 LARGEST_GROUP = 4096  # of inputs, so that their sums fit into 32 bits
 LONGEST_HEAD = 256
 MOST_BIASES = 2**31 - 1  # so that their offsets fit into 32 bits
-CACHE = 5  # number of the first operand of attention that belongs to the cache
+CACHE = dict(attention=5, paged_attention=4)  # the first operand that belongs to the cache
+PAGE = 64  # positions of a page: this or a larger power of two
 FLOATS = ("f32", "bf16", "f16")
 MOST_PARTS = 3  # of one linear layer
 
 
+_ATTENTION = dict(scale="f32", softcap="f32", window="i64") | dict.fromkeys(
+    ("arrays", "own_slots", "alibi", "distances"), "i64"
+)
 # Attributes that a kernel reads, with their types there. None becomes 0, and so does an attribute that is missing.
 ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
     linear=dict(parts="i64", scaled="i64", biased="i64", rounded="i64", activation="string", residual="i64"),
-    attention=dict(scale="f32", softcap="f32", window="i64")
-    | dict.fromkeys(("arrays", "own_slots", "alibi", "distances"), "i64"),
+    attention=_ATTENTION,
+    paged_attention=_ATTENTION,
     attend_to=dict(scale="f32"),
     likeliest={},
     layer_norm=dict(eps="f32"),
@@ -79,10 +83,16 @@ def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapePro
     return alike and kind in (("u8", "bf16", 4), ("s8", "f32", 4), ("s8", "f32", 1))
 
 
-def _attention(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:
-    [active, cached] = _types(q, more[4])
+def _attention(attributes: Mapping[str, Any], *operands: ShapeProto, name: str = "attention") -> bool:
+    q, cache = operands[0], operands[CACHE[name]]
+    [active, cached] = _types(q, cache)
     known = active in FLOATS and attributes["arrays"] == (4 if cached == "s8" else 2) and cached in (active, "s8")
     return known and q.dimensions[-1] <= LONGEST_HEAD
+
+
+def _paged_attention(attributes: Mapping[str, Any], *operands: ShapeProto) -> bool:
+    page = operands[CACHE["paged_attention"]].dimensions[1]
+    return _attention(attributes, *operands, name="paged_attention") and page % PAGE == 0 and page & (page - 1) == 0
 
 
 def _attend_to(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:
@@ -103,6 +113,7 @@ def _norm(attributes: Mapping[str, Any], x: ShapeProto, *weights: ShapeProto) ->
 ACCEPTS: Mapping[str, Callable[..., bool]] = dict(
     linear=_linear,
     attention=_attention,
+    paged_attention=_paged_attention,
     attend_to=_attend_to,
     likeliest=_likeliest,
     layer_norm=_norm,
@@ -219,7 +230,7 @@ def _become_kernel(
     instruction.constrain_layout = True
     instruction.operand_shapes_with_layout.extend(operands)
     for array in range(attributes.get("arrays", 0)):  # the cache's arrays follow the first result
-        instruction.output_operand_aliasing.add(output_shape_index=[1 + array], operand_index=CACHE + array)
+        instruction.output_operand_aliasing.add(output_shape_index=[1 + array], operand_index=CACHE[name] + array)
     typed = [f"{key} = {_as_typed(attributes.get(key), kind)}" for key, kind in ATTRIBUTES[name].items()]
     instruction.backend_config = f"{{{', '.join(typed)}}}".encode()
     instruction.ClearField("called_computation_ids")

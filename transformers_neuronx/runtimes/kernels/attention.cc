@@ -9,11 +9,13 @@ namespace {
 template <typename Number>
 struct Cached : HeadOf<Number, AttentionArguments> {
   using Base = HeadOf<Number, AttentionArguments>;
-  using Base::a, Base::row, Base::head, Base::group, Base::HeadOfQuery;
+  using Base::a, Base::row, Base::head, Base::group, Base::first_token, Base::tokens, Base::HeadOfQuery;
   static constexpr bool kScaled = sizeof(Number) == 1, kWrites = true;
 
-  int64_t first, length;  // position of the first token; number of tokens
-  Number *keys, *values;
+  int64_t first, length;       // position of the first token; number of tokens
+  const int32_t* table;        // the row's pages
+  const int64_t shift;         // position >> shift is a position's place in the table
+  Number *keys, *values;       // of this head in page 0
   float *key_scales, *value_scales;
 
   // The slopes of queries, and the offsets of their biases.
@@ -29,24 +31,45 @@ struct Cached : HeadOf<Number, AttentionArguments> {
     }
   };
 
-  Cached(const AttentionArguments& a, int64_t row, int64_t head) : Base(a, row, head) {
-    const int64_t slot = a.slot ? a.slot[row] : row;
-    first = a.start[row];
-    length = a.length[row];
-    if (length > a.positions - first) length = a.positions - first;
-    if (length > a.tokens) length = a.tokens;
-    if (first < 0 || slot < 0 || slot >= a.slots) length = 0;  // outside the cache, nothing is written or read
-    const int64_t at = length > 0 ? (slot * a.kv_heads + head) * a.positions : 0;
-    keys = static_cast<Number*>(a.keys) + at * a.size;
-    values = static_cast<Number*>(a.values) + at * a.size;
-    key_scales = kScaled ? a.key_scales + at : nullptr;
-    value_scales = kScaled ? a.value_scales + at : nullptr;
+  Cached(const AttentionArguments& a, int64_t row, int64_t head)
+      : Base(a, row, head, a.first ? a.first[row * a.stride] : row * a.tokens, Tokens(a, row)),
+        first(a.start[row * a.stride]), length(Least(a.length[row * a.stride], tokens)),
+        table(a.table ? a.table + row * a.stride : nullptr), shift(a.most > 1 ? __builtin_ctzll(a.page) : 62),
+        keys(static_cast<Number*>(a.keys) + head * a.page * a.size),
+        values(static_cast<Number*>(a.values) + head * a.page * a.size),
+        key_scales(kScaled ? a.key_scales + head * a.page : nullptr),
+        value_scales(kScaled ? a.value_scales + head * a.page : nullptr) {
+    length = Least(length, a.most * a.page - first);
+    if (first < 0) length = 0;  // outside the cache, nothing is written or read
+    for (int64_t page = 0; page << shift < first + length; ++page)
+      if (PageOf(page) < 0 || PageOf(page) >= a.pages) length = 0;
   }
 
+  static int64_t Tokens(const AttentionArguments& a, int64_t row) {
+    if (!a.first) return a.tokens;
+    const int64_t count = Least(a.length[row * a.stride], a.tokens - a.first[row * a.stride]);
+    return a.first[row * a.stride] >= 0 && count > 0 ? count : 0;
+  }
+
+  static bool Together(const AttentionArguments& a, int64_t row, bool many) {
+    return a.prompt ? a.prompt[row * a.stride] != 0 : many;
+  }
+
+  int64_t PageOf(int64_t place) const { return table ? table[place] : row; }
+
+  // The place of a position among those of this head in page 0.
+  int64_t Place(int64_t position) const {
+    const int64_t page = position >> shift;
+    return PageOf(page) * a.kv_heads * a.page + (position - (page << shift));
+  }
+
+  // Positions of a page are adjacent.
   int64_t Stride() const { return a.size; }
-  const Number* Key(int64_t position) const { return keys + position * a.size; }
-  const Number* Value(int64_t position) const { return values + position * a.size; }
-  const Number* NextKeys() const { return Key(a.positions); }
+  const Number* Key(int64_t position) const { return keys + Place(position) * a.size; }
+  const Number* Value(int64_t position) const { return values + Place(position) * a.size; }
+  const Number* NextKeys() const { return keys + a.page * a.size; }
+  const float* KeyScales(int64_t position) const { return key_scales + Place(position); }
+  const float* ValueScales(int64_t position) const { return value_scales + Place(position); }
 
   int64_t Own(int64_t query) const { return query / group < length ? first + query / group : -1; }
   int64_t Oldest(int64_t own) const { return a.window > 0 && own >= a.window ? own - a.window + 1 : 0; }
@@ -88,7 +111,7 @@ struct Cached : HeadOf<Number, AttentionArguments> {
 
   void Write() const {
     for (int64_t token = 0; token < length; ++token) {
-      const int64_t from = ((row * a.tokens + token) * a.kv_heads + head) * a.size, to = first + token;
+      const int64_t from = ((first_token + token) * a.kv_heads + head) * a.size, to = Place(first + token);
       Put(a.k, from, keys + to * a.size, kScaled ? key_scales + to : nullptr);
       Put(a.v, from, values + to * a.size, kScaled ? value_scales + to : nullptr);
     }
@@ -113,9 +136,21 @@ struct Cached : HeadOf<Number, AttentionArguments> {
   }
 };
 
+// Sets the context of tokens that no row has to zero.
+void ClearRest(const AttentionArguments& a) {
+  int64_t used = 0;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const int64_t end = a.first[row * a.stride] + a.length[row * a.stride];
+    if (a.length[row * a.stride] > 0 && end > used) used = Least(end, a.tokens);
+  }
+  const int64_t bytes = a.heads * a.size * (a.type == Type::kF32 ? 4 : 2);
+  memset(static_cast<char*>(a.context) + used * bytes, 0, (a.tokens - used) * bytes);
+}
+
 }  // namespace
 
 void Attend(const AttentionArguments& arguments, const Pool& pool) {
+  if (arguments.first) ClearRest(arguments);
   switch (arguments.cached) {
     case Type::kF32: return Attention<Cached<float>>(arguments).Run(pool);
     case Type::kBF16: return Attention<Cached<BFloat16>>(arguments).Run(pool);

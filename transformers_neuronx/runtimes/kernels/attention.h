@@ -13,17 +13,15 @@ constexpr int64_t kFew = kLanes / 2;  // queries, too few to pay for a lane each
 template <typename Head>
 struct Attention {
   const typename Head::Arguments& a;
-  int64_t heads, blocks;  // heads of all rows; blocks of a head's queries
 
-  explicit Attention(const typename Head::Arguments& a) : a(a), heads(a.rows * a.kv_heads) {
-    const int64_t queries = a.tokens * (a.heads / a.kv_heads);
-    blocks = queries <= kFew ? 1 : RoundUp(queries, kQueries) / kQueries;
-  }
+  explicit Attention(const typename Head::Arguments& a) : a(a) {}
 
-  Head HeadAt(int64_t head) const { return Head(a, head / a.kv_heads, head % a.kv_heads); }
+  bool Together(int64_t row) const { return Head::Together(a, row, Queries(row) > kFew); }
+  int64_t Queries(int64_t row) const { return Head::Tokens(a, row) * (a.heads / a.kv_heads); }
+  int64_t Blocks(int64_t row) const { return Together(row) ? RoundUp(Queries(row), kQueries) / kQueries : 1; }
 
   void Attend(const Head& head, int64_t block) const {
-    if (head.Queries() > kFew) return Many<Head>(head, block * kQueries).Run();
+    if (Together(head.row)) return Many<Head>(head, block * kQueries).Run();
     const bool whole = a.size % (kLanes * kParts) == 0;
     whole ? AttendFew<4, true>(head, 0) : AttendFew<4, false>(head, 0);
   }
@@ -35,10 +33,18 @@ struct Attention {
   }
 
   void Run(const Pool& pool) const {
+    int64_t pieces = 0;
+    for (int64_t row = 0; row < a.rows; ++row) pieces += Blocks(row) * a.kv_heads;
     if constexpr (Head::kWrites)
-      if (blocks > 1) ForEach(pool, heads, [this](int64_t head) { HeadAt(head).Write(); });
-    ForEach(pool, heads * blocks, [this](int64_t piece) {
-      const auto head = HeadAt(piece / blocks);
+      if (pieces > a.rows * a.kv_heads)
+        ForEach(pool, a.rows * a.kv_heads, [this](int64_t head) {
+          if (Blocks(head / a.kv_heads) > 1) Head(a, head / a.kv_heads, head % a.kv_heads).Write();
+        });
+    ForEach(pool, pieces, [this](int64_t piece) {
+      int64_t row = 0;
+      for (; piece >= Blocks(row) * a.kv_heads; ++row) piece -= Blocks(row) * a.kv_heads;
+      const int64_t blocks = Blocks(row);
+      const Head head(a, row, piece / blocks);
       if constexpr (Head::kWrites)
         if (blocks == 1) head.Write();
       Attend(head, piece % blocks);

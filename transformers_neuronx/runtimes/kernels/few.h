@@ -35,7 +35,7 @@ struct Few {
   }
 
   void Run() {
-    for (int64_t position = oldest; position <= newest; position += kPositions)
+    for (int64_t position = oldest / kPositions * kPositions; position <= newest; position += kPositions)
       Add(position, Least(newest + 1 - position, kPositions));
     for (int i = 0; i < COUNT; ++i) head.Finish(first + i, reinterpret_cast<const float*>(context[i]), sum[i]);
   }
@@ -66,7 +66,7 @@ struct Few {
     const Ints offset = Count();
     for (int query = 0; query < COUNT; ++query) {
       Floats all = Totals(products[query]);
-      if constexpr (Head::kScaled) all *= Some(head.key_scales + position, count);
+      if constexpr (Head::kScaled) all *= Some(head.KeyScales(position), count);
       const Ints distance = static_cast<int32_t>(own[query] - position) - offset;
       all = head.Score(all, first + query, position, count, distance);
       const Ints seen = (distance >= 0) & (distance <= static_cast<int32_t>(own[query] - from[query]));
@@ -86,7 +86,7 @@ struct Few {
     for (int64_t i = 0; i * kLanes < count; ++i) {
       scores.of[i] = Exp(scores.of[i] - zero);
       total += scores.of[i];
-      if constexpr (Head::kScaled) scores.of[i] *= Some(head.value_scales + position + i * kLanes, count - i * kLanes);
+      if constexpr (Head::kScaled) scores.of[i] *= Some(head.ValueScales(position) + i * kLanes, count - i * kLanes);
     }
     sum[query] = sum[query] * factor[0] + Total(total);
     for (int64_t part = 0; part < parts; ++part) context[query][part] *= factor;

@@ -15,6 +15,9 @@
 //   Ask(lanes, position, first)        prefetches what that needs soon; `first` says whether it is the first time
 //   kScaled, key_scales, value_scales  whether the numbers of a position are multiplied by a scale, and the scales
 //   kWrites, Write()                   whether new keys and values are written first
+//   Tokens(a, row)                     the tokens of a row
+//   Together(a, row, many)             whether its queries have one lane each; `many` says whether that pays
+// Blocks of positions begin at multiples of their size, so that a query's sums do not depend on the others.
 #pragma once
 
 #include "vectors.h"
@@ -38,15 +41,17 @@ struct HeadOf {
   using Arguments = Given;
 
   const Arguments& a;
-  const int64_t row, head, group;  // group: queries of a token
+  const int64_t row, head, group;   // group: queries of a token
+  const int64_t first_token, tokens;  // of the row
 
-  HeadOf(const Arguments& a, int64_t row, int64_t head) : a(a), row(row), head(head), group(a.heads / a.kv_heads) {}
+  HeadOf(const Arguments& a, int64_t row, int64_t head, int64_t first_token, int64_t tokens)
+      : a(a), row(row), head(head), group(a.heads / a.kv_heads), first_token(first_token), tokens(tokens) {}
 
-  int64_t Queries() const { return a.tokens * group; }
+  int64_t Queries() const { return tokens * group; }
   int64_t HeadOfQuery(int64_t query) const { return head * group + query % group; }
 
   int64_t At(int64_t query) const {  // offset of the query in q, and of its context
-    return ((row * a.tokens + query / group) * a.heads + HeadOfQuery(query)) * a.size;
+    return ((first_token + query / group) * a.heads + HeadOfQuery(query)) * a.size;
   }
 
   // The numbers of a position, padded with zeros.

@@ -53,22 +53,30 @@ struct LinearArguments {
 };
 
 // Attention over the cache, after the new keys and values were written to it:
-//   q, context        [rows, tokens, heads, size]
-//   k, v              [rows, tokens, kv_heads, size], the new keys and values
-//   keys, values      [slots * kv_heads, positions, size], the cache
+//   q, context        [tokens of all rows, heads, size]
+//   k, v              [tokens of all rows, kv_heads, size], the new keys and values
+//   keys, values      [pages * kv_heads, page, size], the cache, in pages of `page` positions
 //   start, length     [rows]: row i has length[i] tokens, from position start[i] on
-//   slot              [rows]: the slot of each row, or null if row i has slot i
+//   first             [rows]: the first token of each row, or null if each row has room for `tokens` tokens
+//   table             [rows, most]: the pages of each row, or null if row i has page i
+//   prompt            [rows]: whether a row's queries are computed together, or null to choose by their number. The sums
+//                     of a query have another order then; its neighbours never matter
+//   stride            numbers from a row to the next in these five
 //   cached            the cache's type; with kS8, each position has a scale in key_scales and value_scales
 //   type              the type of everything else
 //   slopes            [heads] or null: a score falls by the slope for each position between query and key
 //   biases            [heads, distances] or null: added to scores by distance; the last one is also for all larger ones
 //   window, softcap   0 if there is none
+// If a row has several pages, `page` is a power of two and a multiple of kPage.
+constexpr int64_t kPage = 64;
+constexpr int64_t kRowColumns = 4;  // of a packed row, before its pages: first, length, start, prompt
+
 struct AttentionArguments {
-  int64_t rows, tokens, heads, kv_heads, size, slots, positions, window, distances;
+  int64_t rows, tokens, heads, kv_heads, size, pages, page, most, stride, window, distances;
   float scale, softcap;
   Type type, cached;
   const void *q, *k, *v;
-  const int32_t *start, *length, *slot;
+  const int32_t *start, *length, *first, *table, *prompt;
   const float *slopes, *biases;
   void *keys, *values;
   float *key_scales, *value_scales;

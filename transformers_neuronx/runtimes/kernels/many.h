@@ -78,7 +78,7 @@ struct Many {
 
   void Run() {
     const typename Multiplied::Registers registers;
-    for (int64_t position = oldest; position <= newest; position += kPositions)
+    for (int64_t position = oldest / kPositions * kPositions; position <= newest; position += kPositions)
       Add(position, Least(newest + 1 - position, kPositions));
     for (int64_t i = 0; i < count; ++i)
       head.Finish(first + i, reinterpret_cast<const float*>(context + i * parts), sum[i / kLanes][i % kLanes]);
@@ -108,7 +108,7 @@ struct Many {
   void SetScores(int64_t position, int64_t count, Floats (*scores)[2]) const {
     for (int64_t i = 0; i < count; ++i) {
       float scale = head.a.scale;
-      if constexpr (Head::kScaled) scale *= head.key_scales[position + i];
+      if constexpr (Head::kScaled) scale *= *head.KeyScales(position + i);
       UNROLL for (int half = 0; half < 2; ++half) scores[i][half] *= scale;
     }
     for (int half = 0; half < 2; ++half) head.Score(half, lanes[half], own[half], position, count, scores);
@@ -135,7 +135,7 @@ struct Many {
         const Floats weight = Exp(weights[i][half] - zero[half]);
         total[half] += weight;
         weights[i][half] = weight;
-        if constexpr (Head::kScaled) weights[i][half] *= head.value_scales[position + i];
+        if constexpr (Head::kScaled) weights[i][half] *= *head.ValueScales(position + i);
       }
     for (int half = 0; half < 2; ++half) sum[half] = sum[half] * factor[half] + total[half];
   }

@@ -35,12 +35,15 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
   };
 
   Remembered(const MemoryArguments& a, int64_t row, int64_t head)
-      : Base(a, row, head), length(Least(a.length[row], a.positions)) {
+      : Base(a, row, head, row * a.tokens, a.tokens), length(Least(a.length[row], a.positions)) {
     const int64_t at = (row * a.positions * a.kv_heads + head) * a.size;
     keys = static_cast<const Number*>(a.keys) + at;
     values = static_cast<const Number*>(a.values) + at;
     bias = a.bias ? a.bias + row * a.bias_row + head * group * a.bias_head : nullptr;
   }
+
+  static int64_t Tokens(const MemoryArguments& a, int64_t) { return a.tokens; }
+  static bool Together(const MemoryArguments&, int64_t, bool many) { return many; }
 
   int64_t Stride() const { return a.kv_heads * a.size; }
   const Number* Key(int64_t position) const { return keys + position * Stride(); }

@@ -133,35 +133,64 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(LinearHandler, Linear,
                                   .Attr<std::string_view>("activation")
                                   .Attr<int64_t>("residual"));
 
-// Operands and attributes are those of the composite. The new cache is returned in the memory of the old one.
-ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                     ffi::Dictionary attributes) {
+// Operands and attributes are those of the composite: q, k and v; where rows stand; the cache, which is returned in the
+// memory of the old one; slopes and biases.
+ffi::Error AttentionOver(ffi::ThreadPool& threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                         ffi::Dictionary attributes, int64_t stands, bool paged) {
   const Counted counted(attention_spent);
   const auto operand = [&](size_t i) { return *operands.get<ffi::AnyBuffer>(i); };
   const auto result = [&](size_t i) { return *results.get<ffi::AnyBuffer>(i); };
   const auto number = [&](const char* name) { return *attributes.get<int64_t>(name); };
-  const auto q = operand(0).dimensions(), k = operand(1).dimensions(), cache = operand(5).dimensions();
-  const int64_t arrays = number("arrays");
-  const auto type = TypeOf(operand(0).element_type()), cached = TypeOf(operand(5).element_type());
+  const int64_t arrays = number("arrays"), cached_at = 3 + stands;
+  const auto q = operand(0).dimensions(), k = operand(1).dimensions(), cache = operand(cached_at).dimensions();
+  const auto type = TypeOf(operand(0).element_type()), cached = TypeOf(operand(cached_at).element_type());
   if (type.has_error()) return type.error();
   if (cached.has_error()) return cached.error();
   const auto s32 = [&](size_t i) { return static_cast<const int32_t*>(operand(i).untyped_data()); };
   const auto after = [&](int64_t i) { return i < arrays ? result(1 + i)->untyped_data() : nullptr; };
-  int64_t next = 5 + arrays;
+  int64_t next = cached_at + arrays;
   const auto given = [&](const char* name) { return number(name) ? operand(next++).untyped_data() : nullptr; };
   const void *slots = given("own_slots"), *slopes = given("alibi"), *biases = given("distances");
-  const AttentionArguments arguments = {
-      q[0], q[1], q[2], k[2], q[3], cache[0] / k[2], cache[1], number("window"),
+  AttentionArguments arguments = {
+      q[0], q[1], q[2], k[2], q[3], cache[0] / k[2], cache[1], 1, 1, number("window"),
       biases ? operand(next - 1).dimensions()[1] : 0,
       *attributes.get<float>("scale"), *attributes.get<float>("softcap"), *type, *cached,
-      operand(0).untyped_data(), operand(1).untyped_data(), operand(2).untyped_data(), s32(3), s32(4),
-      static_cast<const int32_t*>(slots), static_cast<const float*>(slopes), static_cast<const float*>(biases),
+      operand(0).untyped_data(), operand(1).untyped_data(), operand(2).untyped_data(), s32(3), s32(4), nullptr,
+      static_cast<const int32_t*>(slots), nullptr, static_cast<const float*>(slopes), static_cast<const float*>(biases),
       after(0), after(1), static_cast<float*>(after(2)), static_cast<float*>(after(3)), result(0)->untyped_data()};
+  if (paged) {
+    const auto rows = operand(3).dimensions();
+    arguments.rows = rows[0];
+    arguments.tokens = q[0] * q[1];
+    arguments.stride = rows[1];
+    arguments.most = rows[1] - kRowColumns;
+    arguments.first = s32(3);
+    arguments.length = s32(3) + 1;
+    arguments.start = s32(3) + 2;
+    arguments.prompt = s32(3) + 3;
+    arguments.table = s32(3) + kRowColumns;
+    const bool power = (arguments.page & (arguments.page - 1)) == 0;
+    if (arguments.most < 1 || (arguments.most > 1 && (!power || arguments.page % kPage)))
+      return ffi::Error::InvalidArgument("paged_attention: pages must be a power of two of at least 64 positions");
+  }
   level.load(std::memory_order_relaxed)->attention(arguments, PoolOf(threads));
   return ffi::Error::Success();
 }
 
+ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                     ffi::Dictionary attributes) {
+  return AttentionOver(threads, operands, results, attributes, 2, false);
+}
+
+ffi::Error PagedAttention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                          ffi::Dictionary attributes) {
+  return AttentionOver(threads, operands, results, attributes, 1, true);
+}
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionHandler, Attention,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PagedAttentionHandler, PagedAttention,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
 // Operands are those of the composite. The bias is the last one, if there is one.
@@ -258,7 +287,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(RmsNormHandler, RmsNorm,
 
 PyObject* Handlers(PyObject*, PyObject*) {
   const std::pair<const char*, XLA_FFI_Handler*> all[] = {
-      {"linear", LinearHandler}, {"attention", AttentionHandler}, {"attend_to", AttendToHandler},
+      {"linear", LinearHandler}, {"attention", AttentionHandler}, {"paged_attention", PagedAttentionHandler},
+      {"attend_to", AttendToHandler},
       {"likeliest", LikeliestHandler}, {"layer_norm", LayerNormHandler}, {"rms_norm", RmsNormHandler}};
   PyObject* handlers = PyDict_New();
   for (const auto& [name, handler] : all) {

@@ -1,0 +1,70 @@
+"""Causal self-attention of single tokens over a cache in pages."""
+
+from __future__ import annotations
+
+from transformers_neuronx import hlo
+from transformers_neuronx.layers.activation import softmax
+from transformers_neuronx.layers.cache import as_cached, masked
+from transformers_neuronx.layers.step import SEGMENT
+from transformers_neuronx.pyhlo import Tensor
+
+
+def _paged_attention_body(
+    q: Tensor, k: Tensor, v: Tensor, segments: Tensor, *more: Tensor,
+    scale: float, arrays: int, alibi: bool = False, distances: bool = False,
+    window: int | None = None, softcap: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Write k and v to the cache, and compute softmax(q Kᵀ scale) V over each token's positions up to its own.
+
+    q [b, 1, heads, d]; k, v [b, 1, kv_heads, d]; segments as in `Step`; the `arrays` of the cache, [pages * kv_heads,
+    page, ·]; then, if given, slopes f32[heads] and distance biases f32[heads, ·]. Tokens of no segment write nothing,
+    and their context is 0. -> context [b, 1, heads, d], and the cache
+
+    This defines the result. A kernel reads pages in place; here they are gathered for each token.
+    """
+    b, _, heads, d = q.sizes
+    kv_heads, page, cache = k.sizes[2], more[0].sizes[1], more[:arrays]
+    positions = (segments.sizes[1] - SEGMENT) * page
+    real, segment, position = _places(segments, b)
+    pages = hlo.take(hlo.slice(segments, 1, SEGMENT, segments.sizes[1]), segment)  # s32[b, ·]
+    own = hlo.select(real, hlo.take_rows(pages, hlo.divide(position, page)), -1)
+    offset = hlo.remainder(position, page)
+    new = as_cached([hlo.transpose(x, 0, 2, 1, 3) for x in (k, v)], cache)
+    updated = [_written(x, y, own, offset) for x, y in zip(cache, new, strict=True)]
+
+    gathered = [hlo.take(hlo.reshape(x, -1, kv_heads, page, x.sizes[2]), pages) for x in updated]
+    keys, values, *scales = [
+        hlo.reshape(hlo.transpose(x, 0, 2, 1, 3, 4), b * kv_heads, positions, -1) for x in gathered
+    ]
+    scales = [hlo.reshape(each, -1, 1, positions) for each in scales]
+    q = hlo.reshape(q, b * kv_heads, -1, d)
+    scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
+    scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, 1, positions)
+    slopes, biases = more[arrays:][:alibi], more[len(more) - distances :]
+    scores = masked(scores, position, slopes, biases, window=window, softcap=softcap, near=None)
+    weights = hlo.reshape(softmax(scores), b * kv_heads, -1, positions)
+    weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
+    context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))
+    context = hlo.select(hlo.reshape(real, b, 1, 1, 1), hlo.reshape(context, b, 1, heads, d), 0.0)
+    return context, *updated
+
+
+paged_attention = hlo.composite("paged_attention", _paged_attention_body)
+
+
+def _places(segments: Tensor, b: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return whether each of `b` tokens is of a segment, which one, and its position. pred[b], s32[b], s32[b]"""
+    count = segments.sizes[0]
+    first, length, start = (hlo.slice(segments, 1, column, column + 1) for column in range(3))  # [count, 1]
+    offset = hlo.iota("s32", [count, b], 1) - first
+    inside = hlo.logical_and(offset >= 0, offset < length)
+    segment = hlo.sum(hlo.select(inside, hlo.iota("s32", [count, b], 0), 0), 0)
+    return hlo.any(inside, 0), segment, hlo.sum(hlo.select(inside, start + offset, 0), 0)
+
+
+def _written(cache: Tensor, new: Tensor, page: Tensor, offset: Tensor) -> Tensor:
+    """Write each of `new` [b, kv_heads, 1, ·] to place `offset` of its `page`, s32[b]; outside of pages, nowhere."""
+    b, kv_heads, _, d = new.sizes
+    by_page = hlo.reshape(cache, -1, kv_heads, *cache.sizes[1:])
+    places = hlo.concatenate([hlo.reshape(x, b, 1) for x in (page, offset)], 1)
+    return hlo.reshape(hlo.scatter_rows(by_page, places, hlo.reshape(new, b, kv_heads, d), (0, 2)), *cache.sizes)
