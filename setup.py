@@ -162,6 +162,7 @@ setup(
             "mypy",
             *DOCS,
             "pillow",
+            "hypothesis",
             "pytest",
             "pytest-xdist",
             "ruff",

@@ -17,10 +17,10 @@ ORDER = [
     "arguments", "sparse_attn_utils", "switches", "config", "pyhlo", "dtypes", "hlo", "neuron", "compiler",
     "other_formats", "base", "module", "origin", "panels", "weights", "quantization", "layers", "kv_cache",
     "runtimes", "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "manifest",
-    "serialization", "rules", "inputs", "feeding", "generation", "turns", "models", "methods", "sampling_functions",
-    "sampling", "encoder_decoder", "acceptors", "speculation", "fused_speculation", "FAMILY", "auto", "inspection",
-    "planning", "comparison", "modeling_auto", "device_cache", "generation_utils", "original", "trace", "cli",
-    "__main__", "__init__",
+    "serialization", "rules", "serving", "inputs", "feeding", "generation", "turns", "models", "methods",
+    "sampling_functions", "sampling", "encoder_decoder", "acceptors", "speculation", "fused_speculation", "FAMILY",
+    "auto", "inspection", "planning", "comparison", "modeling_auto", "device_cache", "generation_utils", "original",
+    "trace", "cli", "__main__", "__init__",
 ]  # fmt: skip
 FILE_LINES, FUNCTION_LINES = 400, 40
 FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 60, "model.py": 40}  # an encoder takes 20 of weights

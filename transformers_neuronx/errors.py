@@ -25,6 +25,10 @@ class InputError(TransformersNeuronxError, ValueError):
     """A call got ids, positions or options that the compiled model cannot serve. The model stays usable."""
 
 
+class QueueFullError(InputError):
+    """Too many requests, or too many tokens of prompts, are waiting. Submit the request later."""
+
+
 class NotSupportedError(TransformersNeuronxError, NotImplementedError):
     """A name of the original library that this package does not have was used. Importing it is no error."""
 

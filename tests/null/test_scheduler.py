@@ -1,0 +1,225 @@
+"""The scheduler and its pages against a cache that remembers what was written where, under random schedules."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from transformers_neuronx.errors import InputError, QueueFullError
+from transformers_neuronx.serving.pages import NO_PAGE, Pages, digests
+from transformers_neuronx.serving.request import Request, SamplingParams
+from transformers_neuronx.serving.scheduler import Limits, Scheduler
+
+VOCAB = 7
+END = 0
+
+
+def following(tokens):
+    """The token that a model of this test samples after `tokens`."""
+    return random.Random(str(tokens)).randrange(VOCAB)
+
+
+def alone(prompt, params):
+    """The tokens that a prompt gets without any scheduler."""
+    request = Request(0, list(prompt), params, frozenset([END]))
+    while request.reason is None:
+        request.append(following(request.tokens))
+    return request.tokens, request.reason
+
+
+class Cache:
+    """The device of this test. It keeps for each place the tokens up to the one that was written there."""
+
+    def __init__(self, pages):
+        self.pages, self.places = pages, {}
+
+    def run(self, step):
+        """Compute a step: write first, then read, as the kernel does. Return the sampled tokens."""
+        size, sampled = self.pages.size, {}
+        assert len({work.request.id for work in step}) == len(step), "a request is in a step once"
+        for work in step:
+            request, start, count = work.request, work.start, work.count
+            assert request.reason is None and count > 0 and start == request.computed
+            assert start + count <= request.prompt_length or start >= request.prompt_length
+            for position in range(start, start + count):
+                page = request.pages[position // size]
+                assert page != NO_PAGE and self.pages.may_write(page), "written while others may read it"
+                self.places[page, position % size] = tuple(request.tokens[: position + 1])
+        for work in step:
+            request = work.request
+            for position in range(work.start + work.count):
+                here = self.places.get((request.pages[position // size], position % size))
+                assert here == tuple(request.tokens[: position + 1]), "read before it was written"
+            if work.samples:
+                sampled[request.id] = following(request.tokens)
+        return sampled
+
+
+def check_pages(scheduler):
+    """No page is lost, and each has as many holders as requests name it."""
+    pages = scheduler.pages
+    named = Counter(page for request in scheduler.running for page in request.pages)
+    for page in range(1, pages.count + 1):
+        assert pages._holders[page] == named[page]
+        assert (page in pages._free) == (named[page] == 0)
+    assert set(pages._page_of.values()) == set(pages._digest_of)
+    assert all(not request.pages for request in scheduler.waiting)
+
+
+def drive(seed, count=12):
+    """A random pool, and requests that come, go and share prompts. Return the counts of what happened."""
+    draw = random.Random(seed)
+    pages = Pages(draw.randint(2, 14), draw.choice([1, 2, 4]))
+    limits = Limits(tokens=draw.randint(4, 12), rows=draw.randint(1, 4), positions=40)
+    scheduler, cache, happened = Scheduler(pages, limits), Cache(pages), Counter()
+    stem = [draw.randrange(VOCAB) for _ in range(12)]
+    left, requests = count, []
+    idle = 0
+    while left or len(scheduler):
+        while left and draw.random() < 0.5:
+            prompt = stem[: draw.randint(0, 12)] + [draw.randrange(VOCAB) for _ in range(draw.randint(1, 8))]
+            params = SamplingParams(
+                max_tokens=draw.randint(1, 12),
+                min_tokens=draw.choice([0, 0, 3]),
+                priority=draw.choice([0, 0, 0, 1, -1]),
+                cache_salt=draw.choice(["", "", "other"]),
+            )
+            request = Request(len(requests) + happened["refused"], prompt, params, frozenset([END]))
+            left -= 1
+            if request.longest > min(limits.positions, pages.count * pages.size):
+                with pytest.raises(InputError, match="positions, but the engine has"):
+                    scheduler.add(request)
+                happened["refused"] += 1
+                continue
+            scheduler.add(request)
+            requests.append(request)
+        if requests and draw.random() < 0.05:
+            scheduler.abort(victim := draw.choice(requests))
+            happened["aborted"] += victim.reason == "abort"
+        step = scheduler.schedule()
+        check_pages(scheduler)
+        assert sum(work.count for work in step) <= limits.tokens and len(scheduler.running) <= limits.rows
+        assert sum(work.start + work.count < work.request.prompt_length for work in step) <= 1, "prompts in chunks"
+        assert step or not scheduler.running, "what runs goes on"
+        idle = 0 if step else idle + 1
+        assert idle < 50 or left, "nothing runs, but something waits"
+        if scheduler.running:
+            assert step and min(scheduler.running, key=lambda each: each.order).id in {w.request.id for w in step}
+        sampled = cache.run(step)
+        if requests and draw.random() < 0.05:  # while the step runs
+            scheduler.abort(draw.choice(requests))
+        scheduler.update(step, sampled)
+        check_pages(scheduler)
+    for request in requests:
+        happened["preempted"] += request.preempted
+        happened["cached"] += request.cached > 0
+        assert request.reason and not request.pages
+        if request.reason != "abort":
+            wanted = alone(request.tokens[: request.prompt_length], request.params)
+            assert (request.tokens, request.reason) == wanted
+    assert pages.free == pages.count and not scheduler.waiting_tokens
+    return happened
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(st.integers(0, 2**64))
+def test_any_schedule_gives_each_request_what_it_gets_alone(seed):
+    drive(seed)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_schedules():
+    happened = sum((drive(seed) for seed in range(100_000)), Counter())
+    print(dict(happened))
+    assert min(happened[each] for each in ("preempted", "cached", "aborted", "refused")) > 10_000
+
+
+def test_schedules_have_all_that_can_happen():
+    happened = sum((drive(seed) for seed in range(200)), Counter())
+    assert min(happened[each] for each in ("preempted", "cached", "aborted", "refused")) > 20
+
+
+def engine(pages=100, size=4, **limits):
+    return Scheduler(Pages(pages, size), Limits(**dict(tokens=8, rows=4, positions=100) | limits))
+
+
+def request(number, length, **params):
+    return Request(number, list(range(1, length + 1)), SamplingParams(**dict(max_tokens=4) | params))
+
+
+def shares(step):
+    return [(work.request.id, work.start, work.count) for work in step]
+
+
+def run(scheduler):
+    step = scheduler.schedule()
+    scheduler.update(step, {work.request.id: 99 for work in step if work.samples})
+    return shares(step)
+
+
+def test_running_rows_come_first_and_one_prompt_is_in_chunks():
+    scheduler = engine()
+    for each in (request(1, 3), request(2, 20, cache_salt="2"), request(3, 9, cache_salt="3")):
+        scheduler.add(each)
+    assert run(scheduler) == [(1, 0, 3), (2, 0, 5)]
+    assert run(scheduler) == [(1, 3, 1), (2, 5, 7)]
+    assert run(scheduler) == [(1, 4, 1), (2, 12, 7)]
+    assert run(scheduler) == [(1, 5, 1), (2, 19, 1), (3, 0, 6)]
+    assert run(scheduler) == [(2, 20, 1), (3, 6, 3)]
+
+
+def test_prompts_that_begin_alike_share_pages_but_their_last_token_is_computed():
+    scheduler = engine()
+    first, second, salted = request(1, 8), request(2, 8), request(3, 8, cache_salt="x")
+    for each in (first, second, salted):
+        scheduler.add(each)
+        run(scheduler)
+    assert (first.cached, second.cached, salted.cached) == (0, 4, 0)
+    assert first.pages[0] == second.pages[0] != salted.pages[0] and first.pages[1] != second.pages[1]
+
+
+def test_a_request_that_can_never_run_is_refused_and_so_is_one_too_many():
+    scheduler = engine(pages=5, waiting=2, waiting_tokens=24)
+    with pytest.raises(InputError, match=r"17 tokens and max_tokens=5 need 21 positions, but the engine has 20"):
+        scheduler.add(request(1, 17, max_tokens=5))
+    scheduler.add(request(2, 17))
+    with pytest.raises(QueueFullError, match=r"1 requests with 17 tokens are waiting"):
+        scheduler.add(request(3, 8))
+    scheduler.add(request(4, 1))
+    with pytest.raises(QueueFullError, match="submit the request later"):
+        scheduler.add(request(5, 1))
+    with pytest.raises(InputError, match="the prompt is empty"):
+        scheduler.add(request(6, 0))
+
+
+def test_an_urgent_request_takes_the_place_of_others():
+    scheduler = engine(rows=1)
+    scheduler.add(slow := request(1, 3, max_tokens=9))
+    run(scheduler), run(scheduler)
+    scheduler.add(request(2, 3, priority=-1, max_tokens=2))
+    assert run(scheduler) == [(2, 0, 3)] and run(scheduler) == [(2, 3, 1)]
+    assert slow.preempted == 1 and run(scheduler) == [(1, 0, 3)]
+    assert run(scheduler) == [(1, 3, 2)], "generated tokens are computed apart from the prompt"
+
+
+def test_digests_depend_on_all_before_and_on_the_salt():
+    first, second = digests([1, 2, 3, 4, 5], 2), digests([9, 2, 3, 4], 2)
+    assert len(first) == len(second) == 2 and not set(first) & set(second)
+    assert digests([1, 2], 2, b"salt") != first[:1] == digests([1, 2, 9], 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (dict(max_tokens=0), "max_tokens must be a whole number of at least 1, got 0"),
+        (dict(min_tokens=-1), "min_tokens must be a whole number of at least 0, got -1"),
+        (dict(temperature=-0.5), r"temperature must be at least 0 \(0 is greedy\), got -0.5"),
+        (dict(presence_penalty=3), "presence_penalty must be from -2 to 2, got 3"),
+        (dict(top_p=2), r"top_p must be in \(0, 1\], got 2"),
+        (dict(logprobs=True), "logprobs must be a whole number of at least 0, got True"),
+    ],
+)
+def test_parameters_out_of_range(wrong, message):
+    with pytest.raises(InputError, match=message):
+        SamplingParams(**wrong)

@@ -1,0 +1,120 @@
+"""Requests: what a caller asks for, and how far it is. Plain data; the scheduler moves them on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Integral
+
+from transformers_neuronx.errors import InputError
+from transformers_neuronx.rules import Rules
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is answered.
+
+    - `max_tokens`: most tokens to generate, at least 1. Default 16.
+    - `min_tokens`: before this many tokens, none that ends the request is sampled. Default 0.
+    - `temperature`: 0 is greedy; otherwise divides the logits. Default 1.0.
+    - `top_k`, `top_p`, `min_p`, `repetition_penalty`, `seed`: as in `Rules`, with `top_k` 0 (all tokens) by default.
+    - `stop_token_ids`: tokens that end the request, besides the model's end tokens.
+    - `ignore_eos`: the model's end tokens do not end the request. Default False.
+    - `logit_bias`: added to the logits of these tokens.
+    - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once and for each time.
+    - `logprobs`: number of likeliest tokens whose log-probabilities are kept for each token. None, the default: none.
+    - `priority`: requests with a lower number go first. Default 0; equal ones in the order of their arrival.
+    - `cache_salt`: requests share cached prompts only with those of the same salt. Default "".
+
+    Raises InputError for a value out of range.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+    priority: int = 0
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_tokens", 1), ("min_tokens", 0), ("logprobs", 0)):
+            value = getattr(self, name)
+            whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+            if not (whole or (value is None and name == "logprobs")):
+                raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise InputError(f"{name} must be from -2 to 2, got {getattr(self, name)!r}")
+        if self.temperature < 0:
+            raise InputError(f"temperature must be at least 0 (0 is greedy), got {self.temperature!r}")
+        self.rules  # noqa: B018  checks the others
+
+    @cached_property
+    def rules(self) -> Rules:
+        """The rules of sampling, for a single row."""
+        greedy = self.temperature == 0
+        return Rules(
+            top_k=1 if greedy else self.top_k,
+            top_p=self.top_p,
+            temperature=1.0 if greedy else self.temperature,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+        )
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence on its way.
+
+    `tokens` are those of the prompt, then the generated ones. The keys and values of the first `computed` of them are
+    in the cache, in `pages`. A request has ended when it has a `reason`: "stop", "length", "abort" or "error".
+    """
+
+    id: int
+    tokens: list[int]
+    params: SamplingParams
+    ends: frozenset[int] = frozenset()  # tokens that end it
+    computed: int = 0
+    cached: int = 0  # tokens of the prompt that were in the cache when it was first admitted
+    pages: list[int] = field(default_factory=list)
+    published: int = 0  # full pages of the prompt that others may find
+    preempted: int = 0  # times that its pages were taken away
+    reason: str | None = None
+    prompt_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Requests with a smaller order go first."""
+        return self.params.priority, self.id
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def longest(self) -> int:
+        """The most positions whose keys and values it can need: the last token's are never read."""
+        return self.prompt_length + self.params.max_tokens - 1
+
+    def append(self, token: int) -> None:
+        """Add a generated token, which may complete the request."""
+        self.tokens.append(token)
+        if token in self.ends and self.generated > self.params.min_tokens:
+            self.reason = "stop"
+        elif self.generated >= self.params.max_tokens:
+            self.reason = "length"

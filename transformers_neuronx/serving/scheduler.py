@@ -1,0 +1,222 @@
+"""Decides what the next step computes. It knows requests and pages, but no device, clock, thread or model.
+
+There are no phases. A request has tokens, and the keys and values of some of them are computed; the scheduler gives it
+tokens of a step until both numbers agree, and the step that computes the last one samples the next. A prompt's chunk,
+a running row, and a preempted request that starts again are the same.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from transformers_neuronx.errors import InputError, QueueFullError
+from transformers_neuronx.serving.pages import Pages, digests
+from transformers_neuronx.serving.request import Request
+
+
+@dataclass(frozen=True)
+class Work:
+    """Compute the tokens `start` to `start + count` of a request. If they are all it has, sample the next one."""
+
+    request: Request
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        return self.start + self.count == len(self.request.tokens)
+
+    @property
+    def of_prompt(self) -> bool:
+        return self.start < self.request.prompt_length
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The size of a step and of the queue.
+
+    `tokens` is the most of one step, `rows` the most requests that run at once, `positions` the longest sequence.
+    `waiting` and `waiting_tokens` are the most requests, and tokens of prompts, that may wait.
+    """
+
+    tokens: int
+    rows: int
+    positions: int
+    waiting: int = 4096
+    waiting_tokens: int = 2**24
+
+
+class Scheduler:
+    """Requests that wait, and those that run, in order: by priority, then first come, first served."""
+
+    def __init__(self, pages: Pages, limits: Limits) -> None:
+        self.pages, self.limits = pages, limits
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.waiting_tokens = 0
+        self._digests: dict[int, list[bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait. Raises InputError if it can never run, and QueueFullError if too much is waiting."""
+        limits, length = self.limits, request.prompt_length
+        most = min(limits.positions, self.pages.count * self.pages.size)
+        if not length:
+            raise InputError("the prompt is empty")
+        if request.longest > most:
+            raise InputError(
+                f"a prompt of {length} tokens and max_tokens={request.params.max_tokens} need {request.longest} "
+                f"positions, but the engine has {most}: shorten the prompt, or lower max_tokens"
+            )
+        waiting, tokens = len(self.waiting), self.waiting_tokens
+        if waiting >= limits.waiting or (waiting and tokens + length > limits.waiting_tokens):
+            raise QueueFullError(f"{waiting} requests with {tokens} tokens are waiting: submit the request later")
+        self._digests[request.id] = digests(request.tokens, self.pages.size, request.params.cache_salt.encode())
+        self._wait(request)
+
+    def abort(self, request: Request, reason: str = "abort") -> None:
+        """End a request, wherever it is. One that has ended stays as it is."""
+        if request.reason is None:
+            request.reason = reason
+            self._leave(request)
+
+    def schedule(self) -> list[Work]:
+        """Return the work of the next step; empty if nothing can run. Running rows come first, then prompts' chunks.
+
+        At most one prompt is in chunks at a time. If there are too few pages, requests that come later in order lose
+        theirs, and start again.
+        """
+        self._give_way()
+        step: list[Work] = []
+        chunk = self.limits.tokens - sum(self._missing(request) == 1 for request in self.running)
+        for request in list(self.running):
+            if request not in self.running:
+                continue  # it was preempted by one before it
+            missing = self._missing(request)
+            count = 1 if missing == 1 else min(missing, chunk)
+            if count and self._reserve(request, request.computed + count, step):
+                step.append(Work(request, request.computed, count))
+                chunk -= count if missing > 1 else 0
+        done = {work.request.id for work in step if work.samples}
+        if all(self._missing(request) == 1 or request.id in done for request in self.running):
+            self._admit(step, chunk)
+        return sorted(step, key=lambda work: work.count > 1)
+
+    def update(self, step: list[Work], sampled: Mapping[int, int]) -> list[Request]:
+        """Record that a step was computed, with the token sampled for each request, by id. Return those that ended."""
+        ended: list[Request] = []
+        for work in step:
+            request = work.request
+            if request.reason is not None:
+                continue  # it was aborted while the step ran
+            request.computed = work.start + work.count
+            self._publish(request)
+            if request.id in sampled:
+                request.append(sampled[request.id])
+            if request.reason is not None:
+                self._leave(request)
+                ended.append(request)
+        return ended
+
+    def _missing(self, request: Request) -> int:
+        """Number of tokens that are not computed, up to the end of the prompt or of the sequence.
+
+        Tokens of a prompt and generated ones are computed in different ways, so that the bits of both stay the same
+        when a request starts again.
+        """
+        end = len(request.tokens)
+        return (request.prompt_length if request.computed < request.prompt_length < end else end) - request.computed
+
+    def _give_way(self) -> None:
+        """Preempt requests of lower priority than the first that waits, until that one can start."""
+        while self.waiting and self.running:
+            first, last = self.waiting[0], self.running[-1]
+            if last.params.priority <= first.params.priority or self._first_chunk(first, self.limits.tokens):
+                return
+            self._preempt(last)
+
+    def _admit(self, step: list[Work], chunk: int) -> None:
+        """Start requests that wait, in order, while the step has room for their tokens and there are pages."""
+        while self.waiting and chunk > 0 and (first := self._first_chunk(self.waiting[0], chunk)):
+            found, end = first
+            request = self._start(found)
+            self._reserve(request, end, step)
+            work = Work(request, request.computed, end - request.computed)
+            step.append(work)
+            chunk -= work.count
+            if end < request.prompt_length:
+                return
+
+    def _first_chunk(self, request: Request, chunk: int) -> tuple[list[int], int] | None:
+        """Return the pages that hold the beginning of a prompt, and where its first chunk ends; None if none can run.
+
+        At least the last token is computed, as the next one is sampled from its logits.
+        """
+        if len(self.running) >= self.limits.rows:
+            return None
+        size = self.pages.size
+        found = self.pages.matching(self._digests[request.id])[: (request.prompt_length - 1) // size]
+        end = min(request.prompt_length, len(found) * size + chunk)
+        needed = self.pages.needed(end) - len(found) + self.pages.unused(found)
+        return (found, end) if needed + len(self.running) <= self.pages.free else None  # those that run soon need one
+
+    def _start(self, found: list[int]) -> Request:
+        request = self.waiting.pop(0)
+        self.waiting_tokens -= request.prompt_length
+        self.pages.take(found)
+        request.pages = list(found)
+        request.computed = len(found) * self.pages.size
+        request.published = len(found)
+        if not request.preempted:
+            request.cached = request.computed
+        insort(self.running, request, key=lambda each: each.order)
+        return request
+
+    def _reserve(self, request: Request, positions: int, step: list[Work]) -> bool:
+        """Give a request pages for this many positions. Those after it in order, and not in the step, may lose theirs.
+
+        If that is not enough, the request keeps what it has until the next step.
+        """
+        needed = self.pages.needed(positions) - len(request.pages)
+        busy = {work.request.id for work in step}
+        while needed > self.pages.free:
+            last = next(each for each in reversed(self.running) if each.id not in busy)
+            if last is request:
+                return False
+            self._preempt(last)
+        if needed > 0:
+            request.pages += self.pages.allocate(needed)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Take a request's pages away. It waits, and computes all of its tokens again."""
+        self.running.remove(request)
+        self.pages.release(request.pages)
+        request.pages, request.computed, request.published = [], 0, 0
+        request.preempted += 1
+        self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        insort(self.waiting, request, key=lambda each: each.order)
+        self.waiting_tokens += request.prompt_length
+
+    def _leave(self, request: Request) -> None:
+        if request in self.waiting:
+            self.waiting.remove(request)
+            self.waiting_tokens -= request.prompt_length
+        elif request in self.running:
+            self.running.remove(request)
+            self.pages.release(request.pages)
+            request.pages = []
+        self._digests.pop(request.id, None)
+
+    def _publish(self, request: Request) -> None:
+        """Let others find the pages that are full of computed tokens of the prompt."""
+        full = min(request.computed, request.prompt_length) // self.pages.size
+        for place in range(request.published, full):
+            self.pages.publish(request.pages[place], self._digests[request.id][place])
+        request.published = max(request.published, full)
