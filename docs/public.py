@@ -22,6 +22,8 @@ PUBLIC: dict[str, list[str] | None] = {
     "encoder_decoder": ["EncoderDecoderForSampling"],
     **{f"{family}.model": None for family in FAMILIES},
     "generation": ["Rules"],
+    "serving.engine": ["Engine", "Handle", "Usage"],
+    "serving.request": ["SamplingParams"],
     "generation_utils": ["HuggingFaceGenerationModelAdapter"],
     "speculation": [
         *("SpeculativeGenerator", "PromptLookup", "TokenAcceptor", "DefaultTokenAcceptor", "DraftProvider"),

@@ -37,12 +37,15 @@ if TYPE_CHECKING:
     from transformers_neuronx.mistral.model import MistralForSampling as MistralForSampling
     from transformers_neuronx.mixtral.model import MixtralForSampling as MixtralForSampling
     from transformers_neuronx.opt.model import OPTForSampling as OPTForSampling
+    from transformers_neuronx.serving.engine import Engine as Engine
+    from transformers_neuronx.serving.request import SamplingParams as SamplingParams
     from transformers_neuronx.t5.model import T5ForSampling as T5ForSampling
 
-# Names that the original exports here. They are imported on first use, because some take seconds.
+# The names of this package that most programs need. They are imported on first use, because some take seconds.
 _HOMES = {
     "BloomForSampling": "bloom.model",
     "ContinuousBatchingConfig": "config",
+    "Engine": "serving.engine",
     "GPT2ForSamplingWithContextBroadcasting": "gpt2.model",
     "GPTJForSampling": "gptj.model",
     "GPTNeoXForSampling": "gptneox.model",
@@ -59,6 +62,7 @@ _HOMES = {
     "NeuronConfig": "config",
     "OPTForSampling": "opt.model",
     "QuantizationConfig": "config",
+    "SamplingParams": "serving.request",
     "T5ForSampling": "t5.model",
 }
 

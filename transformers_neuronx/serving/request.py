@@ -6,9 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
+from typing import Any
+
+import numpy as np
 
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.rules import Rules
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,31 @@ class Request:
     published: int = 0  # full pages of the prompt that others may find
     preempted: int = 0  # times that its pages were taken away
     reason: str | None = None
+    logprobs: list[tuple[float, dict[int, float]]] = field(default_factory=list)
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
+        self.policy = self.params.rules.packed(1)[0]  # without a seed, drawn once
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits change before the next token is chosen."""
+        params = self.params
+        penalties = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+        return bool(penalties or params.logit_bias or (self.ends and self.generated < params.min_tokens))
+
+    def adjust(self, added: Array, seen: Array) -> None:
+        """Fill arrays of zeros: what is added to logits, f32[vocab], and which tokens there are, pred[vocab]."""
+        params = self.params
+        seen[self.tokens] = True
+        if params.presence_penalty or params.frequency_penalty:
+            ids, counts = np.unique(self.tokens[self.prompt_length :], return_counts=True)
+            added[ids.astype(np.int64)] -= params.presence_penalty + params.frequency_penalty * counts
+        for token, bias in params.logit_bias.items():
+            added[token] += bias
+        if self.generated < params.min_tokens:
+            added[list(self.ends)] = -np.inf
 
     @property
     def order(self) -> tuple[int, int]:
@@ -114,7 +140,7 @@ class Request:
     def append(self, token: int) -> None:
         """Add a generated token, which may complete the request."""
         self.tokens.append(token)
-        if token in self.ends and self.generated > self.params.min_tokens:
+        if token in self.ends:
             self.reason = "stop"
         elif self.generated >= self.params.max_tokens:
             self.reason = "length"

@@ -1,0 +1,243 @@
+"""An engine with many callers: every request gets the tokens that it gets alone, and ends."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transformers_neuronx import Engine, SamplingParams
+from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig
+from transformers_neuronx.errors import ConfigError, EngineError, InputError, QueueFullError
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+LONGEST = 256
+STEM = np.random.default_rng(7).integers(3, 1000, 140).tolist()
+
+
+def loaded(**options):
+    options = dict(n_positions=LONGEST, context_length_estimate=64) | options
+    model = GPT2ForSampling.from_pretrained(TINY_KJV, **options)
+    model.to_neuron()
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return loaded()
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    with Engine(model, rows=8, step_tokens=64) as engine:
+        yield engine
+
+
+def prompt(number, shared=0):
+    draw = np.random.default_rng(number)
+    return [*STEM[:shared], *draw.integers(3, 1000, 1 + draw.integers(30)).tolist()]
+
+
+def sampled(model, ids, count, **rules):
+    """What the model samples alone, without its prompt, up to its end token."""
+    tokens = model.sample(torch.tensor([ids]), len(ids) + count, **rules)[0, len(ids) :].tolist()
+    ends = [place for place, token in enumerate(tokens) if token in model.eos_token_ids]
+    return tokens[: ends[0] + 1 if ends else None]
+
+
+def params(number, count=12):
+    """Parameters, and the rules of `sample` that mean the same."""
+    if number % 3 == 0:
+        return SamplingParams(max_tokens=count, temperature=0), dict(top_k=1)
+    if number % 3 == 1:
+        rules = dict(top_k=40, temperature=0.8, top_p=0.9, seed=number)
+        return SamplingParams(max_tokens=count, **rules), rules
+    rules = dict(top_k=0, repetition_penalty=1.3, seed=number)
+    return SamplingParams(max_tokens=count, **rules), rules
+
+
+def test_a_request_gets_what_sample_gives(engine, model):
+    for number in range(9):
+        ids, (how, rules) = prompt(number), params(number)
+        handle = engine.submit(ids, how)
+        assert handle.result() == sampled(model, ids, 12, **rules)
+        assert handle.finish_reason in ("length", "stop")
+        assert handle.usage[:2] == (len(ids), len(handle.result()))
+
+
+def together(engine, numbers):
+    """Submit requests that share prompts, from four threads, and return their tokens."""
+    start = threading.Barrier(4)
+
+    def some(first):
+        start.wait()
+        handles = [(n, engine.submit(prompt(n, 40 * (n % 4)), params(n)[0])) for n in numbers[first::4]]
+        return {n: handle.result() for n, handle in handles}
+
+    with ThreadPoolExecutor(4) as pool:
+        return {number: tokens for each in pool.map(some, range(4)) for number, tokens in each.items()}
+
+
+@pytest.mark.parametrize("cache_tokens", [None, LONGEST])
+def test_what_many_get_is_what_each_gets_alone(cache_tokens, model):
+    """With room for all, and with so little that requests start again."""
+    wanted = {n: sampled(model, prompt(n, 40 * (n % 4)), 12, **params(n)[1]) for n in range(40)}
+    with Engine(model, rows=8, step_tokens=32, cache_tokens=cache_tokens) as engine:
+        before = dict(model.decoder.executables)
+        assert together(engine, range(40)) == wanted
+        assert model.decoder.executables.keys() == before.keys(), "nothing compiles"
+        assert not len(engine.scheduler) and engine.scheduler.pages.free == engine.scheduler.pages.count
+
+
+def logprobs(engine, ids, company=()):
+    others = [engine.submit(prompt(n), SamplingParams(max_tokens=40)) for n in company]
+    handle = engine.submit(ids, SamplingParams(max_tokens=20, temperature=0, logprobs=3))
+    handle.result()
+    for other in others:
+        other.cancel()
+    return handle
+
+
+@pytest.mark.parametrize("amp", ["f32", "bf16"])
+@pytest.mark.parametrize("cache", [None, "s8"])
+def test_the_same_bits_in_company_in_chunks_and_after_a_hit(amp, cache):
+    quant = KVCacheQuantizationConfig(quant_dtype=cache) if cache else None
+    model = loaded(amp=amp, neuron_config=NeuronConfig(kv_cache_quant=quant))
+    ids = prompt(5, 100)
+    with Engine(model, rows=8, step_tokens=32) as small, Engine(model, rows=8, step_tokens=256) as large:
+        cold = logprobs(large, ids)
+        warm = logprobs(large, ids)
+        assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, 64)
+        busy = logprobs(large, ids, range(7))
+        chunks = logprobs(small, ids, range(3))
+    assert cold.result() == warm.result() == busy.result() == chunks.result()
+    if amp == "f32":  # in bf16, tiles add in another order, if there are some
+        assert cold.logprobs == warm.logprobs == busy.logprobs == chunks.logprobs
+    for own, likeliest in cold.logprobs:
+        assert len(likeliest) == 3 and own == max(likeliest.values()) < 0
+
+
+def test_logprobs_are_those_of_the_model(engine, model):
+    ids = prompt(3)
+    handle = engine.submit(ids, SamplingParams(max_tokens=8, temperature=0.7, seed=1, logprobs=0))
+    whole = ids + handle.result()
+    wanted = torch.log_softmax(model(torch.tensor([whole[:-1]]), output_all_logits=True)[0], -1)[len(ids) - 1 :]
+    got = torch.tensor([own for own, likeliest in handle.logprobs])
+    torch.testing.assert_close(got, wanted[range(8), handle.result()], atol=1e-5, rtol=0)
+    assert all(likeliest == {} for _, likeliest in handle.logprobs)
+
+
+def test_penalties_biases_and_ends(engine, model):
+    ids = prompt(1)
+    plain = engine.submit(ids, SamplingParams(max_tokens=30, temperature=0)).result()
+    repeated = max(plain, key=plain.count)
+    assert plain.count(repeated) > 2
+
+    def got(**how):
+        handle = engine.submit(ids, SamplingParams(**dict(max_tokens=30, temperature=0) | how))
+        return handle.result(), handle.finish_reason
+
+    assert got(logit_bias={repeated: -100})[0].count(repeated) == 0
+    assert got(logit_bias={777: 100})[0] == [777] * 30
+    assert len(set(got(presence_penalty=2.0, frequency_penalty=2.0)[0])) > len(set(plain))
+    place = plain.index(repeated)
+    assert got(stop_token_ids=[repeated]) == (plain[: place + 1], "stop")
+    late = got(stop_token_ids=[repeated], min_tokens=place + 5)[0]
+    assert repeated not in late[: place + 5] and late[:place] == plain[:place]
+
+
+def test_tokens_come_one_by_one_to_threads_and_event_loops(engine):
+    wanted = engine.submit(prompt(2), SamplingParams(max_tokens=25, temperature=0)).result()
+    handle = engine.submit(prompt(2), SamplingParams(max_tokens=25, temperature=0))
+
+    async def read():
+        return [token async for token in handle]
+
+    async def all_of_them():
+        return await asyncio.gather(*(read() for _ in range(3)))
+
+    with ThreadPoolExecutor(3) as pool:
+        by_thread = [pool.submit(list, handle) for _ in range(2)]
+        assert asyncio.run(all_of_them()) == [wanted] * 3
+        assert [each.result() for each in by_thread] == [wanted] * 2
+    assert list(handle) == wanted, "also after its end"
+
+
+def test_requests_can_be_cancelled_at_any_moment(engine):
+    handles = [engine.submit(prompt(n), SamplingParams(max_tokens=100, ignore_eos=True)) for n in range(30)]
+    first = next(iter(handles[0]))
+    for handle in handles[::2]:
+        handle.cancel()
+        handle.cancel()
+    assert handles[0].result()[0] == first and handles[0].finish_reason == "abort"
+    assert [len(handle.result()) for handle in handles[1::2]] == [100] * 15
+    assert all(handle.finish_reason == "abort" for handle in handles[::2])
+    assert not len(engine.scheduler) and engine.scheduler.pages.free == engine.scheduler.pages.count
+
+
+def test_prompts_that_it_cannot_serve(engine):
+    with pytest.raises(InputError, match=r"token ids must be from 0 to 1022, got 1023"):
+        engine.submit([5, 1023])
+    with pytest.raises(InputError, match=r"token ids must be from 0 to 1022, got -1"):
+        engine.submit([5], SamplingParams(logit_bias={-1: 1.0}))
+    with pytest.raises(InputError, match="the prompt is empty"):
+        engine.submit([])
+    with pytest.raises(InputError, match=r"250 tokens and max_tokens=16 need 265 positions, but the engine has 256"):
+        engine.submit([5] * 250)
+    assert len(engine.submit([5] * 250, SamplingParams(max_tokens=7)).result()) <= 7
+
+
+def test_a_full_queue(model):
+    with Engine(model, rows=1, step_tokens=8, waiting=2) as engine:
+        running = engine.submit([5], SamplingParams(max_tokens=200, ignore_eos=True))
+        next(iter(running))
+        waiting = [engine.submit([6]) for _ in range(2)]
+        with pytest.raises(QueueFullError, match="2 requests with 2 tokens are waiting"):
+            engine.submit([7])
+        with pytest.raises(TimeoutError, match=r"has not ended after 0\.001 seconds"):
+            waiting[1].result(timeout=0.001)
+        running.cancel()
+        assert all(len(handle.result()) for handle in waiting)
+
+
+def test_a_failure_ends_what_runs_and_the_engine_goes_on(model, monkeypatch):
+    with Engine(model, rows=4, step_tokens=16) as engine:
+        wanted = engine.submit(prompt(1), SamplingParams(temperature=0)).result()
+        run = engine._steps.run
+
+        def fail(packed):
+            monkeypatch.setattr(engine._steps, "run", run)
+            raise RuntimeError("the device is gone")
+
+        monkeypatch.setattr(engine._steps, "run", fail)
+        handle = engine.submit(prompt(2))
+        with pytest.raises(EngineError, match="request 1 failed: the device is gone"):
+            handle.result()
+        assert handle.finish_reason == "error"
+        assert engine.submit(prompt(1), SamplingParams(temperature=0)).result() == wanted
+
+
+def test_a_closed_engine(model):
+    engine = Engine(model, rows=2, step_tokens=8)
+    handle = engine.submit([5], SamplingParams(max_tokens=200, ignore_eos=True))
+    engine.close()
+    engine.close()
+    assert len(handle.result()) < 200 and handle.finish_reason == "abort"
+    with pytest.raises(EngineError, match="the engine is closed"):
+        engine.submit([5])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(rows=0), "rows must be at least 1, got 0"),
+        (dict(rows=8, step_tokens=4), "step_tokens must be at least rows=8, got 4"),
+    ],
+)
+def test_sizes_that_do_not_fit(options, message, model):
+    with pytest.raises(ConfigError, match=message):
+        Engine(model, **options)

@@ -1,0 +1,249 @@
+"""An engine: many callers submit requests, and one thread answers them together.
+
+engine = Engine(model)
+handle = engine.submit([5, 6, 7], SamplingParams(max_tokens=8, temperature=0))
+tokens = list(handle)  # or: async for token in handle
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from transformers_neuronx.errors import ConfigError, EngineError, InputError
+from transformers_neuronx.layers.sampling import BROKEN
+from transformers_neuronx.serving.paged import PagedSteps
+from transformers_neuronx.serving.pages import Pages
+from transformers_neuronx.serving.request import Request, SamplingParams
+from transformers_neuronx.serving.scheduler import Limits, Scheduler
+
+PAGE = 64  # positions
+
+
+class Usage(NamedTuple):
+    """Numbers of tokens: of the prompt, generated ones, and those of the prompt that were in the cache already."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Handle:
+    """A request that was submitted. Iterating, or `async for`, gives its tokens as they are generated.
+
+    Any number of threads and event loops may iterate; each gets all tokens. Raises EngineError if the request failed.
+    """
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine, self._request = engine, request
+        self._changed = threading.Condition()
+        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._tokens: list[int] = []
+        self._ended = False
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        given = 0
+        while new := self._after(given):
+            yield from new
+            given += len(new)
+        self._check()
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        waiter = asyncio.get_running_loop(), asyncio.Event()
+        with self._changed:
+            self._waiters.add(waiter)
+        try:
+            place = 0
+            while True:
+                waiter[1].clear()
+                while place < len(self._tokens):
+                    yield self._tokens[place]
+                    place += 1
+                if self._ended and place == len(self._tokens):
+                    self._check()
+                    return
+                await waiter[1].wait()
+        finally:
+            with self._changed:
+                self._waiters.discard(waiter)
+
+    def result(self, timeout: float | None = None) -> list[int]:
+        """Wait for the end, at most `timeout` seconds, and return all generated tokens. Raises TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended, timeout):
+                raise TimeoutError(f"request {self._request.id} has not ended after {timeout} seconds")
+        self._check()
+        return list(self._tokens)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the request ended: "stop" (an end token), "length", "abort" or "error"; None while it runs."""
+        return self._request.reason if self._ended else None
+
+    @property
+    def usage(self) -> Usage:
+        """The numbers of tokens so far."""
+        return Usage(self._request.prompt_length, len(self._tokens), self._request.cached)
+
+    @property
+    def logprobs(self) -> list[tuple[float, dict[int, float]]]:
+        """For each token its log-probability, and the likeliest tokens with theirs; empty without `logprobs`."""
+        return self._request.logprobs[: len(self._tokens)]
+
+    def cancel(self) -> None:
+        """End the request now. Tokens that were generated stay. One that has ended stays as it is."""
+        self._engine._abort(self)
+
+    def _after(self, given: int) -> list[int]:
+        """Wait for tokens after the first `given`, and return them; none if the request has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or len(self._tokens) > given)
+            return self._tokens[given:]
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise EngineError(f"request {self._request.id} failed: {self._error}") from self._error
+
+    def _tell(self, ended: bool, error: BaseException | None = None) -> None:
+        """Take over the tokens that there are, and wake all who wait. Called by the engine alone."""
+        with self._changed:
+            if self._ended:
+                return
+            self._tokens = self._request.tokens[self._request.prompt_length :]
+            self._ended, self._error = ended, error
+            self._changed.notify_all()
+            for loop, event in self._waiters:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(event.set)
+
+
+class Engine:
+    """Answers requests of any number of threads with one model, which must be on its devices (`to_neuron`).
+
+    - `rows`: most requests that run at once. Default 32.
+    - `step_tokens`: most tokens of a step; longer prompts are computed in chunks. Default 256.
+    - `cache_tokens`: positions that the cache has room for, in all sequences together. Default: `rows` times a quarter
+      of the model's `n_positions`, but at least one sequence of that length.
+    - `waiting`, `waiting_tokens`: most requests, and tokens of prompts, that wait. More raise QueueFullError.
+
+    The engine has a cache of its own; calls of the model itself stay possible. Its thread ends with `close()`, or at
+    the end of a `with` block. Raises ConfigError for a model that it cannot run.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        rows: int = 32,
+        step_tokens: int = 256,
+        cache_tokens: int | None = None,
+        waiting: int = 4096,
+        waiting_tokens: int = 2**24,
+    ) -> None:
+        decoder = model.decoder
+        _check(model)
+        for name, value in (("rows", rows), ("step_tokens", step_tokens)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if step_tokens < rows:
+            raise ConfigError(f"step_tokens must be at least rows={rows}, got {step_tokens}")
+        positions = decoder.options.buckets.longest
+        room = max(positions, rows * positions // 4) if cache_tokens is None else cache_tokens
+        pages = Pages(-(-room // PAGE), PAGE)
+        limits = Limits(step_tokens, rows, positions, waiting, waiting_tokens)
+        self.scheduler = Scheduler(pages, limits)
+        self._steps = PagedSteps(decoder, pages, limits)
+        self._ends = frozenset(model.eos_token_ids)
+        self._vocab = decoder.config.vocab_size
+        self._ids = itertools.count()
+        self._handles: dict[int, Handle] = {}
+        self._turn = threading.Condition()  # who has it may change the scheduler
+        self._closed = False
+        self._steps.compile()
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Handle:
+        """Let a prompt, token ids, be continued. Return at once.
+
+        Raises InputError for a prompt that the model cannot serve, and QueueFullError if too much is waiting.
+        """
+        params = params or SamplingParams()
+        tokens = [int(token) for token in prompt]
+        if wrong := [token for token in (*tokens, *params.logit_bias) if not 0 <= token < self._vocab]:
+            raise InputError(f"token ids must be from 0 to {self._vocab - 1}, got {wrong[0]}")
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
+        with self._turn:
+            if self._closed:
+                raise EngineError("the engine is closed")
+            request = Request(next(self._ids), tokens, params, ends)
+            self.scheduler.add(request)
+            handle = self._handles[request.id] = Handle(self, request)
+            self._turn.notify_all()
+        return handle
+
+    def close(self) -> None:
+        """End all requests, and the thread. A closed engine takes no requests."""
+        with self._turn:
+            self._closed = True
+            self._turn.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _abort(self, handle: Handle) -> None:
+        with self._turn:
+            self.scheduler.abort(handle._request)
+            self._handles.pop(handle._request.id, None)
+            handle._tell(ended=True)
+
+    def _serve(self) -> None:
+        """The engine's thread: plan a step, run it, pass on the tokens; until the engine is closed."""
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._closed or len(self.scheduler))
+                if self._closed:
+                    return self._end_all("abort")
+                step = self.scheduler.schedule()
+                packed = self._steps.pack(step)
+            try:
+                sampled = self._steps.run(packed)
+            except BaseException as error:
+                with self._turn:
+                    self._steps.reset()
+                    self._end_all("error", error)
+                continue
+            with self._turn:
+                for request in packed.requests:
+                    if sampled[request.id] == BROKEN:
+                        del sampled[request.id]
+                        self.scheduler.abort(request, "error")
+                        self._handles.pop(request.id)._tell(True, EngineError("its logits are NaN or all -inf"))
+                for request in self.scheduler.update(step, sampled):
+                    self._handles.pop(request.id)._tell(ended=True)
+                for request in packed.requests:
+                    if handle := self._handles.get(request.id):
+                        handle._tell(ended=False)
+
+    def _end_all(self, reason: str, error: BaseException | None = None) -> None:
+        for handle in self._handles.values():
+            self.scheduler.abort(handle._request, reason)
+            handle._tell(True, error)
+        self._handles.clear()
+
+
+def _check(model: Any) -> None:
+    programs, runtime = model.decoder.programs, model.decoder.runtime
+    if not programs.in_place:
+        raise ConfigError(f"{model.tag}: an engine needs attention over pages, which is not in {runtime.description}")
+    if hasattr(programs, "memory_sizes"):
+        raise ConfigError(f"{model.tag}: an engine cannot run a model with an encoder yet")
