@@ -5,6 +5,8 @@ import pytest
 import torch
 from parity import DECODERS, randomized
 from test_every_family import tiny
+from test_llama import config as llama
+from test_phi3 import config as phi3, longrope
 
 from transformers_neuronx import Engine, SamplingParams
 from transformers_neuronx.auto import NeuronAutoModelForCausalLM
@@ -28,3 +30,27 @@ def test_tokens_are_those_of_transformers(family, degree, tmp_path):
                 torch.tensor([prompt]), max_new_tokens=15, do_sample=False, eos_token_id=None, pad_token_id=0
             )
             assert handle.result() == wanted[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_prompts_whose_lengths_turn_their_keys_differently_share_no_pages(kind, tmp_path):
+    """Of frequencies that depend on a sequence's length; and with so few pages that requests start again."""
+    if kind == "longrope":
+        rope = longrope(4) | dict(original_max_position_embeddings=100, max_position_embeddings=256)
+        reference = randomized(phi3(**rope))
+    else:
+        rope = dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)
+        reference = randomized(llama(max_position_embeddings=100, rope_parameters=rope))
+    reference.save_pretrained(tmp_path)
+    model = NeuronAutoModelForCausalLM.from_pretrained(tmp_path, n_positions=200)
+    model.to_neuron()
+    stem = DRAW.integers(3, 100, 70).tolist()
+    prompts = [[*stem, *DRAW.integers(3, 100, more).tolist()] for more in (60, 10, 65, 15)]
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    with Engine(model, rows=4, step_tokens=32) as engine:
+        for prompt in prompts:
+            wanted = model.sample(torch.tensor([prompt]), len(prompt) + 12, top_k=1, eos_token_override=-1)
+            handle = engine.submit(prompt, params)
+            assert handle.result() == wanted[0, len(prompt) :].tolist()
+        shared = handle.usage.cached_tokens
+    assert shared == 64, "prompts of one kind share"

@@ -83,9 +83,10 @@ def drive(seed, count=12):
                 max_tokens=draw.randint(1, 12),
                 min_tokens=draw.choice([0, 0, 3]),
                 priority=draw.choice([0, 0, 0, 1, -1]),
-                cache_salt=draw.choice(["", "", "other"]),
             )
-            request = Request(len(requests) + happened["refused"], prompt, params, frozenset([END]))
+            request = Request(
+                len(requests) + happened["refused"], prompt, params, frozenset([END]), draw.choice([b"", b"", b"other"])
+            )
             left -= 1
             if request.longest > min(limits.positions, pages.count * pages.size):
                 with pytest.raises(InputError, match="positions, but the engine has"):
@@ -144,8 +145,8 @@ def engine(pages=100, size=4, **limits):
     return Scheduler(Pages(pages, size), Limits(**dict(tokens=8, rows=4, positions=100) | limits))
 
 
-def request(number, length, **params):
-    return Request(number, list(range(1, length + 1)), SamplingParams(**dict(max_tokens=4) | params))
+def request(number, length, salt=b"", **params):
+    return Request(number, list(range(1, length + 1)), SamplingParams(**dict(max_tokens=4) | params), salt=salt)
 
 
 def shares(step):
@@ -160,7 +161,7 @@ def run(scheduler):
 
 def test_running_rows_come_first_and_one_prompt_is_in_chunks():
     scheduler = engine()
-    for each in (request(1, 3), request(2, 20, cache_salt="2"), request(3, 9, cache_salt="3")):
+    for each in (request(1, 3), request(2, 20, b"2"), request(3, 9, b"3")):
         scheduler.add(each)
     assert run(scheduler) == [(1, 0, 3), (2, 0, 5)]
     assert run(scheduler) == [(1, 3, 1), (2, 5, 7)]
@@ -171,7 +172,7 @@ def test_running_rows_come_first_and_one_prompt_is_in_chunks():
 
 def test_prompts_that_begin_alike_share_pages_but_their_last_token_is_computed():
     scheduler = engine()
-    first, second, salted = request(1, 8), request(2, 8), request(3, 8, cache_salt="x")
+    first, second, salted = request(1, 8), request(2, 8), request(3, 8, b"x")
     for each in (first, second, salted):
         scheduler.add(each)
         run(scheduler)

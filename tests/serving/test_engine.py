@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from transformers_neuronx import Engine, SamplingParams
+from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig
 from transformers_neuronx.errors import ConfigError, EngineError, InputError, QueueFullError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -91,6 +91,27 @@ def test_what_many_get_is_what_each_gets_alone(cache_tokens, model):
         assert together(engine, range(40)) == wanted
         assert model.decoder.executables.keys() == before.keys(), "nothing compiles"
         assert not len(engine.scheduler) and engine.scheduler.pages.free == engine.scheduler.pages.count
+
+
+@pytest.fixture(scope="module")
+def slots():
+    """A model whose attention is not in pages: it is by a mask, of all positions."""
+    mask = torch.ones(LONGEST, LONGEST, dtype=torch.bool).tril()
+    switches = NeuronConfig(sparse_attn=SparseAttnConfig("custom", sparse_mask_dict={(LONGEST, LONGEST): mask}))
+    return loaded(batch_size=4, prompt_batch_size=1, context_length_estimate=[8, 32], neuron_config=switches)
+
+
+def test_without_pages_the_slots_of_the_model_serve(slots, model):
+    wanted = {n: sampled(model, prompt(n, 40 * (n % 4)), 12, **params(n)[1]) for n in range(20)}
+    with Engine(slots, step_tokens=32) as engine:
+        before = dict(slots.decoder.executables)
+        assert together(engine, range(20)) == wanted
+        assert slots.decoder.executables.keys() == before.keys(), "nothing compiles"
+        biased = engine.submit([5, 6], SamplingParams(max_tokens=5, logit_bias={777: 100}, logprobs=2))
+        assert biased.result() == [777] * 5 and len(biased.logprobs) == 5
+        with pytest.raises(ConfigError, match=r"rows must be at least 1 and at most the model's batch_size=4, as"):
+            Engine(slots, rows=5)
+    assert sampled(slots, prompt(4), 12, **params(4)[1]) == wanted[4], "the model is free again"
 
 
 def logprobs(engine, ids, company=()):

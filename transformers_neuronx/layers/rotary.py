@@ -69,6 +69,12 @@ class Rotary:
         """Longest sequence before scaling."""
         return self.of("original_max_position_embeddings", self.max_positions)
 
+    def shared(self, length: int) -> int:
+        """Return what two sequences of different lengths must have in common to have the same rotations."""
+        if self.kind == "dynamic":
+            return max(length, self.max_positions)
+        return int(self.kind == "longrope" and length > self.original_positions)
+
     @property
     def stretch(self) -> float:
         return self.of("factor", self.max_positions / self.original_positions)

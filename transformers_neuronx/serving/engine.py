@@ -11,14 +11,17 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
+from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.sampling import BROKEN
 from transformers_neuronx.serving.paged import PagedSteps
 from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
-from transformers_neuronx.serving.scheduler import Limits, Scheduler
+from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
+from transformers_neuronx.serving.slots import SlotSteps
 
 PAGE = 64  # positions
 
@@ -96,7 +99,8 @@ class Handle:
 
     def cancel(self) -> None:
         """End the request now. Tokens that were generated stay. One that has ended stays as it is."""
-        self._engine._abort(self)
+        with self._engine._turn:
+            self._engine._end(self._request)
 
     def _after(self, given: int) -> list[int]:
         """Wait for tokens after the first `given`, and return them; none if the request has ended."""
@@ -124,13 +128,14 @@ class Handle:
 class Engine:
     """Answers requests of any number of threads with one model, which must be on its devices (`to_neuron`).
 
-    - `rows`: most requests that run at once. Default 32.
+    - `rows`: most requests that run at once. Default 32; without pages, the model's `batch_size`, and at most that.
     - `step_tokens`: most tokens of a step; longer prompts are computed in chunks. Default 256.
     - `cache_tokens`: positions that the cache has room for, in all sequences together. Default: `rows` times a quarter
       of the model's `n_positions`, but at least one sequence of that length.
     - `waiting`, `waiting_tokens`: most requests, and tokens of prompts, that wait. More raise QueueFullError.
 
-    The engine has a cache of its own; calls of the model itself stay possible. Its thread ends with `close()`, or at
+    On the CPU, with kernels, the engine has a cache of its own, in pages, and calls of the model stay possible.
+    Elsewhere it uses the model's slots, and such calls wait until it is closed. Its thread ends with `close()`, or at
     the end of a `with` block. Raises ConfigError for a model that it cannot run.
     """
 
@@ -138,27 +143,27 @@ class Engine:
         self,
         model: Any,
         *,
-        rows: int = 32,
+        rows: int | None = None,
         step_tokens: int = 256,
         cache_tokens: int | None = None,
         waiting: int = 4096,
         waiting_tokens: int = 2**24,
     ) -> None:
-        decoder = model.decoder
-        _check(model)
-        for name, value in (("rows", rows), ("step_tokens", step_tokens)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if step_tokens < rows:
-            raise ConfigError(f"step_tokens must be at least rows={rows}, got {step_tokens}")
+        decoder: Decoder = model.decoder
         positions = decoder.options.buckets.longest
+        paged = decoder.programs.in_place
+        if hasattr(decoder.programs, "memory_sizes"):
+            raise ConfigError(f"{model.tag}: an engine cannot run a model with an encoder yet")
+        rows = (32 if paged else decoder.slots) if rows is None else rows
+        _check(rows, step_tokens, None if paged else decoder.slots)
         room = max(positions, rows * positions // 4) if cache_tokens is None else cache_tokens
-        pages = Pages(-(-room // PAGE), PAGE)
+        pages = Pages(-(-room // PAGE), PAGE) if paged else Pages(rows, positions)
         limits = Limits(step_tokens, rows, positions, waiting, waiting_tokens)
         self.scheduler = Scheduler(pages, limits)
-        self._steps = PagedSteps(decoder, pages, limits)
+        self._model = model
+        self._steps: Any = PagedSteps(decoder, pages, limits) if paged else SlotSteps(decoder)
+        self._within: AbstractContextManager[None] = nullcontext() if paged else model.turns.take("an engine")
         self._ends = frozenset(model.eos_token_ids)
-        self._vocab = decoder.config.vocab_size
         self._ids = itertools.count()
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
@@ -173,14 +178,17 @@ class Engine:
         Raises InputError for a prompt that the model cannot serve, and QueueFullError if too much is waiting.
         """
         params = params or SamplingParams()
-        tokens = [int(token) for token in prompt]
-        if wrong := [token for token in (*tokens, *params.logit_bias) if not 0 <= token < self._vocab]:
-            raise InputError(f"token ids must be from 0 to {self._vocab - 1}, got {wrong[0]}")
+        tokens, config = [int(token) for token in prompt], self._model.decoder.config
+        vocab = config.vocab_size
+        if wrong := [token for token in (*tokens, *params.logit_bias) if not 0 <= token < vocab]:
+            raise InputError(f"token ids must be from 0 to {vocab - 1}, got {wrong[0]}")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
+        shared = config.rotary.shared(len(tokens)) if hasattr(config, "rotary") else 0
+        salt = f"{shared} {params.cache_salt}".encode()
         with self._turn:
             if self._closed:
                 raise EngineError("the engine is closed")
-            request = Request(next(self._ids), tokens, params, ends)
+            request = Request(next(self._ids), tokens, params, ends, salt)
             self.scheduler.add(request)
             handle = self._handles[request.id] = Handle(self, request)
             self._turn.notify_all()
@@ -200,50 +208,56 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _abort(self, handle: Handle) -> None:
-        with self._turn:
-            self.scheduler.abort(handle._request)
-            self._handles.pop(handle._request.id, None)
-            handle._tell(ended=True)
-
     def _serve(self) -> None:
-        """The engine's thread: plan a step, run it, pass on the tokens; until the engine is closed."""
-        while True:
-            with self._turn:
-                self._turn.wait_for(lambda: self._closed or len(self.scheduler))
-                if self._closed:
-                    return self._end_all("abort")
-                step = self.scheduler.schedule()
-                packed = self._steps.pack(step)
-            try:
-                sampled = self._steps.run(packed)
-            except BaseException as error:
-                with self._turn:
-                    self._steps.reset()
-                    self._end_all("error", error)
-                continue
-            with self._turn:
-                for request in packed.requests:
-                    if sampled[request.id] == BROKEN:
-                        del sampled[request.id]
-                        self.scheduler.abort(request, "error")
-                        self._handles.pop(request.id)._tell(True, EngineError("its logits are NaN or all -inf"))
-                for request in self.scheduler.update(step, sampled):
-                    self._handles.pop(request.id)._tell(ended=True)
-                for request in packed.requests:
-                    if handle := self._handles.get(request.id):
-                        handle._tell(ended=False)
+        """Be the engine's thread: answer requests until the engine is closed."""
+        with self._within:
+            while step := self._next_step():
+                try:
+                    sampled = self._steps.run(step[1])
+                except BaseException as error:
+                    with self._turn:
+                        self._steps.reset()
+                        self._end_all("error", error)
+                else:
+                    self._pass_on(step[0], step[1].choices.requests, sampled)
+        with self._turn:
+            self._end_all("abort")
+
+    def _next_step(self) -> tuple[list[Work], Any] | None:
+        """Wait for requests, and return the next step, also in its program's form; None if the engine is closed."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._closed or len(self.scheduler))
+            if self._closed:
+                return None
+            step = self.scheduler.schedule()
+            return step, self._steps.pack(step)
+
+    def _pass_on(self, step: list[Work], sampling: list[Request], sampled: dict[int, int]) -> None:
+        """Record what a step has made, and let those know who wait for it."""
+        with self._turn:
+            for request in sampling:
+                if sampled[request.id] == BROKEN:
+                    del sampled[request.id]
+                    self._end(request, "error", EngineError("its logits are NaN or all -inf"))
+            for request in self.scheduler.update(step, sampled):
+                self._end(request)
+            for request in sampling:
+                if handle := self._handles.get(request.id):
+                    handle._tell(ended=False)
+
+    def _end(self, request: Request, reason: str = "abort", error: BaseException | None = None) -> None:
+        self.scheduler.abort(request, reason)  # nothing, if it has ended already
+        if handle := self._handles.pop(request.id, None):
+            handle._tell(True, error)
 
     def _end_all(self, reason: str, error: BaseException | None = None) -> None:
-        for handle in self._handles.values():
-            self.scheduler.abort(handle._request, reason)
-            handle._tell(True, error)
-        self._handles.clear()
+        for handle in list(self._handles.values()):
+            self._end(handle._request, reason, error)
 
 
-def _check(model: Any) -> None:
-    programs, runtime = model.decoder.programs, model.decoder.runtime
-    if not programs.in_place:
-        raise ConfigError(f"{model.tag}: an engine needs attention over pages, which is not in {runtime.description}")
-    if hasattr(programs, "memory_sizes"):
-        raise ConfigError(f"{model.tag}: an engine cannot run a model with an encoder yet")
+def _check(rows: int, step_tokens: int, slots: int | None) -> None:
+    if rows < 1 or (slots is not None and rows > slots):
+        most = "" if slots is None else f" and at most the model's batch_size={slots}, as there are no pages"
+        raise ConfigError(f"rows must be at least 1{most}, got {rows}")
+    if step_tokens < rows:
+        raise ConfigError(f"step_tokens must be at least rows={rows}, got {step_tokens}")

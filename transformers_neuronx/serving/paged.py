@@ -1,66 +1,52 @@
-"""Runs an engine's steps: its programs, and the cache in pages on the devices."""
+"""Runs an engine's steps over pages: its programs, and the cache on the devices."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from transformers_neuronx.decoder import Decoder
-from transformers_neuronx.keys import ProgramKey
-from transformers_neuronx.layers.sampling import POLICY_COLUMNS
 from transformers_neuronx.layers.step import SEGMENT
 from transformers_neuronx.pyhlo.dtypes import element_type
-from transformers_neuronx.rules import Rules
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
+from transformers_neuronx.serving.choices import Choices, Chooser, compiled
 from transformers_neuronx.serving.pages import NO_PAGE, Pages
-from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.steps import TOKEN, ChooseKey, LogprobsKey, TokensKey, keys_of, module, smallest
+from transformers_neuronx.serving.steps import TOKEN, TokensKey, keys_of, smallest, step_module
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A step in the form of its program: see `steps`. `requests` are those that sample, in the order of the logits."""
+class PackedTokens:
+    """A step in the form of its program: see `steps`."""
 
     key: TokensKey
     tokens: Array
     segments: Array
     samples: Array
-    requests: list[Request]
-    policies: Array
-    added: Array | None
-    seen: Array | None
+    choices: Choices
 
 
 class PagedSteps:
     """The steps of one model over pages. Only one thread may call `run`."""
 
     def __init__(self, decoder: Decoder, pages: Pages, limits: Limits) -> None:
-        self.decoder, self.pages, self.limits = decoder, pages, limits
-        self.vocab = decoder.config.vocab_size
-        layout = decoder.programs.cache
-        self.layout = replace(layout, slots=pages.count + 1, positions=pages.size, by_position=False)
+        self.decoder = decoder
+        self.layout = replace(decoder.programs.cache, slots=pages.count + 1, positions=pages.size, by_position=False)
         self.keys = keys_of(limits.tokens, limits.rows, pages.needed(limits.positions))
-        self._programs: dict[ProgramKey, Executable] = {}
+        self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}))
+        self._programs: dict[TokensKey, Executable] = {}
         self.reset()
 
     def compile(self) -> None:
-        """Compile all programs, several at once."""
-
-        def build(key: ProgramKey) -> Executable:
-            written = module(self.decoder.programs, self.layout, key)
-            written.name = key.name
-            return self.decoder.build(written)
-
-        with ThreadPoolExecutor(self.decoder.options.workers or os.cpu_count()) as pool:
-            self._programs = dict(zip(self.keys, pool.map(build, self.keys), strict=True))
+        """Compile all programs."""
+        programs = self.decoder.programs
+        self._programs = compiled(self.decoder, self.keys, lambda key: step_module(programs, self.layout, key))
+        self.chooser.compile()
 
     def reset(self) -> None:
         """Fill the cache with zeros."""
@@ -68,65 +54,33 @@ class PagedSteps:
         layers = range(self.decoder.config.n_layer)
         self.caches: list[DeviceTensor] = [self.decoder.runtime.put([each]) for _ in layers for each in zeros]
 
-    def pack(self, step: Sequence[Work]) -> Packed:
+    def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""
         sampling = [work for work in step if work.samples]
         key = smallest(self.keys, sum(work.count for work in step), len(sampling))
         tokens = np.zeros((key.tokens, TOKEN), np.int32)
-        segments = np.zeros((key.segments, SEGMENT + key.pages), np.int32)
-        samples, first = np.zeros(key.samples, np.int32), 0
-        for place, work in enumerate(step):
-            request, last = work.request, first + work.count
-            tokens[first:last, 0] = request.tokens[work.start : work.start + work.count]
-            tokens[first:last, 1] = np.arange(work.start, work.start + work.count)
-            tokens[first:last, 2] = len(request.tokens)
-            segments[place, :SEGMENT] = first, work.count, work.start, work.of_prompt
-            segments[place, SEGMENT:] = NO_PAGE
-            segments[place, SEGMENT : SEGMENT + len(request.pages)] = request.pages
-            if work.samples:
-                samples[sampling.index(work)] = last - 1
+        segments = np.full((key.segments, SEGMENT + key.pages), NO_PAGE, np.int32)
+        segments[:, :SEGMENT] = 0
+        samples, first = [], 0
+        for segment, work in zip(segments, step, strict=False):
+            pages, last = work.request.pages, first + work.count
+            tokens[first:last] = np.stack([work.tokens, work.positions, work.ends], 1)
+            segment[:SEGMENT] = first, work.count, work.start, work.of_prompt
+            segment[SEGMENT : SEGMENT + len(pages)] = pages
+            samples += [last - 1] * work.samples
             first = last
+        chosen = np.zeros(key.samples, np.int32)
+        chosen[: len(samples)] = samples
         requests = [work.request for work in sampling]
-        return Packed(key, tokens, segments, samples, requests, *self._choices(key.samples, requests))
+        return PackedTokens(
+            key, tokens, segments, chosen, Choices.of(requests, key.samples, self.decoder.config.vocab_size)
+        )
 
-    def _choices(self, rows: int, requests: list[Request]) -> tuple[Array, Array | None, Array | None]:
-        """Return the positions and policies of rows that sample, and what changes their logits, if anything does."""
-        policies = np.zeros((rows, 1 + POLICY_COLUMNS), np.int32)
-        policies[:, 1:] = _GREEDY
-        for row, request in enumerate(requests):
-            policies[row, 0] = len(request.tokens)
-            policies[row, 1:] = request.policy
-        if not any(request.adjusts for request in requests):
-            return policies, None, None
-        added, seen = np.zeros((rows, self.vocab), np.float32), np.zeros((rows, self.vocab), bool)
-        for row, request in enumerate(requests):
-            request.adjust(added[row], seen[row])
-        return policies, added, seen
-
-    def run(self, packed: Packed) -> dict[int, int]:
+    def run(self, packed: PackedTokens) -> dict[int, int]:
         """Run a step. Return the token sampled for each request, by its id, or BROKEN."""
-        put, key = self.decoder.runtime.put, packed.key
+        put, samples = self.decoder.runtime.put, [packed.samples] if packed.key.samples else []
+        operands = [put([each]) for each in (packed.tokens, packed.segments, *samples)]
         weights = self.decoder.operands(range(self.decoder.config.n_layer))
-        rows = [packed.samples] if key.samples else []
-        operands = [put([each]) for each in (packed.tokens, packed.segments, *rows)]
-        results = self._programs[key](*operands, *self.caches, *weights)
-        self.caches = results[bool(rows) :]
-        if not packed.requests:
-            return {}
-        more = [each for each in (packed.added, packed.seen) if each is not None]
-        choose = self._programs[ChooseKey(key.samples, bool(more))]
-        [tokens] = choose(results[0], *(put([each]) for each in (packed.policies, *more)))
-        if any(request.params.logprobs is not None for request in packed.requests):
-            self._note_logprobs(packed, results[0], tokens)
-        return {request.id: token for request, token in zip(packed.requests, tokens.numpy().tolist(), strict=False)}
-
-    def _note_logprobs(self, packed: Packed, logits: DeviceTensor, tokens: DeviceTensor) -> None:
-        results = self._programs[LogprobsKey(packed.key.samples)](logits, tokens)
-        own, ids, values = (result.numpy() for result in results)
-        for row, request in enumerate(packed.requests):
-            if (count := request.params.logprobs) is not None:
-                likeliest = dict(zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True))
-                request.logprobs.append((float(own[row]), likeliest))
-
-
-_GREEDY = Rules(1, seed=0).packed(1)[0]
+        results = self._programs[packed.key](*operands, *self.caches, *weights)
+        self.caches = results[len(samples) :]
+        return self.chooser.choose(results[0], packed.choices) if packed.choices.requests else {}

@@ -14,6 +14,7 @@ from transformers_neuronx.errors import InputError
 from transformers_neuronx.rules import Rules
 
 Array = np.ndarray[Any, Any]
+LIKELIEST = 20  # tokens with log-probabilities, at most
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class SamplingParams:
     - `ignore_eos`: the model's end tokens do not end the request. Default False.
     - `logit_bias`: added to the logits of these tokens.
     - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once and for each time.
-    - `logprobs`: number of likeliest tokens whose log-probabilities are kept for each token. None, the default: none.
+    - `logprobs`: keep the log-probability of each token, and of this many likeliest ones, at most 20. Default None.
     - `priority`: requests with a lower number go first. Default 0; equal ones in the order of their arrival.
     - `cache_salt`: requests share cached prompts only with those of the same salt. Default "".
 
@@ -58,6 +59,8 @@ class SamplingParams:
             whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
             if not (whole or (value is None and name == "logprobs")):
                 raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if (self.logprobs or 0) > LIKELIEST:
+            raise InputError(f"logprobs must be at most {LIKELIEST}, got {self.logprobs}")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
                 raise InputError(f"{name} must be from -2 to 2, got {getattr(self, name)!r}")
@@ -91,6 +94,7 @@ class Request:
     tokens: list[int]
     params: SamplingParams
     ends: frozenset[int] = frozenset()  # tokens that end it
+    salt: bytes = b""  # requests share pages only with those of the same salt
     computed: int = 0
     cached: int = 0  # tokens of the prompt that were in the cache when it was first admitted
     pages: list[int] = field(default_factory=list)
@@ -103,6 +107,11 @@ class Request:
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
         self.policy = self.params.rules.packed(1)[0]  # without a seed, drawn once
+
+    def note(self, logprob: float, likeliest: Sequence[int], theirs: Sequence[float]) -> None:
+        """Keep log-probabilities of a token and of the likeliest ones, if the request is to have them."""
+        if (count := self.params.logprobs) is not None:
+            self.logprobs.append((logprob, dict(zip(likeliest[:count], theirs[:count], strict=True))))
 
     @property
     def adjusts(self) -> bool:

@@ -25,6 +25,19 @@ class Work:
     count: int
 
     @property
+    def tokens(self) -> list[int]:
+        return self.request.tokens[self.start : self.start + self.count]
+
+    @property
+    def positions(self) -> range:
+        return range(self.start, self.start + self.count)
+
+    @property
+    def ends(self) -> list[int]:
+        """For each token, the length of the sequence when it was first known, whenever it is computed."""
+        return [max(self.request.prompt_length, position + 1) for position in self.positions]
+
+    @property
     def samples(self) -> bool:
         return self.start + self.count == len(self.request.tokens)
 
@@ -75,7 +88,7 @@ class Scheduler:
         waiting, tokens = len(self.waiting), self.waiting_tokens
         if waiting >= limits.waiting or (waiting and tokens + length > limits.waiting_tokens):
             raise QueueFullError(f"{waiting} requests with {tokens} tokens are waiting: submit the request later")
-        self._digests[request.id] = digests(request.tokens, self.pages.size, request.params.cache_salt.encode())
+        self._digests[request.id] = digests(request.tokens, self.pages.size, request.salt)
         self._wait(request)
 
     def abort(self, request: Request, reason: str = "abort") -> None:

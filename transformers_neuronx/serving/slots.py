@@ -1,0 +1,78 @@
+"""Runs an engine's steps where attention cannot read pages: a page is a slot of the model's own cache.
+
+The work of a step is packed into the model's own programs: rectangles of a prompt's tokens, and single tokens of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.feeding import feed, sample_after
+from transformers_neuronx.inputs import Rows
+from transformers_neuronx.layers.sampling import POLICY_COLUMNS
+from transformers_neuronx.serving.choices import Choices, Chooser
+from transformers_neuronx.serving.scheduler import Work
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Chunks(Rows):
+    """Rows that are a part of their sequences: `ends` are the lengths of the whole ones."""
+
+    ends: Array
+
+    @property
+    def end(self) -> Array:
+        return self.ends
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """A step as rows; the row `sampling[i]` samples for the request `i` of the choices."""
+
+    rows: Chunks
+    sampling: list[int]
+    choices: Choices
+
+
+class SlotSteps:
+    """The steps of one model over its slots. Only one thread may call `run`, and nobody else the model."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.chooser = Chooser(decoder, [decoder.slots])
+
+    def compile(self) -> None:
+        """Compile the choice of tokens. The model has all other programs."""
+        self.chooser.compile()
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+        self.decoder.reset()
+
+    def pack(self, step: Sequence[Work]) -> PackedRows:
+        """Bring a step into the form of the model's programs."""
+        tokens = [np.array(work.tokens, np.int64) for work in step]
+        start, ends, slots = np.array([(work.start, work.ends[-1], work.request.pages[0] - 1) for work in step]).T
+        rows = Chunks(tokens, start, np.ones((len(step), 1), bool), slots, ends)
+        sampling = [place for place, work in enumerate(step) if work.samples]
+        requests = [step[place].request for place in sampling]
+        return PackedRows(rows, sampling, Choices.of(requests, self.decoder.slots, self.decoder.config.vocab_size))
+
+    def run(self, packed: PackedRows) -> dict[int, int]:
+        """Run a step. Return the token sampled for each request, by its id, or BROKEN."""
+        choices, sampling = packed.choices, packed.sampling
+        if choices.plain:
+            policies = np.zeros((len(packed.rows.tokens), POLICY_COLUMNS), np.int32)
+            policies[sampling] = choices.policies[: len(sampling), 1:]
+            tokens = sample_after(self.decoder, packed.rows, policies)
+            return {request.id: int(tokens[row]) for row, request in zip(sampling, choices.requests, strict=True)}
+        logits = np.zeros((self.decoder.slots, 1, self.decoder.config.vocab_size), np.float32)
+        logits[: len(sampling)] = feed(self.decoder, packed.rows)[sampling]
+        return self.chooser.choose(self.decoder.runtime.put([logits]), choices)
