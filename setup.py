@@ -157,12 +157,12 @@ setup(
         "test-all": ["accelerate>=1.1", "gguf>=0.10"],
         "test": [
             "grpcio-tools==1.75.1",
+            "hypothesis",
             "jax>=0.10.2,<0.13",
             "matplotlib>=3.8",
             "mypy",
             *DOCS,
             "pillow",
-            "hypothesis",
             "pytest",
             "pytest-xdist",
             "ruff",

@@ -17,7 +17,7 @@ ORDER = [
     "arguments", "sparse_attn_utils", "switches", "config", "pyhlo", "dtypes", "hlo", "neuron", "compiler",
     "other_formats", "base", "module", "origin", "panels", "weights", "quantization", "layers", "kv_cache",
     "runtimes", "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "manifest",
-    "serialization", "rules", "serving", "inputs", "feeding", "generation", "turns", "models", "methods",
+    "serialization", "rules", "inputs", "feeding", "serving", "generation", "turns", "models", "methods",
     "sampling_functions", "sampling", "encoder_decoder", "acceptors", "speculation", "fused_speculation", "FAMILY",
     "auto", "inspection", "planning", "comparison", "modeling_auto", "device_cache", "generation_utils", "original",
     "trace", "cli", "__main__", "__init__",

@@ -218,6 +218,8 @@ def test_digests_depend_on_all_before_and_on_the_salt():
         (dict(temperature=-0.5), r"temperature must be at least 0 \(0 is greedy\), got -0.5"),
         (dict(presence_penalty=3), "presence_penalty must be from -2 to 2, got 3"),
         (dict(top_p=2), r"top_p must be in \(0, 1\], got 2"),
+        (dict(stop="x"), "stop must be a list of strings that are not empty, got 'x'"),
+        (dict(logprobs=21), "logprobs must be at most 20, got 21"),
         (dict(logprobs=True), "logprobs must be a whole number of at least 0, got True"),
     ],
 )

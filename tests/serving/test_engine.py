@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig
@@ -171,6 +172,61 @@ def test_penalties_biases_and_ends(engine, model):
     assert repeated not in late[: place + 5] and late[:place] == plain[:place]
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY_KJV)
+
+
+def test_text_and_the_strings_that_end_it(model, tokenizer):
+    ids = tokenizer("And the LORD said unto Moses,")["input_ids"]
+    with Engine(model, rows=4, step_tokens=16, tokenizer=tokenizer) as engine:
+
+        def got(**how):
+            return engine.submit(ids, SamplingParams(**dict(max_tokens=30, temperature=0) | how))
+
+        plain = got()
+        assert plain.text == "" or plain.text  # it may still run
+        whole = tokenizer.decode(plain.result())
+        assert plain.text == whole
+        stop = whole[17:23]
+        ended = got(stop=["no such text", stop])
+        tokens = ended.result()
+        assert ended.text == whole[: whole.index(stop)] and ended.finish_reason == "stop"
+        assert stop in tokenizer.decode(tokens) and stop not in tokenizer.decode(tokens[:-1])
+        kept = got(stop=[stop], include_stop_str_in_output=True)
+        assert kept.result() == tokens and kept.text == whole[: whole.index(stop) + len(stop)]
+        late = got(stop=[stop], min_tokens=len(tokens))
+        assert len(late.result()) > len(tokens)
+        seen = []
+        streamed = got(stop=[stop])
+        for _ in streamed:
+            seen.append(streamed.text)
+        assert all(ended.text.startswith(text) for text in seen), "nothing is shown that is taken back"
+
+
+def test_several_sequences_of_one_prompt(engine, model):
+    ids = prompt(2, 130)
+    handle = engine.submit(ids, SamplingParams(max_tokens=10, n=3, seed=5, ignore_eos=True))
+    tokens = [choice.result() for choice in handle.choices]
+    assert handle.choices[0] is handle and len(set(map(tuple, tokens))) == 3
+    batch = loaded(batch_size=3)
+    wanted = batch.sample(torch.tensor([ids] * 3), len(ids) + 10, top_k=0, seed=5, eos_token_override=-1)
+    assert tokens == wanted[:, len(ids) :].tolist(), "those of the rows of a batch"
+    assert [choice.usage.cached_tokens for choice in handle.choices] == [0, 128, 128], "they share its pages"
+
+
+def test_a_mask_says_which_tokens_may_come(engine):
+    asked = []
+
+    def even(tokens):
+        asked.append(list(tokens))
+        return None if len(tokens) == 3 else np.arange(1023) % 2 == 0
+
+    tokens = engine.submit(prompt(1), SamplingParams(max_tokens=20, mask=even, ignore_eos=True)).result()
+    assert all(token % 2 == 0 for place, token in enumerate(tokens) if place != 3)
+    assert asked == [tokens[:count] for count in range(20)]
+
+
 def test_tokens_come_one_by_one_to_threads_and_event_loops(engine):
     wanted = engine.submit(prompt(2), SamplingParams(max_tokens=25, temperature=0)).result()
     handle = engine.submit(prompt(2), SamplingParams(max_tokens=25, temperature=0))
@@ -209,6 +265,8 @@ def test_prompts_that_it_cannot_serve(engine):
         engine.submit([])
     with pytest.raises(InputError, match=r"250 tokens and max_tokens=16 need 265 positions, but the engine has 256"):
         engine.submit([5] * 250)
+    with pytest.raises(InputError, match=r"stop strings need an engine with a tokenizer: Engine\(model, tokenizer=…\)"):
+        engine.submit([5], SamplingParams(stop=["x"]))
     assert len(engine.submit([5] * 250, SamplingParams(max_tokens=7)).result()) <= 7
 
 

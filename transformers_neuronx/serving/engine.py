@@ -22,6 +22,7 @@ from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 from transformers_neuronx.serving.slots import SlotSteps
+from transformers_neuronx.serving.text import TextStream
 
 PAGE = 64  # positions
 
@@ -35,16 +36,20 @@ class Usage(NamedTuple):
 
 
 class Handle:
-    """A request that was submitted. Iterating, or `async for`, gives its tokens as they are generated.
+    """A request that was submitted.
 
-    Any number of threads and event loops may iterate; each gets all tokens. Raises EngineError if the request failed.
+    Iterating, or `async for`, gives its tokens as they are generated. Any number of threads and event loops may
+    iterate; each gets all tokens. Raises EngineError if the request failed. `choices` are the handles of the `n`
+    sequences of the request; this is the first of them.
     """
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self._engine, self._request = engine, request
+        self.choices: tuple[Handle, ...] = (self,)
         self._changed = threading.Condition()
         self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._tokens: list[int] = []
+        self._text = ""
         self._ended = False
         self._error: BaseException | None = None
 
@@ -88,6 +93,11 @@ class Handle:
         return self._request.reason if self._ended else None
 
     @property
+    def text(self) -> str:
+        """The text so far, without what may become a part of a stop string; "" if the engine has no tokenizer."""
+        return self._text
+
+    @property
     def usage(self) -> Usage:
         """The numbers of tokens so far."""
         return Usage(self._request.prompt_length, len(self._tokens), self._request.cached)
@@ -118,6 +128,10 @@ class Handle:
             if self._ended:
                 return
             self._tokens = self._request.tokens[self._request.prompt_length :]
+            if text := self._request.text:
+                if ended and self._request.reason != "stop":
+                    text.finish()
+                self._text = text.shown
             self._ended, self._error = ended, error
             self._changed.notify_all()
             for loop, event in self._waiters:
@@ -134,6 +148,8 @@ class Engine:
       of the model's `n_positions`, but at least one sequence of that length.
     - `waiting`, `waiting_tokens`: most requests, and tokens of prompts, that wait. More raise QueueFullError.
 
+    - `tokenizer`: a tokenizer of Transformers, for `Handle.text` and stop strings. Default: none.
+
     On the CPU, with kernels, the engine has a cache of its own, in pages, and calls of the model stay possible.
     Elsewhere it uses the model's slots, and such calls wait until it is closed. Its thread ends with `close()`, or at
     the end of a `with` block. Raises ConfigError for a model that it cannot run.
@@ -148,6 +164,7 @@ class Engine:
         cache_tokens: int | None = None,
         waiting: int = 4096,
         waiting_tokens: int = 2**24,
+        tokenizer: Any = None,
     ) -> None:
         decoder: Decoder = model.decoder
         positions = decoder.options.buckets.longest
@@ -160,7 +177,7 @@ class Engine:
         pages = Pages(-(-room // PAGE), PAGE) if paged else Pages(rows, positions)
         limits = Limits(step_tokens, rows, positions, waiting, waiting_tokens)
         self.scheduler = Scheduler(pages, limits)
-        self._model = model
+        self._model, self._tokenizer = model, tokenizer
         self._steps: Any = PagedSteps(decoder, pages, limits) if paged else SlotSteps(decoder)
         self._within: AbstractContextManager[None] = nullcontext() if paged else model.turns.take("an engine")
         self._ends = frozenset(model.eos_token_ids)
@@ -179,20 +196,39 @@ class Engine:
         """
         params = params or SamplingParams()
         tokens, config = [int(token) for token in prompt], self._model.decoder.config
-        vocab = config.vocab_size
-        if wrong := [token for token in (*tokens, *params.logit_bias) if not 0 <= token < vocab]:
-            raise InputError(f"token ids must be from 0 to {vocab - 1}, got {wrong[0]}")
+        named = (*tokens, *params.logit_bias)
+        if wrong := [token for token in named if not 0 <= token < config.vocab_size]:
+            raise InputError(f"token ids must be from 0 to {config.vocab_size - 1}, got {wrong[0]}")
+        if params.stop and self._tokenizer is None:
+            raise InputError("stop strings need an engine with a tokenizer: Engine(model, tokenizer=…)")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
         shared = config.rotary.shared(len(tokens)) if hasattr(config, "rotary") else 0
         salt = f"{shared} {params.cache_salt}".encode()
+
+        def request(stream: int) -> Request:
+            stop = params.stop, params.include_stop_str_in_output
+            text = TextStream(self._tokenizer, tokens, *stop) if self._tokenizer else None
+            return Request(next(self._ids), list(tokens), params, ends, salt, text, stream)
+
+        return self._take([request(stream) for stream in range(params.n)])
+
+    def _take(self, requests: list[Request]) -> Handle:
         with self._turn:
             if self._closed:
                 raise EngineError("the engine is closed")
-            request = Request(next(self._ids), tokens, params, ends, salt)
-            self.scheduler.add(request)
-            handle = self._handles[request.id] = Handle(self, request)
+            for number, request in enumerate(requests):
+                try:
+                    self.scheduler.add(request)
+                except InputError:
+                    for earlier in requests[:number]:
+                        self._end(earlier)
+                    raise
+                self._handles[request.id] = Handle(self, request)
+            choices = tuple(self._handles[request.id] for request in requests)
+            for handle in choices:
+                handle.choices = choices
             self._turn.notify_all()
-        return handle
+        return choices[0]
 
     def close(self) -> None:
         """End all requests, and the thread. A closed engine takes no requests."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -12,8 +12,10 @@ import numpy as np
 
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.rules import Rules
+from transformers_neuronx.serving.text import TextStream
 
 Array = np.ndarray[Any, Any]
+Mask = Callable[[list[int]], Array | None]
 LIKELIEST = 20  # tokens with log-probabilities, at most
 
 
@@ -26,10 +28,15 @@ class SamplingParams:
     - `temperature`: 0 is greedy; otherwise divides the logits. Default 1.0.
     - `top_k`, `top_p`, `min_p`, `repetition_penalty`, `seed`: as in `Rules`, with `top_k` 0 (all tokens) by default.
     - `stop_token_ids`: tokens that end the request, besides the model's end tokens.
+    - `stop`: strings that end the request as soon as its text has one. They need an engine with a tokenizer.
+    - `include_stop_str_in_output`: the text keeps the string that ended it. Default False.
     - `ignore_eos`: the model's end tokens do not end the request. Default False.
     - `logit_bias`: added to the logits of these tokens.
     - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once and for each time.
     - `logprobs`: keep the log-probability of each token, and of this many likeliest ones, at most 20. Default None.
+    - `n`: number of sequences for the prompt, at least 1; see `Handle.choices`. Default 1.
+    - `mask`: a function of the list of generated tokens that returns which may come next, pred[vocab], or None if all
+      may. The engine's thread calls it. Default None.
     - `priority`: requests with a lower number go first. Default 0; equal ones in the order of their arrival.
     - `cache_salt`: requests share cached prompts only with those of the same salt. Default "".
 
@@ -45,16 +52,20 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop_token_ids: Sequence[int] = ()
+    stop: Sequence[str] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logprobs: int | None = None
+    n: int = 1
+    mask: Mask | None = None
     priority: int = 0
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("min_tokens", 0), ("logprobs", 0)):
+        for name, least in (("max_tokens", 1), ("min_tokens", 0), ("logprobs", 0), ("n", 1)):
             value = getattr(self, name)
             whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
             if not (whole or (value is None and name == "logprobs")):
@@ -64,6 +75,8 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
                 raise InputError(f"{name} must be from -2 to 2, got {getattr(self, name)!r}")
+        if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
+            raise InputError(f"stop must be a list of strings that are not empty, got {self.stop!r}")
         if self.temperature < 0:
             raise InputError(f"temperature must be at least 0 (0 is greedy), got {self.temperature!r}")
         self.rules  # noqa: B018  checks the others
@@ -95,6 +108,8 @@ class Request:
     params: SamplingParams
     ends: frozenset[int] = frozenset()  # tokens that end it
     salt: bytes = b""  # requests share pages only with those of the same salt
+    text: TextStream | None = None
+    stream: int = 0  # of random numbers: requests of one seed and prompt differ by it
     computed: int = 0
     cached: int = 0  # tokens of the prompt that were in the cache when it was first admitted
     pages: list[int] = field(default_factory=list)
@@ -107,6 +122,7 @@ class Request:
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
         self.policy = self.params.rules.packed(1)[0]  # without a seed, drawn once
+        self.policy[-1] = self.stream
 
     def note(self, logprob: float, likeliest: Sequence[int], theirs: Sequence[float]) -> None:
         """Keep log-probabilities of a token and of the likeliest ones, if the request is to have them."""
@@ -118,7 +134,7 @@ class Request:
         """Whether logits change before the next token is chosen."""
         params = self.params
         penalties = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
-        return bool(penalties or params.logit_bias or (self.ends and self.generated < params.min_tokens))
+        return bool(penalties or params.logit_bias or params.mask or (self.ends and self.generated < params.min_tokens))
 
     def adjust(self, added: Array, seen: Array) -> None:
         """Fill arrays of zeros: what is added to logits, f32[vocab], and which tokens there are, pred[vocab]."""
@@ -129,6 +145,8 @@ class Request:
             added[ids.astype(np.int64)] -= params.presence_penalty + params.frequency_penalty * counts
         for token, bias in params.logit_bias.items():
             added[token] += bias
+        if params.mask and (mask := params.mask(self.tokens[self.prompt_length :])) is not None:
+            added[~np.asarray(mask, bool)] = -np.inf
         if self.generated < params.min_tokens:
             added[list(self.ends)] = -np.inf
 
@@ -149,7 +167,8 @@ class Request:
     def append(self, token: int) -> None:
         """Add a generated token, which may complete the request."""
         self.tokens.append(token)
-        if token in self.ends:
+        may_stop = self.generated > self.params.min_tokens
+        if token in self.ends or (self.text and self.text.add(token, may_stop)):
             self.reason = "stop"
         elif self.generated >= self.params.max_tokens:
             self.reason = "length"

@@ -148,37 +148,54 @@ class Scheduler:
         """Preempt requests of lower priority than the first that waits, until that one can start."""
         while self.waiting and self.running:
             first, last = self.waiting[0], self.running[-1]
-            if last.params.priority <= first.params.priority or self._first_chunk(first, self.limits.tokens):
+            if last.params.priority <= first.params.priority or self._fits(first):
                 return
             self._preempt(last)
 
     def _admit(self, step: list[Work], chunk: int) -> None:
         """Start requests that wait, in order, while the step has room for their tokens and there are pages."""
-        while self.waiting and chunk > 0 and (first := self._first_chunk(self.waiting[0], chunk)):
-            found, end = first
-            request = self._start(found)
+        coming = self._coming()
+        for request in list(self.waiting):
+            if chunk <= 0:
+                return
+            found = self._found(request)
+            if coming and set(self._digests[request.id][len(found) :]) & coming:
+                continue  # it takes these pages when they are there; others may pass
+            if (end := self._end_of_first_chunk(request, found, chunk)) is None:
+                return
+            self._start(request, found)
             self._reserve(request, end, step)
             work = Work(request, request.computed, end - request.computed)
             step.append(work)
             chunk -= work.count
             if end < request.prompt_length:
                 return
+            coming = self._coming()
 
-    def _first_chunk(self, request: Request, chunk: int) -> tuple[list[int], int] | None:
-        """Return the pages that hold the beginning of a prompt, and where its first chunk ends; None if none can run.
+    def _coming(self) -> set[bytes]:
+        """Return the digests of pages that prompts in this step or in chunks are about to fill."""
+        prompts = (request for request in self.running if request.computed < request.prompt_length)
+        return {digest for request in prompts for digest in self._digests[request.id][request.published :]}
 
-        At least the last token is computed, as the next one is sampled from its logits.
+    def _found(self, request: Request) -> list[int]:
+        """Return the pages that hold the beginning of a prompt. At least its last token is computed again, as the next
+        one is sampled from its logits.
         """
-        if len(self.running) >= self.limits.rows:
-            return None
-        size = self.pages.size
-        found = self.pages.matching(self._digests[request.id])[: (request.prompt_length - 1) // size]
-        end = min(request.prompt_length, len(found) * size + chunk)
-        needed = self.pages.needed(end) - len(found) + self.pages.unused(found)
-        return (found, end) if needed + len(self.running) <= self.pages.free else None  # those that run soon need one
+        most = (request.prompt_length - 1) // self.pages.size
+        return self.pages.matching(self._digests[request.id][:most])
 
-    def _start(self, found: list[int]) -> Request:
-        request = self.waiting.pop(0)
+    def _fits(self, request: Request) -> bool:
+        return self._end_of_first_chunk(request, self._found(request), self.limits.tokens) is not None
+
+    def _end_of_first_chunk(self, request: Request, found: list[int], chunk: int) -> int | None:
+        """Return where the first chunk of a prompt ends; None if there are too few rows or pages to start it."""
+        end = min(request.prompt_length, len(found) * self.pages.size + chunk)
+        needed = self.pages.needed(end) - len(found) + self.pages.unused(found)
+        room = self.pages.free - len(self.running)  # those that run will soon need a page each
+        return end if len(self.running) < self.limits.rows and needed <= room else None
+
+    def _start(self, request: Request, found: list[int]) -> None:
+        self.waiting.remove(request)
         self.waiting_tokens -= request.prompt_length
         self.pages.take(found)
         request.pages = list(found)
@@ -187,7 +204,6 @@ class Scheduler:
         if not request.preempted:
             request.cached = request.computed
         insort(self.running, request, key=lambda each: each.order)
-        return request
 
     def _reserve(self, request: Request, positions: int, step: list[Work]) -> bool:
         """Give a request pages for this many positions. Those after it in order, and not in the step, may lose theirs.
