@@ -37,22 +37,31 @@ class Cache:
     def run(self, step):
         """Compute a step: write first, then read, as the kernel does. Return the sampled tokens."""
         size, sampled = self.pages.size, {}
+        tokens_of = {}
+        for request in (work.request for work in step):
+            known = list(request.tokens)
+            if any(w.request is request and w.start + w.count > len(known) for w in step):
+                known.append(self.sampled[request.id])
+            tokens_of[request.id] = known
         assert len({work.request.id for work in step}) == len(step), "a request is in a step once"
         for work in step:
             request, start, count = work.request, work.start, work.count
-            assert request.reason is None and count > 0 and start == request.computed
+            tokens = tokens_of[request.id]
+            assert request.reason is None and count > 0 and start + count == request.computed <= len(tokens)
+            assert work.samples == (start + count == request.known - work.samples)
             assert start + count <= request.prompt_length or start >= request.prompt_length
             for position in range(start, start + count):
                 page = request.pages[position // size]
-                assert page != NO_PAGE and self.pages.may_write(page), "written while others may read it"
-                self.places[page, position % size] = tuple(request.tokens[: position + 1])
+                assert page != NO_PAGE and self.pages._holders[page] == 1, "written while others may read it"
+                self.places[page, position % size] = tuple(tokens[: position + 1])
         for work in step:
             request = work.request
             for position in range(work.start + work.count):
                 here = self.places.get((request.pages[position // size], position % size))
-                assert here == tuple(request.tokens[: position + 1]), "read before it was written"
+                assert here == tuple(tokens_of[request.id][: position + 1]), "read before it was written"
             if work.samples:
-                sampled[request.id] = following(request.tokens)
+                sampled[request.id] = following(tokens_of[request.id])
+        self.sampled = sampled
         return sampled
 
 
@@ -75,8 +84,8 @@ def drive(seed, count=12):
     scheduler, cache, happened = Scheduler(pages, limits), Cache(pages), Counter()
     stem = [draw.randrange(VOCAB) for _ in range(12)]
     left, requests = count, []
-    idle = 0
-    while left or len(scheduler):
+    idle, flying, ahead = 0, None, draw.random() < 0.7  # whether a step is planned before the last one's results
+    while left or len(scheduler) or flying:
         while left and draw.random() < 0.5:
             prompt = stem[: draw.randint(0, 12)] + [draw.randrange(VOCAB) for _ in range(draw.randint(1, 8))]
             params = SamplingParams(
@@ -98,19 +107,24 @@ def drive(seed, count=12):
         if requests and draw.random() < 0.05:
             scheduler.abort(victim := draw.choice(requests))
             happened["aborted"] += victim.reason == "abort"
+        if flying and not ahead:
+            scheduler.update(*flying)
+            flying = None
         step = scheduler.schedule()
         check_pages(scheduler)
         assert sum(work.count for work in step) <= limits.tokens and len(scheduler.running) <= limits.rows
         assert sum(work.start + work.count < work.request.prompt_length for work in step) <= 1, "prompts in chunks"
-        assert step or not scheduler.running, "what runs goes on"
+        assert step or flying or not scheduler.running, "what runs goes on"
         idle = 0 if step else idle + 1
         assert idle < 50 or left, "nothing runs, but something waits"
-        if scheduler.running:
+        if scheduler.running and not flying:
             assert step and min(scheduler.running, key=lambda each: each.order).id in {w.request.id for w in step}
         sampled = cache.run(step)
         if requests and draw.random() < 0.05:  # while the step runs
             scheduler.abort(draw.choice(requests))
-        scheduler.update(step, sampled)
+        if flying:
+            scheduler.update(*flying)
+        flying = (step, sampled) if step else None
         check_pages(scheduler)
     for request in requests:
         happened["preempted"] += request.preempted

@@ -286,13 +286,13 @@ def test_a_full_queue(model):
 def test_a_failure_ends_what_runs_and_the_engine_goes_on(model, monkeypatch):
     with Engine(model, rows=4, step_tokens=16) as engine:
         wanted = engine.submit(prompt(1), SamplingParams(temperature=0)).result()
-        run = engine._steps.run
+        start = engine._steps.start
 
         def fail(packed):
-            monkeypatch.setattr(engine._steps, "run", run)
+            monkeypatch.setattr(engine._steps, "start", start)
             raise RuntimeError("the device is gone")
 
-        monkeypatch.setattr(engine._steps, "run", fail)
+        monkeypatch.setattr(engine._steps, "start", fail)
         handle = engine.submit(prompt(2))
         with pytest.raises(EngineError, match="request 1 failed: the device is gone"):
             handle.result()

@@ -19,7 +19,7 @@ from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.keys import ProgramKey
 from transformers_neuronx.layers.activation import softmax
-from transformers_neuronx.layers.sampling import POLICY_COLUMNS, sample, unpacked
+from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.rules import Rules
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
@@ -31,10 +31,11 @@ K = TypeVar("K", bound=ProgramKey)
 
 @dataclass(frozen=True)
 class ChooseKey(ProgramKey):
-    """The choice of a token for each of some rows; `adjusted` if logits are changed before."""
+    """The choice of a token for each of some rows, of at most so many; `adjusted` if logits are changed before."""
 
     kind = "choose"
     rows: int
+    most: int
     adjusted: bool
 
 
@@ -44,6 +45,7 @@ class LogprobsKey(ProgramKey):
 
     kind = "logprobs"
     rows: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Choices:
         policies = np.zeros((rows, 1 + POLICY_COLUMNS), np.int32)
         policies[:, 1:] = _GREEDY
         for row, request in enumerate(requests):
-            policies[row] = len(request.tokens), *request.policy
+            if request.reason is None:  # otherwise it ended while the step ran
+                policies[row] = len(request.tokens), *request.policy
         if not any(request.adjusts for request in requests):
             return cls(requests, policies, None, None)
         added, seen = np.zeros((rows, vocab), np.float32), np.zeros((rows, vocab), bool)
@@ -82,29 +85,48 @@ class Choices:
         return any(request.params.logprobs is not None for request in self.requests)
 
 
+class Chosen:
+    """Tokens that were chosen, still on the devices: `tokens` s32[·], in the order of the requests."""
+
+    def __init__(self, requests: list[Request], tokens: DeviceTensor, logprobs: list[DeviceTensor]) -> None:
+        self.tokens = tokens
+        self._requests, self._logprobs = requests, logprobs
+
+    def read(self) -> dict[int, int]:
+        """Wait for the tokens. Return that of each request, by its id, or BROKEN; note their log-probabilities."""
+        tokens = self.tokens.numpy().tolist()
+        if self._logprobs:
+            own, ids, values = (result.numpy() for result in self._logprobs)
+            for row, request in enumerate(self._requests):
+                request.note(float(own[row]), ids[row].tolist(), values[row].tolist())
+        return {request.id: token for request, token in zip(self._requests, tokens, strict=False)}
+
+
 class Chooser:
     """Chooses tokens from the logits of `sizes` rows."""
 
     def __init__(self, decoder: Decoder, sizes: Sequence[int]) -> None:
-        self.decoder = decoder
-        self.keys: list[ProgramKey] = [ChooseKey(rows, adjusted) for rows in sizes for adjusted in (False, True)]
-        self.keys += [LogprobsKey(rows) for rows in sizes]
+        self.decoder, self.most = decoder, max(sizes)
+        self.keys: list[ProgramKey] = [
+            ChooseKey(rows, self.most, adjusted) for rows in sizes for adjusted in (False, True)
+        ]
+        self.keys += [LogprobsKey(rows, self.most) for rows in sizes]
         self._programs: dict[ProgramKey, Executable] = {}
 
     def compile(self) -> None:
         self._programs = compiled(self.decoder, self.keys, lambda key: _module(self.decoder.config.vocab_size, key))
 
-    def choose(self, logits: DeviceTensor, choices: Choices) -> dict[int, int]:
-        """Choose from logits f32[rows, 1, vocab]. Return each request's token, by its id, or BROKEN."""
+    def none(self) -> DeviceTensor:
+        """Return what stands for the tokens of no step, s32[most]."""
+        return self.decoder.runtime.put([np.zeros(self.most, np.int32)])
+
+    def choose(self, logits: DeviceTensor, choices: Choices) -> Chosen:
+        """Choose from logits f32[rows, 1, vocab]. Returns before the tokens are there."""
         put, rows = self.decoder.runtime.put, len(choices.policies)
         changes = [put([each]) for each in (choices.added, choices.seen) if each is not None]
-        [tokens] = self._programs[ChooseKey(rows, bool(changes))](logits, put([choices.policies]), *changes)
-        if choices.logprobs:
-            results = self._programs[LogprobsKey(rows)](logits, tokens)
-            own, ids, values = (result.numpy() for result in results)
-            for row, request in enumerate(choices.requests):
-                request.note(float(own[row]), ids[row].tolist(), values[row].tolist())
-        return {request.id: token for request, token in zip(choices.requests, tokens.numpy().tolist(), strict=False)}
+        [tokens] = self._programs[ChooseKey(rows, self.most, bool(changes))](logits, put([choices.policies]), *changes)
+        logprobs = self._programs[LogprobsKey(rows, self.most)](logits, tokens) if choices.logprobs else []
+        return Chosen(choices.requests, tokens, logprobs)
 
 
 def compiled(decoder: Decoder, keys: Sequence[K], write: Callable[[K], HloModuleProto]) -> dict[K, Executable]:
@@ -136,7 +158,7 @@ def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
 
     Parameters: logits f32[rows, 1, vocab]; s32[rows, 1 + POLICY_COLUMNS], the position and policy of each row; if
     adjusted, what is added to logits, f32[rows, vocab], and the tokens that a sequence has, pred[rows, vocab], for the
-    repetition penalty. Result: tokens s32[rows].
+    repetition penalty. Result: tokens s32[most], NOTHING after those of the rows.
     """
     rows = key.rows
 
@@ -150,7 +172,9 @@ def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
             seen = parameters.add(dtype_named("pred")[rows, vocab], "seen")
             logits = logits + added
         position = hlo.reshape(hlo.slice(packed, 1, 0, 1), rows)
-        return sample(logits, seen, unpacked(hlo.slice(packed, 1, 1, 1 + POLICY_COLUMNS)), position)
+        tokens = sample(logits, seen, unpacked(hlo.slice(packed, 1, 1, 1 + POLICY_COLUMNS)), position)
+        rest = [hlo.full(NOTHING, "s32", [key.most - rows])] if key.most > rows else []
+        return hlo.concatenate([tokens, *rest], 0)
 
     return compile_py_func(program)
 
@@ -158,15 +182,15 @@ def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
 def _logprobs(vocab: int, key: LogprobsKey) -> HloModuleProto:
     """Write log-probabilities of tokens, before any rule of sampling.
 
-    Parameters: logits f32[rows, 1, vocab]; tokens s32[rows]. Results: those of the tokens, f32[rows]; the LIKELIEST
-    tokens, s32[rows, ·], and theirs, f32[rows, ·].
+    Parameters: logits f32[rows, 1, vocab]; tokens s32[most], of the rows first. Results: those of the tokens,
+    f32[rows]; the LIKELIEST tokens, s32[rows, ·], and theirs, f32[rows, ·].
     """
     rows = key.rows
 
     def program(scribe: HloScribe) -> list[Tensor]:
         parameters = hlo.Parameters()
         logits = hlo.reshape(parameters.add(dtype_named("f32")[rows, 1, vocab], "logits"), rows, vocab)
-        tokens = parameters.add(dtype_named("s32")[rows], "tokens")
+        tokens = hlo.slice(parameters.add(dtype_named("s32")[key.most], "tokens"), 0, 0, rows)
         logs = hlo.log(softmax(logits))
         values, ids = hlo.top_k(logs, min(LIKELIEST, vocab))
         return [hlo.take_rows(logs, hlo.maximum(tokens, 0)), ids, values]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.sampling import BROKEN
+from transformers_neuronx.serving.choices import Chosen
 from transformers_neuronx.serving.paged import PagedSteps
 from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
@@ -139,6 +140,13 @@ class Handle:
                     loop.call_soon_threadsafe(event.set)
 
 
+class Flight(NamedTuple):
+    """A step whose results are not read yet."""
+
+    step: list[Work]
+    chosen: Chosen
+
+
 class Engine:
     """Answers requests of any number of threads with one model, which must be on its devices (`to_neuron`).
 
@@ -245,37 +253,53 @@ class Engine:
         self.close()
 
     def _serve(self) -> None:
-        """Be the engine's thread: answer requests until the engine is closed."""
+        """Be the engine's thread: answer requests until the engine is closed.
+
+        A step starts before the tokens of the one before are read, so that the devices never wait for the host.
+        """
+        flying: Flight | None = None
         with self._within:
-            while step := self._next_step():
+            while not self._closed:
                 try:
-                    sampled = self._steps.run(step[1])
+                    if flying and not self._steps.overlaps:
+                        self._land(flying)
+                        flying = None
+                    step, packed = self._next_step(wait=flying is None)
+                    result = self._steps.start(packed) if step else None
+                    if flying:
+                        self._land(flying)
+                    flying = Flight(step, self._choose(packed, result)) if step else None
                 except BaseException as error:
+                    flying = None
                     with self._turn:
                         self._steps.reset()
                         self._end_all("error", error)
-                else:
-                    self._pass_on(step[0], step[1].choices.requests, sampled)
         with self._turn:
             self._end_all("abort")
 
-    def _next_step(self) -> tuple[list[Work], Any] | None:
-        """Wait for requests, and return the next step, also in its program's form; None if the engine is closed."""
+    def _next_step(self, wait: bool) -> tuple[list[Work], Any]:
+        """Return the next step, also in its program's form; if it is empty, `wait` for requests before."""
         with self._turn:
-            self._turn.wait_for(lambda: self._closed or len(self.scheduler))
-            if self._closed:
-                return None
-            step = self.scheduler.schedule()
-            return step, self._steps.pack(step)
+            if wait:
+                self._turn.wait_for(lambda: self._closed or len(self.scheduler))
+            step = [] if self._closed else self.scheduler.schedule()
+            return step, self._steps.pack(step) if step else None
 
-    def _pass_on(self, step: list[Work], sampling: list[Request], sampled: dict[int, int]) -> None:
-        """Record what a step has made, and let those know who wait for it."""
+    def _choose(self, packed: Any, result: Any) -> Chosen:
+        with self._turn:
+            choices = self._steps.choices(packed)
+        chosen: Chosen = self._steps.choose(result, choices)
+        return chosen
+
+    def _land(self, flying: Flight) -> None:
+        """Wait for a step, record its tokens, and let those know who wait for them."""
+        sampled = flying.chosen.read()
+        sampling = [work.request for work in flying.step if work.samples]
         with self._turn:
             for request in sampling:
                 if sampled[request.id] == BROKEN:
-                    del sampled[request.id]
                     self._end(request, "error", EngineError("its logits are NaN or all -inf"))
-            for request in self.scheduler.update(step, sampled):
+            for request in self.scheduler.update(flying.step, sampled):
                 self._end(request)
             for request in sampling:
                 if handle := self._handles.get(request.id):

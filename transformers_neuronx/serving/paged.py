@@ -12,8 +12,9 @@ from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.layers.step import SEGMENT
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
-from transformers_neuronx.serving.choices import Choices, Chooser, compiled
+from transformers_neuronx.serving.choices import Choices, Chooser, Chosen, compiled
 from transformers_neuronx.serving.pages import NO_PAGE, Pages
+from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
 from transformers_neuronx.serving.steps import TOKEN, TokensKey, keys_of, smallest, step_module
 
@@ -28,11 +29,13 @@ class PackedTokens:
     tokens: Array
     segments: Array
     samples: Array
-    choices: Choices
+    requests: list[Request]  # those that sample
 
 
 class PagedSteps:
-    """The steps of one model over pages. Only one thread may call `run`."""
+    """The steps of one model over pages, for one thread: `pack`, `start`, and once the last one was read, `choose`."""
+
+    overlaps = True  # a step may start before the tokens of the one before are read
 
     def __init__(self, decoder: Decoder, pages: Pages, limits: Limits) -> None:
         self.decoder = decoder
@@ -52,35 +55,57 @@ class PagedSteps:
         """Fill the cache with zeros."""
         zeros = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.layout.arrays]
         layers = range(self.decoder.config.n_layer)
+        self._before = self.chooser.none()
         self.caches: list[DeviceTensor] = [self.decoder.runtime.put([each]) for _ in layers for each in zeros]
 
     def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""
-        sampling = [work for work in step if work.samples]
-        key = smallest(self.keys, sum(work.count for work in step), len(sampling))
+        requests = [work.request for work in step if work.samples]
+        key = smallest(self.keys, sum(work.count for work in step), len(requests))
         tokens = np.zeros((key.tokens, TOKEN), np.int32)
         segments = np.full((key.segments, SEGMENT + key.pages), NO_PAGE, np.int32)
         segments[:, :SEGMENT] = 0
         samples, first = [], 0
         for segment, work in zip(segments, step, strict=False):
             pages, last = work.request.pages, first + work.count
-            tokens[first:last] = np.stack([work.tokens, work.positions, work.ends], 1)
+            tokens[first:last] = _columns(work)
             segment[:SEGMENT] = first, work.count, work.start, work.of_prompt
             segment[SEGMENT : SEGMENT + len(pages)] = pages
             samples += [last - 1] * work.samples
             first = last
+        for row, request in enumerate(requests):
+            request.row = row
         chosen = np.zeros(key.samples, np.int32)
         chosen[: len(samples)] = samples
-        requests = [work.request for work in sampling]
-        return PackedTokens(
-            key, tokens, segments, chosen, Choices.of(requests, key.samples, self.decoder.config.vocab_size)
-        )
+        return PackedTokens(key, tokens, segments, chosen, requests)
 
-    def run(self, packed: PackedTokens) -> dict[int, int]:
-        """Run a step. Return the token sampled for each request, by its id, or BROKEN."""
-        put, samples = self.decoder.runtime.put, [packed.samples] if packed.key.samples else []
-        operands = [put([each]) for each in (packed.tokens, packed.segments, *samples)]
+    def start(self, packed: PackedTokens) -> DeviceTensor:
+        """Start a step. Returns its logits, or something else to wait for, before they are there."""
+        put, rows = self.decoder.runtime.put, [packed.samples] if packed.key.samples else []
+        tokens, segments, *samples = (put([each]) for each in (packed.tokens, packed.segments, *rows))
         weights = self.decoder.operands(range(self.decoder.config.n_layer))
-        results = self._programs[packed.key](*operands, *self.caches, *weights)
-        self.caches = results[len(samples) :]
-        return self.chooser.choose(results[0], packed.choices) if packed.choices.requests else {}
+        program = self._programs[packed.key]
+        result, *self.caches = program(tokens, segments, self._before, *samples, *self.caches, *weights)
+        return result
+
+    def choices(self, packed: PackedTokens) -> Choices:
+        """Return what the choice of tokens needs. All tokens before must be known."""
+        return Choices.of(packed.requests, packed.key.samples, self.decoder.config.vocab_size)
+
+    def choose(self, result: DeviceTensor, choices: Choices) -> Chosen:
+        """Choose tokens from the logits of the step that was started last. Returns before they are there."""
+        if not choices.requests:
+            return Chosen([], result, [])
+        chosen = self.chooser.choose(result, choices)
+        self._before = chosen.tokens
+        return chosen
+
+
+def _columns(work: Work) -> Array:
+    """Return the columns of each token of a sequence's work."""
+    columns = np.full((work.count, TOKEN), -1, np.int32)
+    columns[:, 1], columns[:, 2] = work.positions, work.ends
+    columns[: len(work.tokens), 0] = work.tokens
+    if len(work.tokens) < work.count:
+        columns[-1, 3] = work.request.row
+    return columns

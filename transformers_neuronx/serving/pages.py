@@ -88,7 +88,3 @@ class Pages:
         """Say what a full page holds. It must not be written any more."""
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest], self._digest_of[page] = page, digest
-
-    def may_write(self, page: int) -> bool:
-        """Whether exactly one sequence has the page, and nobody else can find it."""
-        return self._holders[page] == 1 and page not in self._digest_of

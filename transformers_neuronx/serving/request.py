@@ -100,7 +100,8 @@ class Request:
     """One sequence on its way.
 
     `tokens` are those of the prompt, then the generated ones. The keys and values of the first `computed` of them are
-    in the cache, in `pages`. A request has ended when it has a `reason`: "stop", "length", "abort" or "error".
+    in the cache, in `pages`, after all steps that were planned. A request has ended when it has a `reason`: "stop",
+    "length", "abort" or "error".
     """
 
     id: int
@@ -110,6 +111,8 @@ class Request:
     salt: bytes = b""  # requests share pages only with those of the same salt
     text: TextStream | None = None
     stream: int = 0  # of random numbers: requests of one seed and prompt differ by it
+    pending: int = 0  # tokens that were sampled in steps whose results nobody has read yet
+    row: int = 0  # its place among those that sampled in that step
     computed: int = 0
     cached: int = 0  # tokens of the prompt that were in the cache when it was first admitted
     pages: list[int] = field(default_factory=list)
@@ -164,8 +167,14 @@ class Request:
         """The most positions whose keys and values it can need: the last token's are never read."""
         return self.prompt_length + self.params.max_tokens - 1
 
+    @property
+    def known(self) -> int:
+        """Number of its tokens, with the pending ones, which only the devices know."""
+        return len(self.tokens) + self.pending
+
     def append(self, token: int) -> None:
         """Add a generated token, which may complete the request."""
+        self.pending -= 1
         self.tokens.append(token)
         may_stop = self.generated > self.params.min_tokens
         if token in self.ends or (self.text and self.text.add(token, may_stop)):

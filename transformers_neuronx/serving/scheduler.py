@@ -18,11 +18,15 @@ from transformers_neuronx.serving.request import Request
 
 @dataclass(frozen=True)
 class Work:
-    """Compute the tokens `start` to `start + count` of a request. If they are all it has, sample the next one."""
+    """Compute the tokens `start` to `start + count` of a request, and if they are all it has, sample the next one.
+
+    The last one may be pending: sampled in the step before, and known to the devices alone.
+    """
 
     request: Request
     start: int
     count: int
+    samples: bool
 
     @property
     def tokens(self) -> list[int]:
@@ -36,10 +40,6 @@ class Work:
     def ends(self) -> list[int]:
         """For each token, the length of the sequence when it was first known, whenever it is computed."""
         return [max(self.request.prompt_length, position + 1) for position in self.positions]
-
-    @property
-    def samples(self) -> bool:
-        return self.start + self.count == len(self.request.tokens)
 
     @property
     def of_prompt(self) -> bool:
@@ -101,7 +101,8 @@ class Scheduler:
         """Return the work of the next step; empty if nothing can run. Running rows come first, then prompts' chunks.
 
         At most one prompt is in chunks at a time. If there are too few pages, requests that come later in order lose
-        theirs, and start again.
+        theirs, and start again. The next step may be planned before the results of this one are known: its tokens count
+        as computed from now on, as steps run in order.
         """
         self._give_way()
         step: list[Work] = []
@@ -112,28 +113,31 @@ class Scheduler:
             missing = self._missing(request)
             count = 1 if missing == 1 else min(missing, chunk)
             if count and self._reserve(request, request.computed + count, step):
-                step.append(Work(request, request.computed, count))
+                step.append(self._work(request, count))
                 chunk -= count if missing > 1 else 0
-        done = {work.request.id for work in step if work.samples}
-        if all(self._missing(request) == 1 or request.id in done for request in self.running):
+        if all(self._missing(request) <= 1 for request in self.running):
             self._admit(step, chunk)
+        for work in step:
+            work.request.pending += work.samples
+            self._publish(work.request)  # from the next step on, others may read what this one writes
         return sorted(step, key=lambda work: work.count > 1)
 
     def update(self, step: list[Work], sampled: Mapping[int, int]) -> list[Request]:
-        """Record that a step was computed, with the token sampled for each request, by id. Return those that ended."""
+        """Record the tokens that a step sampled, by the id of the request. Return the requests that ended."""
         ended: list[Request] = []
-        for work in step:
-            request = work.request
-            if request.reason is not None:
-                continue  # it was aborted while the step ran
-            request.computed = work.start + work.count
-            self._publish(request)
-            if request.id in sampled:
+        for request in (work.request for work in step if work.samples):
+            if request.reason is None:  # otherwise it ended while the step ran
                 request.append(sampled[request.id])
-            if request.reason is not None:
-                self._leave(request)
-                ended.append(request)
+                if request.reason is not None:
+                    self._leave(request)
+                    ended.append(request)
         return ended
+
+    def _work(self, request: Request, count: int) -> Work:
+        """Plan the next `count` tokens of a request, for which it has pages."""
+        work = Work(request, request.computed, count, request.computed + count == request.known)
+        request.computed += count
+        return work
 
     def _missing(self, request: Request) -> int:
         """Number of tokens that are not computed, up to the end of the prompt or of the sequence.
@@ -141,8 +145,10 @@ class Scheduler:
         Tokens of a prompt and generated ones are computed in different ways, so that the bits of both stay the same
         when a request starts again.
         """
-        end = len(request.tokens)
-        return (request.prompt_length if request.computed < request.prompt_length < end else end) - request.computed
+        if request.pending and request.generated + request.pending >= request.params.max_tokens:
+            return 0  # its last token is on the way
+        end = request.prompt_length if request.computed < request.prompt_length else request.known
+        return end - request.computed
 
     def _give_way(self) -> None:
         """Preempt requests of lower priority than the first that waits, until that one can start."""
@@ -165,9 +171,8 @@ class Scheduler:
                 return
             self._start(request, found)
             self._reserve(request, end, step)
-            work = Work(request, request.computed, end - request.computed)
-            step.append(work)
-            chunk -= work.count
+            step.append(self._work(request, end - request.computed))
+            chunk -= step[-1].count
             if end < request.prompt_length:
                 return
             coming = self._coming()

@@ -15,7 +15,8 @@ from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.feeding import feed, sample_after
 from transformers_neuronx.inputs import Rows
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS
-from transformers_neuronx.serving.choices import Choices, Chooser
+from transformers_neuronx.serving.choices import Choices, Chooser, Chosen
+from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Work
 
 Array = np.ndarray[Any, Any]
@@ -34,15 +35,17 @@ class Chunks(Rows):
 
 @dataclass(frozen=True)
 class PackedRows:
-    """A step as rows; the row `sampling[i]` samples for the request `i` of the choices."""
+    """A step as rows; the row `sampling[i]` samples for `requests[i]`."""
 
     rows: Chunks
     sampling: list[int]
-    choices: Choices
+    requests: list[Request]
 
 
 class SlotSteps:
-    """The steps of one model over its slots. Only one thread may call `run`, and nobody else the model."""
+    """The steps of one model over its slots, for one thread; nobody else may call the model."""
+
+    overlaps = False
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -63,16 +66,24 @@ class SlotSteps:
         rows = Chunks(tokens, start, np.ones((len(step), 1), bool), slots, ends)
         sampling = [place for place, work in enumerate(step) if work.samples]
         requests = [step[place].request for place in sampling]
-        return PackedRows(rows, sampling, Choices.of(requests, self.decoder.slots, self.decoder.config.vocab_size))
+        return PackedRows(rows, sampling, requests)
 
-    def run(self, packed: PackedRows) -> dict[int, int]:
-        """Run a step. Return the token sampled for each request, by its id, or BROKEN."""
-        choices, sampling = packed.choices, packed.sampling
+    def start(self, packed: PackedRows) -> PackedRows:
+        """Do nothing: the choice of tokens decides which programs run."""
+        return packed
+
+    def choices(self, packed: PackedRows) -> Choices:
+        """Return what the choice of tokens needs."""
+        return Choices.of(packed.requests, self.decoder.slots, self.decoder.config.vocab_size)
+
+    def choose(self, packed: PackedRows, choices: Choices) -> Chosen:
+        """Run a step, and choose tokens."""
+        sampling = packed.sampling
         if choices.plain:
             policies = np.zeros((len(packed.rows.tokens), POLICY_COLUMNS), np.int32)
             policies[sampling] = choices.policies[: len(sampling), 1:]
-            tokens = sample_after(self.decoder, packed.rows, policies)
-            return {request.id: int(tokens[row]) for row, request in zip(sampling, choices.requests, strict=True)}
+            tokens = sample_after(self.decoder, packed.rows, policies)[sampling]
+            return Chosen(packed.requests, self.decoder.runtime.put([tokens.astype(np.int32)]), [])
         logits = np.zeros((self.decoder.slots, 1, self.decoder.config.vocab_size), np.float32)
         logits[: len(sampling)] = feed(self.decoder, packed.rows)[sampling]
         return self.chooser.choose(self.decoder.runtime.put([logits]), choices)

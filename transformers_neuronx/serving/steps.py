@@ -13,18 +13,23 @@ from transformers_neuronx.layers.step import SEGMENT, Step
 from transformers_neuronx.programs import Programs, in_place
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 
-TOKEN = 3  # columns of a token: its id, its position, and the length of its sequence after all known tokens
+# Columns of a token: its id, its position, the length of its sequence when it was first known, and its row among those
+# that the step before chose, if only the devices know it; otherwise -1.
+TOKEN = 4
 
 
 @dataclass(frozen=True)
 class TokensKey(ProgramKey):
-    """A step of single tokens: tokens, sequences that they may be of, pages of a sequence, and tokens that sample."""
+    """A step of single tokens: tokens, sequences that they may be of, pages of a sequence, tokens that sample, and
+    tokens that a step may have chosen before.
+    """
 
     kind = "tokens"
     tokens: int
     segments: int
     pages: int
     samples: int
+    chosen: int
 
 
 def keys_of(tokens: int, rows: int, pages: int) -> list[TokensKey]:
@@ -34,7 +39,7 @@ def keys_of(tokens: int, rows: int, pages: int) -> list[TokensKey]:
     """
     most = powers(rows)[-1]
     return [
-        TokensKey(size, min(size, most), pages, samples)
+        TokensKey(size, min(size, most), pages, samples, most)
         for size in powers(tokens)
         for samples in ([size] if size <= most else [0, 1, most])
     ]
@@ -48,17 +53,19 @@ def powers(most: int) -> list[int]:
 def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloModuleProto:
     """Write the program of a step.
 
-    Parameters: the tokens, s32[tokens, TOKEN]; segments s32[segments, SEGMENT + pages], as in `Step`; if some sample,
-    which ones, s32[samples]; the caches; the weights. Results: logits f32[samples, 1, vocab] if some sample; the
-    caches, in place.
+    Parameters: the tokens, s32[tokens, TOKEN]; segments s32[segments, SEGMENT + pages], as in `Step`; the tokens that
+    the step before chose, s32[chosen]; if some sample, which ones, s32[samples]; the caches; the weights. Results:
+    logits f32[samples, 1, vocab], or if none sample, any number, f32[1], to wait for; the caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
         parameters = hlo.Parameters()
         packed = parameters.add(dtype_named("s32")[key.tokens, TOKEN], "tokens")
         segments = parameters.add(dtype_named("s32")[key.segments, SEGMENT + key.pages], "segments")
+        before = parameters.add(dtype_named("s32")[key.chosen], "before")
         chosen = [parameters.add(dtype_named("s32")[key.samples], "samples")] if key.samples else []
-        ids, position, end = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), key.tokens) for i in range(TOKEN))
+        ids, position, end, row = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), key.tokens) for i in range(TOKEN))
+        ids = hlo.select(row >= 0, hlo.maximum(hlo.take(before, hlo.maximum(row, 0)), 0), ids)
         step = Step(
             hlo.reshape(ids, -1, 1), position, hlo.full(1, "s32", [key.tokens]), end, None, 0, segments=segments
         )
@@ -66,7 +73,8 @@ def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloM
         shared, layers = programs.declare_weights(parameters, programs.whole)
         x, after = programs.body(scribe, programs.whole, shared, layers, None, caches, step)
         logits = [programs.logits(scribe, shared, hlo.take(x, rows)) for rows in chosen]
-        return [*logits, *in_place(flattened(after), flattened(caches))]
+        result = logits or [hlo.convert(hlo.slice(hlo.reshape(x, -1), 0, 0, 1), "f32")]
+        return [*result, *in_place(flattened(after), flattened(caches))]
 
     return compile_py_func(program)
 

@@ -1,0 +1,160 @@
+"""The engine's cost and gain: a step beside `sample()`, tokens a second of several requests, a long prompt that joins,
+and a prompt whose beginning is in the cache.
+
+    python benchmarks/engine.py [--shape gpt2|llama-1b] [--types f32,bf16,s8] [--rounds 3]
+
+Weights are random, all requests greedy. Every ratio is of figures of the same process; the ways take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from transformers_neuronx import Engine, NeuronAutoModelForCausalLM, SamplingParams
+from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+
+SHAPES = {
+    "gpt2": GPT2Config(n_positions=1024),
+    "llama-1b": LlamaConfig(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64, max_position_embeddings=8192, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+TYPES = {"f32": ("f32", None), "bf16": ("bf16", None), "s8": ("bf16", "s8")}
+TOKENS, PROMPT = 48, 64
+
+
+def request(tokens, **how):
+    return SamplingParams(**dict(max_tokens=tokens, temperature=0, ignore_eos=True) | how)
+
+
+def prompt(length, seed, vocab):
+    return np.random.default_rng(seed).integers(5, vocab, length).tolist()
+
+
+def times_of(handle):
+    """Seconds at which each token came."""
+    return [time.perf_counter() for _ in handle]
+
+
+def one(engine, model, seed):
+    """Seconds of a token: with `sample()`, and with the engine alone."""
+    ids = prompt(PROMPT, seed, engine.vocab)
+    row = torch.tensor([ids])
+
+    def sample(count):
+        began = time.perf_counter()
+        model.sample(row, PROMPT + count, top_k=1, eos_token_override=-1)
+        return time.perf_counter() - began
+
+    plain = (sample(1 + TOKENS) - sample(1)) / TOKENS
+    came = times_of(engine.submit(ids, request(1 + TOKENS)))
+    return plain, (came[-1] - came[0]) / TOKENS
+
+
+def several(engine, count, seed):
+    """Tokens a second of `count` requests at once, after their prompts."""
+    handles = [engine.submit(prompt(PROMPT, seed + n, engine.vocab), request(1 + TOKENS)) for n in range(count)]
+    came = [None] * count
+
+    def read(place):
+        came[place] = times_of(handles[place])
+
+    threads = [threading.Thread(target=read, args=[place]) for place in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    began = max(each[0] for each in came)
+    ended = min(each[-1] for each in came)
+    return sum(sum(began < moment <= ended for moment in each) for each in came) / (ended - began)
+
+
+def joined(engine, length, seed):
+    """Ratio of the 99th percentile to the median of the time between tokens of 8 requests, while a prompt joins."""
+    running = [engine.submit(prompt(8, seed + n, engine.vocab), request(90)) for n in range(8)]
+    came = [[] for _ in running]
+
+    def read(place):
+        came[place] = times_of(running[place])
+
+    threads = [threading.Thread(target=read, args=[place]) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    next(iter(running[0]))
+    long = engine.submit(prompt(length, seed + 99, engine.vocab), request(2))
+    began = time.perf_counter()
+    next(iter(long))
+    first = time.perf_counter() - began
+    for thread in threads:
+        thread.join()
+    gaps = np.concatenate([np.diff(each) for each in came])
+    return np.percentile(gaps, 50), np.percentile(gaps, 99), first
+
+
+def shared(engine, seed):
+    """Seconds to the first token of a prompt of 1,050 tokens: cold, and where 1,000 of them are in the cache."""
+    stem = prompt(1000, seed, engine.vocab)
+    taken = []
+    for more in (1, 2):
+        began = time.perf_counter()
+        engine.submit([*stem, *prompt(50, seed + more, engine.vocab)], request(1)).result()
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2")
+    parser.add_argument("--types", default="f32,bf16,s8")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step-tokens", type=int, default=256)
+    options = parser.parse_args()
+    config = SHAPES[options.shape]
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(scratch)
+        for name in options.types.split(","):
+            amp, quant = TYPES[name]
+            switches = NeuronConfig(quant=QuantizationConfig(quant_dtype=quant) if quant else None)
+            longest = 1024 if options.shape == "gpt2" else 4352
+            model = NeuronAutoModelForCausalLM.from_pretrained(
+                scratch, n_positions=longest, context_length_estimate=PROMPT, amp=amp, neuron_config=switches
+            )
+            model.to_neuron()
+            print(json.dumps(dict(shape=options.shape, type=name) | measured(model, options, longest)), flush=True)
+
+
+def measured(model, options, longest):
+    with Engine(model, rows=32, step_tokens=options.step_tokens, cache_tokens=3 * longest) as engine:
+        engine.vocab = model.decoder.config.vocab_size
+        one(engine, model, 0), several(engine, 8, 0)
+        found, seed = {}, 1000
+        for _ in range(options.rounds):
+            seed += 1000
+            for place, taken in zip(("sample_ms", "engine_ms"), one(engine, model, seed), strict=True):
+                found.setdefault(place, []).append(taken * 1e3)
+            for count in (1, 4, 8, 16):
+                found.setdefault(f"tokens_per_second_{count}", []).append(several(engine, count, seed + count))
+            length = 900 if longest < 4096 else 4096
+            for place, taken in zip(
+                ("gap_p50_ms", "gap_p99_ms", "first_ms"), joined(engine, length, seed), strict=True
+            ):
+                found.setdefault(place, []).append(taken * 1e3)
+            if longest > 1051:
+                for place, taken in zip(("cold_ms", "warm_ms"), shared(engine, seed), strict=True):
+                    found.setdefault(place, []).append(taken * 1e3)
+        return {place: round(statistics.median(each), 3) for place, each in found.items()}
+
+
+if __name__ == "__main__":
+    main()
