@@ -1,7 +1,7 @@
-"""The choice of tokens from logits on the devices, as a program of its own.
+"""The choice of tokens: rules of requests as rows, and programs for what rules cannot say.
 
-Requests that need more than rules of sampling have a variant of it, and log-probabilities are a third program, so that
-the others do not pay for them.
+A step samples by its rules. For requests that change logits before, tokens are chosen once more, by a program of its
+own; log-probabilities are a third program. So the others do not pay for them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.keys import ProgramKey
 from transformers_neuronx.layers.activation import softmax
-from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
+from transformers_neuronx.layers.sampling import POLICY_COLUMNS, sample, unpacked
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.rules import Rules
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.request import LIKELIEST, Request
+from transformers_neuronx.serving.steps import padded
 
 Array = np.ndarray[Any, Any]
 K = TypeVar("K", bound=ProgramKey)
@@ -31,12 +32,11 @@ K = TypeVar("K", bound=ProgramKey)
 
 @dataclass(frozen=True)
 class ChooseKey(ProgramKey):
-    """The choice of a token for each of some rows, of at most so many; `adjusted` if logits are changed before."""
+    """The choice of a token for each of some rows, of at most so many, from logits that are changed before."""
 
     kind = "choose"
     rows: int
     most: int
-    adjusted: bool
 
 
 @dataclass(frozen=True)
@@ -48,41 +48,34 @@ class LogprobsKey(ProgramKey):
     most: int
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What the choice of a token for each request needs, for programs of `rows` rows; the others choose nothing.
+def policies_of(requests: Sequence[Request], rows: int) -> Array:
+    """Return the position of the token that each request samples, and its policy: s32[rows, 1 + POLICY_COLUMNS].
 
-    `policies` s32[rows, 1 + POLICY_COLUMNS] are positions and policies. If logits change before, `added` f32[rows,
-    vocab] and `seen` pred[rows, vocab] say how.
+    Rows without a request are greedy.
+    """
+    policies = np.zeros((rows, 1 + POLICY_COLUMNS), np.int32)
+    policies[:, 1:] = _GREEDY
+    for row, request in enumerate(requests):
+        policies[row] = request.known - 1, *request.policy
+    return policies
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How logits of requests change before a token is chosen: f32[rows, vocab] is `added`. `seen` pred[rows, vocab] are
+    the tokens that a sequence has, for the repetition penalty.
     """
 
-    requests: list[Request]
-    policies: Array
-    added: Array | None
-    seen: Array | None
+    added: Array
+    seen: Array
 
     @classmethod
-    def of(cls, requests: list[Request], rows: int, vocab: int) -> Choices:
-        policies = np.zeros((rows, 1 + POLICY_COLUMNS), np.int32)
-        policies[:, 1:] = _GREEDY
-        for row, request in enumerate(requests):
+    def of(cls, requests: Sequence[Request], rows: int, vocab: int) -> Changes:
+        changes = cls(np.zeros((rows, vocab), np.float32), np.zeros((rows, vocab), bool))
+        for added, seen, request in zip(changes.added, changes.seen, requests, strict=False):
             if request.reason is None:  # otherwise it ended while the step ran
-                policies[row] = len(request.tokens), *request.policy
-        if not any(request.adjusts for request in requests):
-            return cls(requests, policies, None, None)
-        added, seen = np.zeros((rows, vocab), np.float32), np.zeros((rows, vocab), bool)
-        for row, request in enumerate(requests):
-            request.adjust(added[row], seen[row])
-        return cls(requests, policies, added, seen)
-
-    @property
-    def plain(self) -> bool:
-        """Whether rules of sampling are all that is needed."""
-        return self.added is None and not self.logprobs
-
-    @property
-    def logprobs(self) -> bool:
-        return any(request.params.logprobs is not None for request in self.requests)
+                request.adjust(added, seen)
+        return changes
 
 
 class Chosen:
@@ -107,10 +100,7 @@ class Chooser:
 
     def __init__(self, decoder: Decoder, sizes: Sequence[int]) -> None:
         self.decoder, self.most = decoder, max(sizes)
-        self.keys: list[ProgramKey] = [
-            ChooseKey(rows, self.most, adjusted) for rows in sizes for adjusted in (False, True)
-        ]
-        self.keys += [LogprobsKey(rows, self.most) for rows in sizes]
+        self.keys = [key(rows, self.most) for rows in sizes for key in (ChooseKey, LogprobsKey)]
         self._programs: dict[ProgramKey, Executable] = {}
 
     def compile(self) -> None:
@@ -120,13 +110,18 @@ class Chooser:
         """Return what stands for the tokens of no step, s32[most]."""
         return self.decoder.runtime.put([np.zeros(self.most, np.int32)])
 
-    def choose(self, logits: DeviceTensor, choices: Choices) -> Chosen:
-        """Choose from logits f32[rows, 1, vocab]. Returns before the tokens are there."""
-        put, rows = self.decoder.runtime.put, len(choices.policies)
-        changes = [put([each]) for each in (choices.added, choices.seen) if each is not None]
-        [tokens] = self._programs[ChooseKey(rows, self.most, bool(changes))](logits, put([choices.policies]), *changes)
-        logprobs = self._programs[LogprobsKey(rows, self.most)](logits, tokens) if choices.logprobs else []
-        return Chosen(choices.requests, tokens, logprobs)
+    def choose(self, logits: DeviceTensor, policies: Array, changes: Changes) -> DeviceTensor:
+        """Choose from logits f32[rows, 1, vocab]. Return tokens s32[most], before they are there."""
+        operands = map(self.decoder.runtime.put, ([policies], [changes.added], [changes.seen]))
+        [tokens] = self._programs[ChooseKey(len(policies), self.most)](logits, *operands)
+        return tokens
+
+    def chosen(self, requests: list[Request], tokens: DeviceTensor, logits: DeviceTensor) -> Chosen:
+        """Return tokens with their log-probabilities, if a request is to have them."""
+        rows = logits.shape[0]
+        wanted = any(request.params.logprobs is not None for request in requests)
+        logprobs = self._programs[LogprobsKey(rows, self.most)](logits, tokens) if wanted else []
+        return Chosen(requests, tokens, logprobs)
 
 
 def compiled(decoder: Decoder, keys: Sequence[K], write: Callable[[K], HloModuleProto]) -> dict[K, Executable]:
@@ -156,9 +151,9 @@ def _module(vocab: int, key: ProgramKey) -> HloModuleProto:
 def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
     """Write the choice of tokens.
 
-    Parameters: logits f32[rows, 1, vocab]; s32[rows, 1 + POLICY_COLUMNS], the position and policy of each row; if
-    adjusted, what is added to logits, f32[rows, vocab], and the tokens that a sequence has, pred[rows, vocab], for the
-    repetition penalty. Result: tokens s32[most], NOTHING after those of the rows.
+    Parameters: logits f32[rows, 1, vocab]; s32[rows, 1 + POLICY_COLUMNS], the position and policy of each row; what is
+    added to logits, f32[rows, vocab]; the tokens that a sequence has, pred[rows, vocab], for the repetition penalty.
+    Result: tokens s32[most], NOTHING after those of the rows.
     """
     rows = key.rows
 
@@ -166,15 +161,10 @@ def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
         parameters = hlo.Parameters()
         logits = hlo.reshape(parameters.add(dtype_named("f32")[rows, 1, vocab], "logits"), rows, vocab)
         packed = parameters.add(dtype_named("s32")[rows, 1 + POLICY_COLUMNS], "rows")
-        seen = hlo.full(0, "pred", [rows, vocab])
-        if key.adjusted:
-            added = parameters.add(dtype_named("f32")[rows, vocab], "added")
-            seen = parameters.add(dtype_named("pred")[rows, vocab], "seen")
-            logits = logits + added
-        position = hlo.reshape(hlo.slice(packed, 1, 0, 1), rows)
-        tokens = sample(logits, seen, unpacked(hlo.slice(packed, 1, 1, 1 + POLICY_COLUMNS)), position)
-        rest = [hlo.full(NOTHING, "s32", [key.most - rows])] if key.most > rows else []
-        return hlo.concatenate([tokens, *rest], 0)
+        added = parameters.add(dtype_named("f32")[rows, vocab], "added")
+        seen = parameters.add(dtype_named("pred")[rows, vocab], "seen")
+        position, policy = hlo.slice(packed, 1, 0, 1), unpacked(hlo.slice(packed, 1, 1, 1 + POLICY_COLUMNS))
+        return padded(sample(logits + added, seen, policy, hlo.reshape(position, rows)), key.most)
 
     return compile_py_func(program)
 

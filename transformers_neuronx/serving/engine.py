@@ -287,8 +287,8 @@ class Engine:
 
     def _choose(self, packed: Any, result: Any) -> Chosen:
         with self._turn:
-            choices = self._steps.choices(packed)
-        chosen: Chosen = self._steps.choose(result, choices)
+            changes = self._steps.changes(packed)
+        chosen: Chosen = self._steps.choose(result, changes)
         return chosen
 
     def _land(self, flying: Flight) -> None:

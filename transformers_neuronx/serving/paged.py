@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.layers.step import SEGMENT
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
-from transformers_neuronx.serving.choices import Choices, Chooser, Chosen, compiled
+from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, compiled, policies_of
 from transformers_neuronx.serving.pages import NO_PAGE, Pages
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
@@ -30,6 +30,14 @@ class PackedTokens:
     segments: Array
     samples: Array
     requests: list[Request]  # those that sample
+
+
+class Started(NamedTuple):
+    """A step that was started: its tokens and logits, or if none sample, something to wait for."""
+
+    packed: PackedTokens
+    tokens: DeviceTensor
+    logits: DeviceTensor | None = None
 
 
 class PagedSteps:
@@ -75,30 +83,33 @@ class PagedSteps:
             first = last
         for row, request in enumerate(requests):
             request.row = row
-        chosen = np.zeros(key.samples, np.int32)
-        chosen[: len(samples)] = samples
-        return PackedTokens(key, tokens, segments, chosen, requests)
+        samples += [0] * (key.samples - len(samples))
+        rules = np.concatenate([np.array(samples, np.int32)[:, None], policies_of(requests, key.samples)], 1)
+        return PackedTokens(key, tokens, segments, rules, requests)
 
-    def start(self, packed: PackedTokens) -> DeviceTensor:
-        """Start a step. Returns its logits, or something else to wait for, before they are there."""
+    def start(self, packed: PackedTokens) -> Started:
+        """Start a step. Returns before its results are there."""
         put, rows = self.decoder.runtime.put, [packed.samples] if packed.key.samples else []
         tokens, segments, *samples = (put([each]) for each in (packed.tokens, packed.segments, *rows))
         weights = self.decoder.operands(range(self.decoder.config.n_layer))
-        program = self._programs[packed.key]
-        result, *self.caches = program(tokens, segments, self._before, *samples, *self.caches, *weights)
-        return result
+        results = self._programs[packed.key](tokens, segments, self._before, *samples, *self.caches, *weights)
+        own = 1 + len(samples)
+        self.caches = results[own:]
+        return Started(packed, *results[:own])
 
-    def choices(self, packed: PackedTokens) -> Choices:
-        """Return what the choice of tokens needs. All tokens before must be known."""
-        return Choices.of(packed.requests, packed.key.samples, self.decoder.config.vocab_size)
+    def changes(self, packed: PackedTokens) -> Changes | None:
+        """Return how logits change before tokens are chosen, if they do. All tokens before must be known."""
+        if not any(request.adjusts for request in packed.requests):
+            return None
+        return Changes.of(packed.requests, packed.key.samples, self.decoder.config.vocab_size)
 
-    def choose(self, result: DeviceTensor, choices: Choices) -> Chosen:
-        """Choose tokens from the logits of the step that was started last. Returns before they are there."""
-        if not choices.requests:
-            return Chosen([], result, [])
-        chosen = self.chooser.choose(result, choices)
-        self._before = chosen.tokens
-        return chosen
+    def choose(self, started: Started, changes: Changes | None) -> Chosen:
+        """Return the tokens of the step that was started last, before they are there."""
+        packed, tokens, logits = started
+        if logits is None:
+            return Chosen([], tokens, [])
+        self._before = self.chooser.choose(logits, packed.samples[:, 1:], changes) if changes else tokens
+        return self.chooser.chosen(packed.requests, self._before, logits)
 
 
 def _columns(work: Work) -> Array:

@@ -15,7 +15,7 @@ from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.feeding import feed, sample_after
 from transformers_neuronx.inputs import Rows
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS
-from transformers_neuronx.serving.choices import Choices, Chooser, Chosen
+from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, policies_of
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Work
 
@@ -72,18 +72,22 @@ class SlotSteps:
         """Do nothing: the choice of tokens decides which programs run."""
         return packed
 
-    def choices(self, packed: PackedRows) -> Choices:
-        """Return what the choice of tokens needs."""
-        return Choices.of(packed.requests, self.decoder.slots, self.decoder.config.vocab_size)
+    def changes(self, packed: PackedRows) -> Changes | None:
+        """Return how logits change before tokens are chosen, if the host must see them."""
+        if all(not request.adjusts and request.params.logprobs is None for request in packed.requests):
+            return None
+        return Changes.of(packed.requests, self.decoder.slots, self.decoder.config.vocab_size)
 
-    def choose(self, packed: PackedRows, choices: Choices) -> Chosen:
+    def choose(self, packed: PackedRows, changes: Changes | None) -> Chosen:
         """Run a step, and choose tokens."""
-        sampling = packed.sampling
-        if choices.plain:
-            policies = np.zeros((len(packed.rows.tokens), POLICY_COLUMNS), np.int32)
-            policies[sampling] = choices.policies[: len(sampling), 1:]
-            tokens = sample_after(self.decoder, packed.rows, policies)[sampling]
-            return Chosen(packed.requests, self.decoder.runtime.put([tokens.astype(np.int32)]), [])
-        logits = np.zeros((self.decoder.slots, 1, self.decoder.config.vocab_size), np.float32)
-        logits[: len(sampling)] = feed(self.decoder, packed.rows)[sampling]
-        return self.chooser.choose(self.decoder.runtime.put([logits]), choices)
+        rows, put = packed.sampling, self.decoder.runtime.put
+        policies = policies_of(packed.requests, self.decoder.slots)
+        if changes is None:
+            every = np.zeros((len(packed.rows.tokens), POLICY_COLUMNS), np.int32)
+            every[rows] = policies[: len(rows), 1:]
+            tokens = sample_after(self.decoder, packed.rows, every)[rows]
+            return Chosen(packed.requests, put([tokens.astype(np.int32)]), [])
+        found = np.zeros((self.decoder.slots, 1, self.decoder.config.vocab_size), np.float32)
+        found[: len(rows)] = feed(self.decoder, packed.rows)[rows]
+        logits = put([found])
+        return self.chooser.chosen(packed.requests, self.chooser.choose(logits, policies, changes), logits)

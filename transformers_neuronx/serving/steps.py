@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.keys import ProgramKey
 from transformers_neuronx.kv_cache import CacheLayout, flattened
+from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
 from transformers_neuronx.layers.step import SEGMENT, Step
 from transformers_neuronx.programs import Programs, in_place
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
@@ -54,8 +56,10 @@ def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloM
     """Write the program of a step.
 
     Parameters: the tokens, s32[tokens, TOKEN]; segments s32[segments, SEGMENT + pages], as in `Step`; the tokens that
-    the step before chose, s32[chosen]; if some sample, which ones, s32[samples]; the caches; the weights. Results:
-    logits f32[samples, 1, vocab], or if none sample, any number, f32[1], to wait for; the caches, in place.
+    the step before chose, s32[chosen]; if some sample, s32[samples, 2 + POLICY_COLUMNS], which ones, the position of
+    the token that is sampled, and the policy; the caches; the weights. Results: tokens s32[chosen], NOTHING after those
+    of the samples, and logits f32[samples, 1, vocab]; or if none sample, any number, f32[1], to wait for; the caches,
+    in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
@@ -63,7 +67,7 @@ def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloM
         packed = parameters.add(dtype_named("s32")[key.tokens, TOKEN], "tokens")
         segments = parameters.add(dtype_named("s32")[key.segments, SEGMENT + key.pages], "segments")
         before = parameters.add(dtype_named("s32")[key.chosen], "before")
-        chosen = [parameters.add(dtype_named("s32")[key.samples], "samples")] if key.samples else []
+        rules = [parameters.add(dtype_named("s32")[key.samples, 2 + POLICY_COLUMNS], "samples")] if key.samples else []
         ids, position, end, row = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), key.tokens) for i in range(TOKEN))
         ids = hlo.select(row >= 0, hlo.maximum(hlo.take(before, hlo.maximum(row, 0)), 0), ids)
         step = Step(
@@ -72,11 +76,29 @@ def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloM
         caches = layout.declare(parameters, len(programs.layers))
         shared, layers = programs.declare_weights(parameters, programs.whole)
         x, after = programs.body(scribe, programs.whole, shared, layers, None, caches, step)
-        logits = [programs.logits(scribe, shared, hlo.take(x, rows)) for rows in chosen]
-        result = logits or [hlo.convert(hlo.slice(hlo.reshape(x, -1), 0, 0, 1), "f32")]
-        return [*result, *in_place(flattened(after), flattened(caches))]
+        results = [result for packed in rules for result in _sampled(scribe, programs, shared, x, packed, key.chosen)]
+        results = results or [hlo.convert(hlo.slice(hlo.reshape(x, -1), 0, 0, 1), "f32")]
+        return [*results, *in_place(flattened(after), flattened(caches))]
 
     return compile_py_func(program)
+
+
+def _sampled(
+    scribe: HloScribe, programs: Programs, shared: Any, x: Tensor, packed: Tensor, chosen: int
+) -> list[Tensor]:
+    """Sample after some of the tokens x [tokens, 1, h]. Return tokens s32[chosen] and logits f32[samples, 1, vocab]."""
+    rows, position = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), -1) for i in range(2))
+    logits = programs.logits(scribe, shared, hlo.take(x, rows))
+    policy = unpacked(hlo.slice(packed, 1, 2, 2 + POLICY_COLUMNS))
+    flat = hlo.reshape(logits, rows.sizes[0], -1)
+    tokens = sample(flat, hlo.full(0, "pred", flat.sizes), policy, position)
+    return [padded(tokens, chosen), logits]
+
+
+def padded(tokens: Tensor, size: int) -> Tensor:
+    """Add NOTHING after tokens s32[·], up to `size`."""
+    rest = size - tokens.sizes[0]
+    return hlo.concatenate([tokens, hlo.full(NOTHING, "s32", [rest])], 0) if rest else tokens
 
 
 def smallest(keys: Sequence[TokensKey], tokens: int, samples: int) -> TokensKey:
