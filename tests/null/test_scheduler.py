@@ -80,7 +80,8 @@ def drive(seed, count=12):
     """A random pool, and requests that come, go and share prompts. Return the counts of what happened."""
     draw = random.Random(seed)
     pages = Pages(draw.randint(2, 14), draw.choice([1, 2, 4]))
-    limits = Limits(tokens=draw.randint(4, 12), rows=draw.randint(1, 4), positions=40)
+    tokens = draw.randint(4, 12)
+    limits = Limits(tokens, joined=draw.randint(4, tokens), rows=draw.randint(1, 4), positions=40)
     scheduler, cache, happened = Scheduler(pages, limits), Cache(pages), Counter()
     stem = [draw.randrange(VOCAB) for _ in range(12)]
     left, requests = count, []
@@ -156,7 +157,7 @@ def test_schedules_have_all_that_can_happen():
 
 
 def engine(pages=100, size=4, **limits):
-    return Scheduler(Pages(pages, size), Limits(**dict(tokens=8, rows=4, positions=100) | limits))
+    return Scheduler(Pages(pages, size), Limits(**dict(tokens=8, joined=8, rows=4, positions=100) | limits))
 
 
 def request(number, length, salt=b"", **params):
@@ -182,6 +183,13 @@ def test_running_rows_come_first_and_one_prompt_is_in_chunks():
     assert run(scheduler) == [(1, 4, 1), (2, 12, 7)]
     assert run(scheduler) == [(1, 5, 1), (2, 19, 1), (3, 0, 6)]
     assert run(scheduler) == [(2, 20, 1), (3, 6, 3)]
+
+
+def test_a_prompt_that_joins_has_smaller_chunks():
+    scheduler = engine(tokens=8, joined=5)
+    for each in (request(1, 8), request(2, 20, b"2")):
+        scheduler.add(each)
+    assert [run(scheduler) for _ in range(3)] == [[(1, 0, 8)], [(1, 8, 1), (2, 0, 4)], [(1, 9, 1), (2, 4, 4)]]
 
 
 def test_prompts_that_begin_alike_share_pages_but_their_last_token_is_computed():

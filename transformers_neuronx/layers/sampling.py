@@ -95,14 +95,19 @@ def _draw(logits: Tensor, ids: Tensor, policy: Policy, position: Tensor) -> Tens
     def many_enough(key: Tensor) -> Tensor:
         return hlo.sum(hlo.convert(keys >= _column(key), "s32"), 1) >= wanted
 
-    kept = keys >= _column(_largest(logits.sizes[0], many_enough))
+    def limit(holds: Callable[[Tensor], Tensor], needed: Tensor) -> Tensor:
+        """Search the largest key of each row, if any row needs one: a search takes 32 passes over the logits."""
+        search = lambda: _largest(logits.sizes[0], holds)  # noqa: E731
+        return hlo.conditional(hlo.any(needed, 0), search, lambda: hlo.full(0, "u32", [logits.sizes[0]]))
+
+    kept = keys >= _column(limit(many_enough, wanted < count))
     weights = hlo.select(kept, hlo.exp(logits - hlo.max(logits, 1, keep=True)), 0.0)
     share = hlo.sum(weights, 1) * policy.top_p
 
     def heavy_enough(key: Tensor) -> Tensor:
         return hlo.sum(hlo.select(keys >= _column(key), weights, 0.0), 1) >= share
 
-    nucleus = keys >= _column(_largest(logits.sizes[0], heavy_enough))
+    nucleus = keys >= _column(limit(heavy_enough, policy.top_p < 1.0))
     kept = hlo.logical_and(kept, hlo.logical_or(nucleus, _column(policy.top_p >= 1.0)))
     kept = hlo.logical_and(kept, weights >= _column(policy.min_p))
     bits, _ = hlo.threefry(

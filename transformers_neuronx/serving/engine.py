@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from transformers_neuronx.decoder import Decoder
@@ -152,10 +153,11 @@ class Engine:
 
     - `rows`: most requests that run at once. Default 32; without pages, the model's `batch_size`, and at most that.
     - `step_tokens`: most tokens of a step; longer prompts are computed in chunks. Default 256.
+    - `joined_tokens`: most tokens of a step while some requests wait for their next token. Fewer make their tokens come
+      more evenly, and prompts slower. Default: as many as take at most twice the time of eight rows, which is measured.
     - `cache_tokens`: positions that the cache has room for, in all sequences together. Default: `rows` times a quarter
       of the model's `n_positions`, but at least one sequence of that length.
     - `waiting`, `waiting_tokens`: most requests, and tokens of prompts, that wait. More raise QueueFullError.
-
     - `tokenizer`: a tokenizer of Transformers, for `Handle.text` and stop strings. Default: none.
 
     On the CPU, with kernels, the engine has a cache of its own, in pages, and calls of the model stay possible.
@@ -169,6 +171,7 @@ class Engine:
         *,
         rows: int | None = None,
         step_tokens: int = 256,
+        joined_tokens: int | None = None,
         cache_tokens: int | None = None,
         waiting: int = 4096,
         waiting_tokens: int = 2**24,
@@ -183,8 +186,7 @@ class Engine:
         _check(rows, step_tokens, None if paged else decoder.slots)
         room = max(positions, rows * positions // 4) if cache_tokens is None else cache_tokens
         pages = Pages(-(-room // PAGE), PAGE) if paged else Pages(rows, positions)
-        limits = Limits(step_tokens, rows, positions, waiting, waiting_tokens)
-        self.scheduler = Scheduler(pages, limits)
+        limits = Limits(step_tokens, step_tokens, rows, positions, waiting, waiting_tokens)
         self._model, self._tokenizer = model, tokenizer
         self._steps: Any = PagedSteps(decoder, pages, limits) if paged else SlotSteps(decoder)
         self._within: AbstractContextManager[None] = nullcontext() if paged else model.turns.take("an engine")
@@ -194,6 +196,8 @@ class Engine:
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._closed = False
         self._steps.compile()
+        joined = self._steps.longest_joined() if joined_tokens is None else joined_tokens
+        self.scheduler = Scheduler(pages, replace(limits, joined=min(max(joined, rows), step_tokens)))
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from transformers_neuronx.serving.scheduler import Limits, Work
 from transformers_neuronx.serving.steps import TOKEN, TokensKey, keys_of, smallest, step_module
 
 Array = np.ndarray[Any, Any]
+FEW = 8  # rows
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,27 @@ class PagedSteps:
         programs = self.decoder.programs
         self._programs = compiled(self.decoder, self.keys, lambda key: step_module(programs, self.layout, key))
         self.chooser.compile()
+
+    def longest_joined(self) -> int:
+        """Measure steps. Return the most tokens of one that takes at most twice as long as one of a few rows."""
+        taken = {}
+        for key in self.keys:
+            if key.samples in (key.tokens, min(FEW, self.keys[0].chosen)):
+                packed = PackedTokens(
+                    key,
+                    np.full((key.tokens, TOKEN), -1, np.int32) + np.array([1, 1, 1, 0], np.int32),
+                    np.zeros((key.segments, SEGMENT + key.pages), np.int32),
+                    np.concatenate([np.zeros((key.samples, 1), np.int32), policies_of([], key.samples)], 1),
+                    [],
+                )
+                taken[key.tokens] = min(self._seconds(packed) for _ in range(3))
+        base = taken[max(size for size in taken if size <= FEW)]
+        return max(size for size, seconds in taken.items() if seconds <= 2 * base)
+
+    def _seconds(self, packed: PackedTokens) -> float:
+        began = perf_counter()
+        self.start(packed).tokens.numpy()
+        return perf_counter() - began
 
     def reset(self) -> None:
         """Fill the cache with zeros."""

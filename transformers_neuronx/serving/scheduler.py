@@ -50,11 +50,13 @@ class Work:
 class Limits:
     """The size of a step and of the queue.
 
-    `tokens` is the most of one step, `rows` the most requests that run at once, `positions` the longest sequence.
-    `waiting` and `waiting_tokens` are the most requests, and tokens of prompts, that may wait.
+    `tokens` is the most of one step, and `joined` of one while some requests wait for their next token. `rows` is the
+    most requests that run at once, `positions` the longest sequence. `waiting` and `waiting_tokens` are the most
+    requests, and tokens of prompts, that may wait.
     """
 
     tokens: int
+    joined: int
     rows: int
     positions: int
     waiting: int = 4096
@@ -106,7 +108,9 @@ class Scheduler:
         """
         self._give_way()
         step: list[Work] = []
-        chunk = self.limits.tokens - sum(self._missing(request) == 1 for request in self.running)
+        generating = any(request.computed >= request.prompt_length for request in self.running)
+        chunk = self.limits.joined if generating else self.limits.tokens
+        chunk -= sum(self._missing(request) == 1 for request in self.running)
         for request in list(self.running):
             if request not in self.running:
                 continue  # it was preempted by one before it

@@ -55,6 +55,10 @@ class SlotSteps:
         """Compile the choice of tokens. The model has all other programs."""
         self.chooser.compile()
 
+    def longest_joined(self) -> int:
+        """Return the most prompt tokens that one program of the model takes."""
+        return max([1, *self.decoder.options.buckets.context])
+
     def reset(self) -> None:
         """Forget all sequences."""
         self.decoder.reset()

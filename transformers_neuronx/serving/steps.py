@@ -37,13 +37,14 @@ class TokensKey(ProgramKey):
 def keys_of(tokens: int, rows: int, pages: int) -> list[TokensKey]:
     """List the programs for steps of up to `tokens` tokens and `rows` sequences of `pages` pages.
 
-    Up to `rows` tokens, each may sample. Longer steps sample after none, one, or as many.
+    Up to `rows` tokens, each may sample. Longer steps sample after none, one, some or as many.
     """
     most = powers(rows)[-1]
+    some = sorted({0, 1, min(8, most), most})
     return [
         TokensKey(size, min(size, most), pages, samples, most)
         for size in powers(tokens)
-        for samples in ([size] if size <= most else [0, 1, most])
+        for samples in ([size] if size <= most else some)
     ]
 
 
