@@ -1,6 +1,8 @@
 """An engine with many callers: every request gets the tokens that it gets alone, and ends."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -308,6 +310,18 @@ def test_a_closed_engine(model):
     assert len(handle.result()) < 200 and handle.finish_reason == "abort"
     with pytest.raises(EngineError, match="the engine is closed"):
         engine.submit([5])
+
+
+def test_a_program_that_forgets_to_close_it_ends_in_order():
+    forgotten = """
+from transformers_neuronx import Engine, NeuronAutoModelForCausalLM, SamplingParams
+model = NeuronAutoModelForCausalLM.from_pretrained(%r, n_positions=256)
+model.to_neuron()
+engine = Engine(model, rows=2, step_tokens=4)
+print(next(iter(engine.submit([5, 6], SamplingParams(max_tokens=250, temperature=0, ignore_eos=True)))))
+"""
+    ran = subprocess.run([sys.executable, "-c", forgotten % str(TINY_KJV)], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.strip().isdigit()) == (0, True), ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ tokens = list(handle)  # or: async for token in handle
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -200,6 +201,7 @@ class Engine:
         self.scheduler = Scheduler(pages, replace(limits, joined=min(max(joined, rows), step_tokens)))
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread must not be inside a program when the interpreter goes
 
     def submit(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Handle:
         """Let a prompt, token ids, be continued. Return at once.
@@ -249,6 +251,7 @@ class Engine:
             self._turn.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Engine:
         return self

@@ -17,10 +17,9 @@ from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, compi
 from transformers_neuronx.serving.pages import NO_PAGE, Pages
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.steps import TOKEN, TokensKey, keys_of, smallest, step_module
+from transformers_neuronx.serving.steps import FEW, TOKEN, TokensKey, keys_of, smallest, step_module
 
 Array = np.ndarray[Any, Any]
-FEW = 8  # rows
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_
 # Columns of a token: its id, its position, the length of its sequence when it was first known, and its row among those
 # that the step before chose, if only the devices know it; otherwise -1.
 TOKEN = 4
+FEW = 8  # rows
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,15 @@ class TokensKey(ProgramKey):
 def keys_of(tokens: int, rows: int, pages: int) -> list[TokensKey]:
     """List the programs for steps of up to `tokens` tokens and `rows` sequences of `pages` pages.
 
-    Up to `rows` tokens, each may sample. Longer steps sample after none, one, some or as many.
+    Up to `rows` tokens, each may sample. Longer steps sample after none, a few, or as many.
     """
     most = powers(rows)[-1]
-    some = sorted({0, 1, min(8, most), most})
+    longer = powers(tokens)
+    longer = sorted({*longer, *(3 * size // 4 for size in longer if size >= 128)})  # less padding where tokens cost
+    some = sorted({0, min(FEW, most), most})
     return [
         TokensKey(size, min(size, most), pages, samples, most)
-        for size in powers(tokens)
+        for size in longer
         for samples in ([size] if size <= most else some)
     ]
 
