@@ -12,10 +12,10 @@ CLIENTS = Path(__file__).parents[1] / "clients"
 
 
 NAMES = sorted(path.stem for path in CLIENTS.glob("[!_]*.py"))
-# The programs that came first, and some of each kind. The others, of up to a minute, run with the slow tests.
+# The programs that came first, and two more. The others, of up to a minute, run with the slow tests.
 EACH_TIME = set(
     """djl_memory djl_rolling optimum_early rayserve samples_speculative sdk_guide torchserve_stream vllm
-    module_habits optimum_tgi sagemaker_flask samples_llama_cb triton_backend vllm_on_device""".split()
+    module_habits triton_backend""".split()
 )
 
 

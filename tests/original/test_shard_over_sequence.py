@@ -19,7 +19,8 @@ MODELS = {
     "mistral": MistralConfig(**SIZES, sliding_window=7),
     "gemma2": Gemma2Config(**SIZES, sliding_window=6, query_pre_attn_scalar=8, attn_logit_softcapping=5.0),
 }
-DEGREES = [4, 6]  # two and three devices for each key head
+DEGREES = [4, pytest.param(6, marks=pytest.mark.slow)]  # two and three devices for each key head
+SLOW = [("llama", 6), ("gemma2", 4)]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,9 @@ def loaded(checkpoint, degree=4, **options):
     return neuron
 
 
-@pytest.mark.parametrize(("name", "degree"), [("llama", 6), ("mistral", 4), ("gemma2", 4)])
+@pytest.mark.parametrize(
+    ("name", "degree"), [("mistral", 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
+)
 def test_logits_are_those_of_transformers(name, degree, checkpoints):
     model, _ = checkpoints[name]
     neuron = loaded(checkpoints[name], degree, batch_size=2)
@@ -91,7 +94,9 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize(
+    "name", ["s8", *(pytest.param(each, marks=pytest.mark.slow) for each in SWITCHES if each != "s8")]
+)
 def test_with_other_switches_tokens_are_those_of_copies(name, checkpoints):
     got, wanted = (
         family_of("llama").from_pretrained(

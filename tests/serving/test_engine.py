@@ -126,7 +126,7 @@ def logprobs(engine, ids, company=()):
     return handle
 
 
-@pytest.mark.parametrize("amp", ["f32", "bf16"])
+@pytest.mark.parametrize("amp", ["f32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cache", [None, "s8"])
 def test_the_same_bits_in_company_in_chunks_and_after_a_hit(amp, cache):
     quant = KVCacheQuantizationConfig(quant_dtype=cache) if cache else None
