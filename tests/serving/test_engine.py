@@ -117,6 +117,19 @@ def test_without_pages_the_slots_of_the_model_serve(slots, model):
     assert sampled(slots, prompt(4), 12, **params(4)[1]) == wanted[4], "the model is free again"
 
 
+def preempted(engine, ids):
+    """Submit a request, and urgent ones that take its pages while it runs."""
+    for _ in range(20):
+        handle = engine.submit(ids, SamplingParams(max_tokens=20, temperature=0, logprobs=3))
+        next(iter(handle))
+        urgent = SamplingParams(max_tokens=60, priority=-1, ignore_eos=True)
+        others = [engine.submit(prompt(n), urgent) for n in range(3)]
+        handle.result(), [other.result() for other in others]
+        if handle._request.preempted:
+            return handle
+    pytest.fail("it always ended before the others came")
+
+
 def logprobs(engine, ids, company=()):
     others = [engine.submit(prompt(n), SamplingParams(max_tokens=40)) for n in company]
     handle = engine.submit(ids, SamplingParams(max_tokens=20, temperature=0, logprobs=3))
@@ -138,6 +151,9 @@ def test_the_same_bits_in_company_in_chunks_and_after_a_hit(amp, cache):
         assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, 64)
         busy = logprobs(large, ids, range(7))
         chunks = logprobs(small, ids, range(3))
+    with Engine(model, rows=8, step_tokens=32, cache_tokens=LONGEST) as tiny:
+        again = preempted(tiny, ids)
+    assert again.result() == cold.result() and (amp == "bf16" or again.logprobs == cold.logprobs)
     assert cold.result() == warm.result() == busy.result() == chunks.result()
     if amp == "f32":  # in bf16, tiles add in another order, if there are some
         assert cold.logprobs == warm.logprobs == busy.logprobs == chunks.logprobs

@@ -220,8 +220,8 @@ class Scheduler:
         If that is not enough, the request keeps what it has until the next step.
         """
         needed = self.pages.needed(positions) - len(request.pages)
-        busy = {work.request.id for work in step}
         while needed > self.pages.free:
+            busy = {work.request.id for work in step}
             last = next(each for each in reversed(self.running) if each.id not in busy)
             if last is request:
                 return False
