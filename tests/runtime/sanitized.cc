@@ -186,6 +186,33 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
   }
 }
 
+// Three sequences in pages: a prompt, a single token, and three tokens that go on; and two tokens of no sequence.
+void AttendOver(const std::vector<const Kernels*>& levels, Type type, Type cached, int64_t tokens, int64_t size) {
+  const int64_t kv_heads = 2, heads = kv_heads * (1 + Below(3)), page = kPage, pages = 8, most = 3;
+  const int64_t total = tokens + 6, window = Below(2) * (1 + Below(90));
+  auto q = Numbers(type, total * heads * size), k = Numbers(type, total * kv_heads * size);
+  auto v = Numbers(type, total * kv_heads * size);
+  const auto keys = Numbers(cached, pages * kv_heads * page * size);
+  const auto scales = Numbers(Type::kF32, pages * kv_heads * page);
+  const auto count = static_cast<int32_t>(tokens);
+  const int32_t rows[3][kRowColumns + most] = {
+      {0, count, 0, 1, 5, -1, -1}, {count, 1, 70, 0, 7, 1, -1}, {count + 1, 3, 126, 0, 2, 6, 3}};
+  std::vector<float> wanted;
+  for (const Kernels* level : levels) {
+    auto own_keys = keys, own_values = keys, key_scales = scales, value_scales = scales;
+    std::vector<char> context(q.size());
+    const int32_t* row = rows[0];
+    level->attention({3, total, heads, kv_heads, size, pages, page, most, kRowColumns + most, window, 0, 0.3f, 0, type,
+                      cached, q.data(), k.data(), v.data(), row + 2, row + 1, row, row + kRowColumns, row + 3, nullptr,
+                      nullptr, own_keys.data(), own_values.data(), As<float>(key_scales), As<float>(value_scales),
+                      context.data()},
+                     PoolOfThreads());
+    if (type != Type::kF32) continue;
+    const auto* numbers = As<float>(context);
+    Agree("attention over pages", std::vector<float>(numbers, numbers + total * heads * size), wanted);
+  }
+}
+
 void AttendTo(const std::vector<const Kernels*>& levels, Type type, int64_t tokens, int64_t size) {
   const int64_t rows = 2, kv_heads = 1 + Below(2), heads = kv_heads * (1 + Below(3)), positions = 1 + Below(90);
   const int64_t of_head = Below(2) ? positions * tokens : positions, of_token = of_head > positions;
@@ -229,6 +256,8 @@ int main() {
       for (const Type type : wide) {
         Attend(levels, type, type, tokens, size);
         Attend(levels, type, Type::kS8, tokens, size);
+        AttendOver(levels, type, type, tokens, size);
+        AttendOver(levels, type, Type::kS8, tokens, size);
         for (int i = 0; i < 4; ++i) AttendTo(levels, type, tokens, size);
       }
   for (const int64_t rows : {1, 9, 33})

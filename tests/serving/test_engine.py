@@ -245,6 +245,24 @@ def test_a_mask_says_which_tokens_may_come(engine):
     assert asked == [tokens[:count] for count in range(20)]
 
 
+def test_a_mask_that_fails_ends_its_own_request_alone(engine):
+    def fail(tokens):
+        raise KeyError("no such state")
+
+    others = [engine.submit(prompt(n), SamplingParams(max_tokens=30, ignore_eos=True)) for n in range(3)]
+    wrong = [
+        (fail, "no such state"),
+        (lambda tokens: np.ones(3, bool), "boolean index did not match"),
+        (lambda tokens: np.zeros(1023, bool), "its logits are NaN or all -inf"),
+    ]
+    for mask, message in wrong:
+        handle = engine.submit(prompt(5), SamplingParams(mask=mask))
+        with pytest.raises(EngineError, match=message):
+            handle.result()
+        assert handle.finish_reason == "error"
+    assert [len(other.result()) for other in others] == [30] * 3
+
+
 def test_tokens_come_one_by_one_to_threads_and_event_loops(engine):
     wanted = engine.submit(prompt(2), SamplingParams(max_tokens=25, temperature=0)).result()
     handle = engine.submit(prompt(2), SamplingParams(max_tokens=25, temperature=0))

@@ -74,7 +74,10 @@ class Changes:
         changes = cls(np.zeros((rows, vocab), np.float32), np.zeros((rows, vocab), bool))
         for added, seen, request in zip(changes.added, changes.seen, requests, strict=False):
             if request.reason is None:  # otherwise it ended while the step ran
-                request.adjust(added, seen)
+                try:
+                    request.adjust(added, seen)
+                except Exception as error:  # the mask is the caller's code; it must not end the requests of others
+                    request.error = error
         return changes
 
 

@@ -12,7 +12,7 @@ import atexit
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -138,7 +138,7 @@ class Handle:
             self._ended, self._error = ended, error
             self._changed.notify_all()
             for loop, event in self._waiters:
-                if not loop.is_closed():
+                with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(event.set)
 
 
@@ -304,7 +304,9 @@ class Engine:
         sampling = [work.request for work in flying.step if work.samples]
         with self._turn:
             for request in sampling:
-                if sampled[request.id] == BROKEN:
+                if request.error:
+                    self._end(request, "error", request.error)
+                elif sampled[request.id] == BROKEN:
                     self._end(request, "error", EngineError("its logits are NaN or all -inf"))
             for request in self.scheduler.update(flying.step, sampled):
                 self._end(request)

@@ -119,6 +119,7 @@ class Request:
     published: int = 0  # full pages of the prompt that others may find
     preempted: int = 0  # times that its pages were taken away
     reason: str | None = None
+    error: Exception | None = None  # of its mask
     logprobs: list[tuple[float, dict[int, float]]] = field(default_factory=list)
     prompt_length: int = field(init=False)
 
