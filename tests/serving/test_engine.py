@@ -72,6 +72,12 @@ def test_a_request_gets_what_sample_gives(engine, model):
         assert handle.usage[:2] == (len(ids), len(handle.result()))
 
 
+def test_without_a_seed_requests_of_the_same_parameters_draw_differently(engine):
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    handles = [engine.submit([5, 6, 7], params) for _ in range(3)]
+    assert len({tuple(handle.result()) for handle in handles}) == 3
+
+
 def together(engine, numbers):
     """Submit requests that share prompts, from four threads, and return their tokens."""
     start = threading.Barrier(4)

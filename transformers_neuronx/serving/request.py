@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -81,9 +80,9 @@ class SamplingParams:
             raise InputError(f"temperature must be at least 0 (0 is greedy), got {self.temperature!r}")
         self.rules  # noqa: B018  checks the others
 
-    @cached_property
+    @property
     def rules(self) -> Rules:
-        """The rules of sampling, for a single row."""
+        """The rules of sampling, for a single row; without a seed, they draw differently each time."""
         greedy = self.temperature == 0
         return Rules(
             top_k=1 if greedy else self.top_k,
@@ -125,7 +124,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
-        self.policy = self.params.rules.packed(1)[0]  # without a seed, drawn once
+        self.policy = self.params.rules.packed(1)[0]
         self.policy[-1] = self.stream
 
     def note(self, logprob: float, likeliest: Sequence[int], theirs: Sequence[float]) -> None:
