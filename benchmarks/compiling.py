@@ -37,7 +37,7 @@ def main():
             decoder.programs.module(key, segment)
         print(f"{program_name(key, decoder.programs.whole)}: written in {time.perf_counter() - start:.2f} s")
     started = time.perf_counter()
-    decoder.compile(decoder.planned())
+    decoder.store.compile(decoder.planned())
     together = time.perf_counter() - started
     print(f"all written in {started - began:.1f} s; written and compiled in parallel in {together:.1f} s")
 

@@ -16,7 +16,7 @@ ORDER = [
     "errors", "version", "env", "progress", "files", "constants", "stopping_criteria", "utils", "attributes",
     "arguments", "sparse_attn_utils", "switches", "config", "pyhlo", "dtypes", "hlo", "neuron", "compiler",
     "other_formats", "base", "module", "origin", "panels", "weights", "quantization", "layers", "kv_cache",
-    "runtimes", "cache", "loops", "keys", "programs", "loading", "decoder", "profiling", "metrics", "manifest",
+    "runtimes", "cache", "loops", "keys", "programs", "loading", "store", "decoder", "profiling", "metrics", "manifest",
     "serialization", "rules", "inputs", "feeding", "serving", "generation", "turns", "models", "methods",
     "sampling_functions", "sampling", "encoder_decoder", "acceptors", "speculation", "fused_speculation", "FAMILY",
     "auto", "inspection", "planning", "comparison", "modeling_auto", "device_cache", "generation_utils", "original",

@@ -1,22 +1,18 @@
-"""The engine of one model: its compiled programs, and the weights and caches on the devices.
+"""Runs one model's programs with the weights and caches that are on the devices.
 
-A program is compiled ahead of time by `compile`, or when a call first needs it. All programs share one set of weights
-and one cache per layer, which stay on the devices. This file does not know how tokens are sampled or graphs are built.
+A program is compiled ahead of time, or when a call first needs it. All programs share one set of weights and one cache
+per layer, which stay on the devices. This file does not know how tokens are sampled or graphs are built.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from transformers_neuronx.cache import ArtifactSource, build
-from transformers_neuronx.compiler import identity
 from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.keys import (
@@ -25,11 +21,8 @@ from transformers_neuronx.keys import (
     ProgramKey,
     ReorderKey,
     SampleKey,
-    Segment,
     StepKey,
     VerifyKey,
-    artifact_key,
-    program_name,
 )
 from transformers_neuronx.layers import frequencies_in_checkpoints
 from transformers_neuronx.layers.sampling import BROKEN, NOTHING
@@ -38,13 +31,11 @@ from transformers_neuronx.loops import EOS, POLICY
 from transformers_neuronx.module import Checkpoint
 from transformers_neuronx.origin import Marks
 from transformers_neuronx.programs import DecoderConfig, Family, Programs
-from transformers_neuronx.pyhlo import HloModuleProto
-from transformers_neuronx.pyhlo.dtypes import element_type
-from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
+from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
+from transformers_neuronx.store import Built, ProgramStore
 from transformers_neuronx.weights import Key, Sharded, resolve, shards
 
 Array = np.ndarray[Any, Any]
-Built = list[tuple[Segment, Executable]]
 
 
 class StepInputs(NamedTuple):
@@ -73,6 +64,7 @@ class Decoder:
     """A family's graph and one checkpoint's weights on a runtime."""
 
     programs_of: ClassVar[type[Programs]] = Programs
+    reads_sources: ClassVar[bool] = False  # whether each slot attends to what an encoder has read
 
     def __init__(self, family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions) -> None:
         self.family = family
@@ -86,13 +78,10 @@ class Decoder:
         self.origin: Marks = {}  # of the checkpoint that the weights came from
         self.caches: list[DeviceTensor] = []
         self.seen: list[DeviceTensor] = []  # once needed, one: the tokens that each slot's sequence has
-        self.source: ArtifactSource | None = None  # programs from an artifact
-        self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by module identity
-        self.identities: dict[str, str] = {}  # module identities, by `artifact_key`
-        self._built: dict[ProgramKey, Built] = {}
+        self.store = ProgramStore(runtime, self.programs, options.workers)
         self.tainted = np.zeros(self.slots, bool)  # slots whose caches may hold NaN
         self.filled = np.zeros(self.slots, np.int64)  # number of positions written in each slot
-        self.load_seconds = self.compile_seconds = 0.0
+        self.load_seconds = 0.0
 
     def __del__(self) -> None:
         runtime = self.__dict__.get("runtime")
@@ -132,74 +121,12 @@ class Decoder:
         """Whether tokens are generated in a loop on the devices."""
         return self.options.chunk > 0 and self.options.unroll is None and self.runtime.loops
 
-    def compile(
-        self,
-        wanted: Iterable[ProgramKey],
-        progress: Progress = lambda done: None,
-        overlap: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Compile the missing programs in parallel, and call `overlap` at the same time.
-
-        `progress` is called with the name of each finished program.
-        """
-
-        def build_all(key: ProgramKey) -> None:
-            parts = self.programs.segments(key)
-            built = {}
-            for segment in dict.fromkeys(parts):
-                entry = artifact_key(key, segment)
-                module = self.source.module(entry) if self.source else None
-                if module is None:
-                    module = self.programs.module(key, segment)
-                    module.name = program_name(key, segment)
-                built[segment] = self.build(module, entry)
-            self._built[key] = [(segment, built[segment]) for segment in parts]
-            finished.append(perf_counter())
-            progress(key.name)
-
-        missing = self.missing(wanted)
-        finished = [began := perf_counter()]
-        with ThreadPoolExecutor(self.options.workers or os.cpu_count()) as pool:
-            building = [pool.submit(build_all, key) for key in missing]
-            try:
-                overlap()
-                for program in building:
-                    program.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.runtime.stop()
-                raise
-        self.compile_seconds += max(finished) - began
-
-    def missing(self, wanted: Iterable[ProgramKey]) -> list[ProgramKey]:
-        """Return the keys that are not compiled yet, each once."""
-        return [key for key in dict.fromkeys(wanted) if key not in self._built]
-
-    def build(self, module: HloModuleProto, entry: str = "") -> Executable:
-        """Return an executable of `module` for the devices: from the artifact, the cache or the compiler.
-
-        Pass `entry`, the program's `artifact_key`, only if the model and that key alone determine the module.
-        """
-        name = identity(module)
-        executable = build(self.runtime, module, name, self.source)
-        self.executables[name] = module, executable
-        if entry:
-            self.identities[entry] = name
-        return executable
-
-    def parts(self, key: ProgramKey) -> Built:
-        """Return the executables of a key. Compile them first if they are missing."""
-        if key not in self._built:
-            self.compile([key])
-        return self._built[key]
-
     # Running.
 
     def reset(self) -> None:
         """Forget all sequences: fill the caches with zeros."""
         self.tainted[:], self.filled[:], self.seen = False, 0, []
-        layer = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.programs.cache.arrays]
-        self.caches = [self.runtime.put([zeros]) for _ in range(self.config.n_layer) for zeros in layer]
+        self.caches = [self.runtime.put([zeros]) for zeros in self.programs.cache.zeros(self.config.n_layer)]
 
     def run(self, fed: StepInputs, all_positions: bool = False) -> Array:
         """Run a `step`, and return its logits on the host."""
@@ -217,7 +144,9 @@ class Decoder:
         rows, active = fed.ids.shape
         self._wipe(fed.slots[(fed.start == 0) & (fed.length > 0)])
         self.fill(fed.slots, fed.start, fed.length)
-        parts = self.parts(StepKey(rows, active, self.programs.width(active, int((fed.start + fed.length).max()))))
+        parts = self.store.parts(
+            StepKey(rows, active, self.programs.width(active, int((fed.start + fed.length).max())))
+        )
         columns = np.stack([fed.slots, fed.start, fed.length, fed.end], 1)
         packed = np.concatenate([columns, fed.ids], 1).astype(np.int32)
         if not all_positions or active == 1:
@@ -226,7 +155,7 @@ class Decoder:
         whole = len(parts) == 1
         with self.guarded():
             hidden = self.execute(parts if whole else parts[:-1], self.runtime.put([packed]))[-1]
-        [(_, head)] = self.parts(HeadKey(rows, active))
+        [(_, head)] = self.store.parts(HeadKey(rows, active))
         return head(hidden, *self.operands([]))[0]
 
     def fill(self, slots: Array, start: Array, length: Array) -> None:
@@ -260,7 +189,7 @@ class Decoder:
         if not self.loops:
             return self._loop_on_host(rows.copy(), steps)
         rows, width = self.capped(rows, min(steps, self.options.chunk))
-        parts = self.parts(LoopKey(width, self.options.chunk))
+        parts = self.store.parts(LoopKey(width, self.options.chunk))
         self.fill(np.arange(self.slots), rows[:, 1], rows[:, 2])
         with self.guarded():
             tokens, *self.seen = self.execute(parts, self.runtime.put([rows]), *self.seen_now())
@@ -300,7 +229,7 @@ class Decoder:
         policy s32[slots, POLICY_COLUMNS], as in `Programs.verify`. The sampled tokens are not recorded as seen.
         """
         active, end = ids.shape[1], start + length
-        parts = self.parts(VerifyKey(active, self.programs.width(1, max(active, int(end.max())))))
+        parts = self.store.parts(VerifyKey(active, self.programs.width(1, max(active, int(end.max())))))
         self.fill(np.arange(self.slots), start, length)
         packed = np.concatenate([np.stack([np.arange(self.slots), start, length, end], 1), ids], 1).astype(np.int32)
         with self.guarded():
@@ -313,7 +242,7 @@ class Decoder:
         Logits f32[rows, 1, vocab] are on the devices, as `step` returns them; slots and position [rows]; policy
         s32[rows, POLICY_COLUMNS].
         """
-        [(_, program)] = self.parts(SampleKey(len(slots)))
+        [(_, program)] = self.store.parts(SampleKey(len(slots)))
         packed = np.concatenate([np.stack([slots, position], 1), policy], 1).astype(np.int32)
         with self.guarded():
             tokens, *self.seen = program(logits, *self.seen_now(), self.runtime.put([packed]))
@@ -323,7 +252,7 @@ class Decoder:
 
     def reorder(self, source: Array) -> None:
         """Give slot `i` the sequence of slot `source[i]`, or clear it where that is negative. source [slots]"""
-        [(_, program)] = self.parts(ReorderKey())
+        [(_, program)] = self.store.parts(ReorderKey())
         with self.guarded():
             self.caches = program(self.runtime.put([source.astype(np.int32)]), *self.caches)
         self.tainted, self.filled = self.tainted[source] & (source >= 0), self.filled[source] * (source >= 0)
@@ -365,22 +294,8 @@ class Decoder:
     def memory_use(self) -> MemoryUse:
         """Bytes of weights and caches on the devices, and the largest temporaries of the programs built so far."""
         weights = {id(tensor): tensor.nbytes for tensor in self.weights.values()}
-        temporaries = [executable.memory().temporaries for _, executable in self.executables.values()]
         caches = sum(cache.nbytes for cache in self.caches)
-        return MemoryUse(sum(weights.values()), caches, max(temporaries, default=0) * self.runtime.device_count)
-
-    @contextmanager
-    def watched(self, watch: Callable[[str, Executable], Executable]) -> Iterator[None]:
-        """Replace each executable by `watch(program name, executable)` inside the context."""
-        built = self._built
-        self._built = {
-            key: [(segment, watch(program_name(key, segment), executable)) for segment, executable in parts]
-            for key, parts in built.items()
-        }
-        try:
-            yield
-        finally:
-            self._built = built
+        return MemoryUse(sum(weights.values()), caches, self.store.temporaries * self.runtime.device_count)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -191,7 +191,7 @@ class EncoderDecoder(Decoder):
     `sources` has a number for each slot that identifies its source, or -1 if it has none.
     """
 
-    programs_of = EncoderDecoderPrograms
+    programs_of, reads_sources = EncoderDecoderPrograms, True
     programs: EncoderDecoderPrograms
 
     def __init__(self, family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions) -> None:
@@ -223,7 +223,7 @@ class EncoderDecoder(Decoder):
             packed = np.zeros((rows, 2 + size), np.int32)
             for row, (ids, slot) in enumerate(zip(group, slots[first:], strict=False)):
                 packed[row, : 2 + len(ids)] = [slot, len(ids), *ids]
-            [(_, program)] = self.parts(EncodeKey(rows, size))
+            [(_, program)] = self.store.parts(EncodeKey(rows, size))
             with self.guarded():
                 self.memory = program(self.runtime.put([packed]), *self.memory, *self._encoder_operands())
         self.sources[slots] = self._read + np.arange(len(slots))
@@ -260,7 +260,7 @@ class EncoderDecoder(Decoder):
     def redirect(self, source: Array) -> None:
         """Let slot `i` attend to the source of slot `source[i]` from now on. s32[slots]"""
         if (self.sources[source] != self.sources).any():
-            [(_, program)] = self.parts(RedirectKey())
+            [(_, program)] = self.store.parts(RedirectKey())
             with self.guarded():
                 self.memory = program(self.runtime.put([source.astype(np.int32)]), *self.memory)
             self.sources = self.sources[source]

@@ -157,7 +157,7 @@ class FusedSpeculativeDecoder(torch.nn.Module):
 
     def _program(self, width: int) -> Executable:
         if width not in self._built:
-            self._built[width] = self.target.decoder.build(self._module(width, self._steps))
+            self._built[width] = self.target.decoder.store.build(self._module(width, self._steps))
         return self._built[width]
 
     def _run(self, generation: Generation) -> Array:

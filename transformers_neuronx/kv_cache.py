@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.step import Cache, Spread
 from transformers_neuronx.pyhlo import Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.weights import Heads
 
 
@@ -62,6 +65,12 @@ class CacheLayout:
             tuple(parameters.add(dtype_named(a.dtype)[a.sizes], f"layer.{layer}.{a.name}") for a in self.arrays)
             for layer in range(layers)
         ]
+
+    def zeros(self, layers: int) -> Iterator[np.ndarray[Any, Any]]:
+        """Yield the values of empty caches of this many layers, the same for each device."""
+        empty = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.arrays]
+        for _ in range(layers):
+            yield from empty
 
     def cut(self, caches: Sequence[Cache], width: int) -> list[Cache]:
         """Cut caches to their first `width` positions."""

@@ -273,7 +273,7 @@ class Model(PretrainedModel):
         """
         decoder = self._made
         measured = self.meter.last, self.meter.totals
-        return Metrics(self.tag, *measured, decoder.compile_seconds, decoder.load_seconds, decoder.memory_use)
+        return Metrics(self.tag, *measured, decoder.store.compile_seconds, decoder.load_seconds, decoder.memory_use)
 
     def to_neuron(self) -> None:
         """Load the weights and compile the programs. Shows progress on a terminal.
@@ -306,7 +306,7 @@ class Model(PretrainedModel):
     def programs(self) -> list[str]:
         """The names of the programs compiled so far. Raises ConfigError before `to_neuron` or `cpu_compile`."""
         decoder = self._made
-        return sorted(module.name for module, _ in decoder.executables.values())
+        return sorted(module.name for module, _ in decoder.store.executables.values())
 
     def _source(self) -> Artifact | Checkpoint:
         """The artifact or checkpoint that has the weights."""
@@ -326,7 +326,7 @@ class Model(PretrainedModel):
     def _new_decoder(self, device: bool) -> Decoder:
         runtime = get_runtime(self.switches.runtime, self.options.tp_degree, device)
         decoder = self.engine(self.family, self.model_config, runtime, self.options)
-        decoder.source = self._artifact.programs(decoder) if self._artifact else None
+        decoder.store.source = self._artifact.programs(decoder) if self._artifact else None
         return decoder
 
     def compile_also(self, purpose: Hashable, wanted: Callable[[Decoder], Sequence[ProgramKey]]) -> None:
@@ -341,9 +341,9 @@ class Model(PretrainedModel):
 
     def _compile(self, decoder: Decoder, overlap: Callable[[], object] = lambda: None) -> None:
         wanted = [*decoder.planned(), *(what for wanted in self._also.values() for what in wanted(decoder))]
-        missing = decoder.missing(wanted)
+        missing = decoder.store.missing(wanted)
         with bar(f"{self.tag}: programs", len(missing)) as built:
-            decoder.compile(missing, lambda _: built.update(), overlap)
+            decoder.store.compile(missing, lambda _: built.update(), overlap)
 
     def _rules(self, *values: Any) -> Rules:
         """Make `Rules` of values in the order of its fields. None takes the value of on_device_generation."""

@@ -84,7 +84,7 @@ def profile(decoder: Decoder, call: Callable[[], object]) -> Profile:
     """Profile `call`, which uses the decoder. It runs once before, so that nothing is compiled while it is timed."""
     call()
     taken = Profile()
-    with decoder.watched(lambda name, executable: _Watched(executable, name, decoder.runtime, taken)):
+    with decoder.store.watched(lambda name, executable: _Watched(executable, name, decoder.runtime, taken)):
         began = time.perf_counter()
         call()
         taken.seconds = time.perf_counter() - began

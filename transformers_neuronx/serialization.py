@@ -79,7 +79,7 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
             **description(decoder.family, decoder.config, decoder.options),
             runtime=dict(decoder.runtime.fingerprint),
             code=code_of(decoder),
-            keys=dict(sorted(decoder.identities.items())),
+            keys=dict(sorted(decoder.store.identities.items())),
             programs=_save_programs(decoder, stage),
             weights=_save_weights(decoder, stage) if weights else {},
             origin=dict(sorted(decoder.origin.items())) if weights else {},
@@ -126,7 +126,7 @@ def _own_code() -> str:
 
 def _save_programs(decoder: Decoder, stage: Path) -> dict[str, dict[str, str]]:
     programs = {}
-    for identity, (module, executable) in list(decoder.executables.items()):
+    for identity, (module, executable) in list(decoder.store.executables.items()):
         stem = f"program-{re.sub(r'[^-_A-Za-z0-9]', '_', module.name)}-{identity[:12]}"
         programs[identity] = dict(hlo=f"{stem}.hlo.pb", executable=f"{stem}.{decoder.runtime.suffix}")
         files.write(stage / f"{stem}.hlo.pb", module.SerializeToString(deterministic=True))

@@ -336,7 +336,7 @@ def test_beams_of_one_source_leave_the_memory_where_it_is(pair):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.decoder, "reorder", watched)
         adapter.generate(torch.tensor(prompts(131, [12, 12])), num_beams=2, max_length=8)
-    assert held and any(isinstance(what, RedirectKey) for what in model.decoder._built)
+    assert held and any(isinstance(what, RedirectKey) for what in model.decoder.store._built)
 
 
 def test_the_profile_has_the_encoder(pair):

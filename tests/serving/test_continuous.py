@@ -241,9 +241,9 @@ def dispatches(monkeypatch):
 
         built = {
             what: [(piece, watched(program_name(what, piece), executable)) for piece, executable in parts]
-            for what, parts in model.decoder._built.items()
+            for what, parts in model.decoder.store._built.items()
         }
-        monkeypatch.setattr(model.decoder, "_built", built)
+        monkeypatch.setattr(model.decoder.store, "_built", built)
         return run
 
     return watch
@@ -280,7 +280,7 @@ class TestTokensChosenOnTheDevice:
         assert serve(drawing, requests, apart=True) == alone
 
     def test_each_slot_has_rules_of_its_own_and_new_ones_need_no_program(self, drawing, requests, alone):
-        before = set(drawing.decoder._built)
+        before = set(drawing.decoder.store._built)
         rules = GenerationConfig(do_sample=True, top_k=[1, 50, 50, 50], temperature=[1.0, 3.0, 0.0, 3.0])
         drawing.update_generation_config(rules)
         rules.top_k[0] = 50  # without effect until the configuration is updated again
@@ -292,7 +292,7 @@ class TestTokensChosenOnTheDevice:
             assert sequences[0][0][12:] == sequences[2][0][12:] == alone[3][:6]
             drawn |= {tuple(sequences[1][0]), tuple(sequences[3][0])}
         assert len(drawn) == 8
-        assert set(drawing.decoder._built) == before
+        assert set(drawing.decoder.store._built) == before
 
     def test_deterministic_draws_are_the_same_again(self, drawing, requests):
         drawing.update_generation_config(GenerationConfig(do_sample=True, temperature=3.0, deterministic=True))

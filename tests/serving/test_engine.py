@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
-from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig
+from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
 from transformers_neuronx.errors import ConfigError, EngineError, InputError, QueueFullError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 
@@ -96,9 +96,9 @@ def test_what_many_get_is_what_each_gets_alone(cache_tokens, model):
     """With room for all, and with so little that requests start again."""
     wanted = {n: sampled(model, prompt(n, 40 * (n % 4)), 12, **params(n)[1]) for n in range(40)}
     with Engine(model, rows=8, step_tokens=32, cache_tokens=cache_tokens) as engine:
-        before = dict(model.decoder.executables)
+        before = dict(model.decoder.store.executables)
         assert together(engine, range(40)) == wanted
-        assert model.decoder.executables.keys() == before.keys(), "nothing compiles"
+        assert model.decoder.store.executables.keys() == before.keys(), "nothing compiles"
         assert not len(engine.scheduler) and engine.scheduler.pages.free == engine.scheduler.pages.count
 
 
@@ -113,9 +113,9 @@ def slots():
 def test_without_pages_the_slots_of_the_model_serve(slots, model):
     wanted = {n: sampled(model, prompt(n, 40 * (n % 4)), 12, **params(n)[1]) for n in range(20)}
     with Engine(slots, step_tokens=32) as engine:
-        before = dict(slots.decoder.executables)
+        before = dict(slots.decoder.store.executables)
         assert together(engine, range(20)) == wanted
-        assert slots.decoder.executables.keys() == before.keys(), "nothing compiles"
+        assert slots.decoder.store.executables.keys() == before.keys(), "nothing compiles"
         biased = engine.submit([5, 6], SamplingParams(max_tokens=5, logit_bias={777: 100}, logprobs=2))
         assert biased.result() == [777] * 5 and len(biased.logprobs) == 5
         with pytest.raises(ConfigError, match=r"rows must be at least 1 and at most the model's batch_size=4, as"):
@@ -145,11 +145,16 @@ def logprobs(engine, ids, company=()):
     return handle
 
 
-@pytest.mark.parametrize("amp", ["f32", pytest.param("bf16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("cache", [None, "s8"])
-def test_the_same_bits_in_company_in_chunks_and_after_a_hit(amp, cache):
-    quant = KVCacheQuantizationConfig(quant_dtype=cache) if cache else None
-    model = loaded(amp=amp, neuron_config=NeuronConfig(kv_cache_quant=quant))
+S8 = dict(kv_cache_quant=KVCacheQuantizationConfig(quant_dtype="s8"))
+WEIGHTS = {bits: dict(quant=QuantizationConfig(quant_dtype=bits)) for bits in ("s8", "s4")}
+SLOW = [("bf16", {}), ("bf16", S8), ("f16", {}), ("f32", WEIGHTS["s8"]), ("f32", WEIGHTS["s4"])]
+
+
+@pytest.mark.parametrize(
+    ("amp", "switches"), [("f32", {}), ("f32", S8), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
+)
+def test_the_same_bits_in_company_in_chunks_and_after_a_hit(amp, switches):
+    model = loaded(amp=amp, neuron_config=NeuronConfig(**switches))
     ids = prompt(5, 100)
     with Engine(model, rows=8, step_tokens=32) as small, Engine(model, rows=8, step_tokens=256) as large:
         cold = logprobs(large, ids)
@@ -159,10 +164,8 @@ def test_the_same_bits_in_company_in_chunks_and_after_a_hit(amp, cache):
         chunks = logprobs(small, ids, range(3))
     with Engine(model, rows=8, step_tokens=32, cache_tokens=LONGEST) as tiny:
         again = preempted(tiny, ids)
-    assert again.result() == cold.result() and (amp == "bf16" or again.logprobs == cold.logprobs)
-    assert cold.result() == warm.result() == busy.result() == chunks.result()
-    if amp == "f32":  # in bf16, tiles add in another order, if there are some
-        assert cold.logprobs == warm.logprobs == busy.logprobs == chunks.logprobs
+    assert cold.result() == warm.result() == busy.result() == chunks.result() == again.result()
+    assert cold.logprobs == warm.logprobs == busy.logprobs == chunks.logprobs == again.logprobs
     for own, likeliest in cold.logprobs:
         assert len(likeliest) == 3 and own == max(likeliest.values()) < 0
 

@@ -71,8 +71,8 @@ def test_a_program_that_fails_leaves_the_model_usable(model, monkeypatch):
     def fail(*tensors):
         raise KeyboardInterrupt
 
-    for shape, [(piece, _)] in list(model.decoder._built.items()):
-        monkeypatch.setitem(model.decoder._built, shape, [(piece, fail)])
+    for shape, [(piece, _)] in list(model.decoder.store._built.items()):
+        monkeypatch.setitem(model.decoder.store._built, shape, [(piece, fail)])
     with pytest.raises(KeyboardInterrupt):
         model(PROMPT)
     monkeypatch.undo()

@@ -202,9 +202,9 @@ class TestWhenSomethingGoesWrong:
         def fail(*operands):
             raise KeyboardInterrupt
 
-        for key, [(piece, _)] in list(model.decoder._built.items()):
+        for key, [(piece, _)] in list(model.decoder.store._built.items()):
             if key.kind == what:
-                monkeypatch.setitem(model.decoder._built, key, [(piece, fail)])
+                monkeypatch.setitem(model.decoder.store._built, key, [(piece, fail)])
         with pytest.raises(KeyboardInterrupt):
             model.sample(batch.input_ids, 60, **options)
         monkeypatch.undo()

@@ -108,7 +108,7 @@ directory, options = sys.argv[1], json.loads(sys.argv[2])
 model = opened(directory, n_positions=[256], context_length_estimate=[128], **options)
 degree = model.options.tp_degree
 decoder = model.engine(model.family, model.model_config, get_runtime("cpu", degree), model.options)
-decoder.compile(decoder.planned())
+decoder.store.compile(decoder.planned())
 model._decoder = decoder
 
 def memory(kind):

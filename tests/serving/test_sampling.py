@@ -199,7 +199,7 @@ def test_caches_stay_on_the_device_in_the_same_memory(model, tokenizer):
         StepKey: lambda shape: (0, 4 * shape.rows * 1023 if shape.active == 1 else of_prompt(shape)),
         LoopKey: lambda loop: (1, 4 * 8 * loop.steps + 8),  # the seen tokens are state as well
     }
-    for what, [(_, executable)] in model.decoder._built.items():
+    for what, [(_, executable)] in model.decoder.store._built.items():
         if type(what) not in results:
             continue
         memory = executable.memory()

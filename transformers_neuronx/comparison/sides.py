@@ -137,7 +137,7 @@ def _layer_states(decoder: Decoder, ids: Array, start: int, end: int, replaced: 
     packed = np.zeros((1, 4 + active), np.int32)
     packed[0, : 4 + count] = [0, start, count, end, *ids]
     decoder.fill(*np.array([[0], [start], [count]]))
-    parts = decoder.parts(LayerwiseKey(1, active, decoder.programs.width(active, start + count)))
+    parts = decoder.store.parts(LayerwiseKey(1, active, decoder.programs.width(active, start + count)))
     outputs: list[Array] = []
 
     def between(out: DeviceTensor) -> DeviceTensor:

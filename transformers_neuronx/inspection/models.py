@@ -73,8 +73,8 @@ def facts_of_model(decoder: Decoder) -> ModelFacts:
     """Return the facts of a decoder's planned programs. Nothing needs to be compiled or loaded."""
 
     def built(entry: str) -> HloModuleProto | None:
-        identity = decoder.identities.get(entry, "")
-        return decoder.executables[identity][0] if identity in decoder.executables else None
+        identity = decoder.store.identities.get(entry, "")
+        return decoder.store.executables[identity][0] if identity in decoder.store.executables else None
 
     def written(key: ProgramKey, segment: Segment) -> HloModuleProto:
         module = decoder.programs.module(key, segment)

@@ -69,12 +69,6 @@ class Rotary:
         """Longest sequence before scaling."""
         return self.of("original_max_position_embeddings", self.max_positions)
 
-    def shared(self, length: int) -> int:
-        """Return what two sequences of different lengths must have in common to have the same rotations."""
-        if self.kind == "dynamic":
-            return max(length, self.max_positions)
-        return int(self.kind == "longrope" and length > self.original_positions)
-
     @property
     def stretch(self) -> float:
         return self.of("factor", self.max_positions / self.original_positions)
@@ -123,7 +117,20 @@ def frequencies_in_checkpoints(config: Any) -> list[str]:
 
     They follow from the configuration, so they are not read.
     """
-    return [r"(.*\.)?rotary_emb\.inv_freq"] if hasattr(config, "rotary") else []
+    return [r"(.*\.)?rotary_emb\.inv_freq"] if _rotary_of(config) else []
+
+
+def rotation_group(config: Any, length: int) -> int:
+    """Return a number that is the same for prompts of two lengths if their keys are rotated alike."""
+    rotary = _rotary_of(config)
+    if rotary and rotary.kind == "dynamic":
+        return max(length, rotary.max_positions)
+    return int(rotary is not None and rotary.kind == "longrope" and length > rotary.original_positions)
+
+
+def _rotary_of(config: Any) -> Rotary | None:
+    """Return how a model rotates queries and keys; None if it does not."""
+    return getattr(config, "rotary", None)
 
 
 def _default(r: Rotary, end: Tensor) -> Array | Tensor:

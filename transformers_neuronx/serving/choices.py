@@ -6,11 +6,9 @@ own; log-probabilities are a third program. So the others do not pay for them.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +18,7 @@ from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.keys import ProgramKey
 from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS, sample, unpacked
+from transformers_neuronx.loading import Progress
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.rules import Rules
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
@@ -27,7 +26,6 @@ from transformers_neuronx.serving.request import LIKELIEST, Request
 from transformers_neuronx.serving.steps import padded
 
 Array = np.ndarray[Any, Any]
-K = TypeVar("K", bound=ProgramKey)
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,9 @@ class Chooser:
         self.keys = [key(rows, self.most) for rows in sizes for key in (ChooseKey, LogprobsKey)]
         self._programs: dict[ProgramKey, Executable] = {}
 
-    def compile(self) -> None:
-        self._programs = compiled(self.decoder, self.keys, lambda key: _module(self.decoder.config.vocab_size, key))
+    def compile(self, progress: Progress) -> None:
+        vocab = self.decoder.config.vocab_size
+        self._programs = self.decoder.store.compile_modules(self.keys, lambda key: _module(vocab, key), progress)
 
     def none(self) -> DeviceTensor:
         """Return what stands for the tokens of no step, s32[most]."""
@@ -125,18 +124,6 @@ class Chooser:
         wanted = any(request.params.logprobs is not None for request in requests)
         logprobs = self._programs[LogprobsKey(rows, self.most)](logits, tokens) if wanted else []
         return Chosen(requests, tokens, logprobs)
-
-
-def compiled(decoder: Decoder, keys: Sequence[K], write: Callable[[K], HloModuleProto]) -> dict[K, Executable]:
-    """Compile programs that are not the model's own, several at once."""
-
-    def build(key: K) -> Executable:
-        module = write(key)
-        module.name = key.name
-        return decoder.build(module)
-
-    with ThreadPoolExecutor(decoder.options.workers or os.cpu_count()) as pool:
-        return dict(zip(keys, pool.map(build, keys), strict=True))
 
 
 _GREEDY = Rules(1, seed=0).packed(1)[0]

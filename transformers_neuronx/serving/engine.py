@@ -18,7 +18,10 @@ from typing import Any, NamedTuple
 
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
+from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.layers.sampling import BROKEN
+from transformers_neuronx.progress import bar
+from transformers_neuronx.runtimes.kernels import PAGE
 from transformers_neuronx.serving.choices import Chosen
 from transformers_neuronx.serving.paged import PagedSteps
 from transformers_neuronx.serving.pages import Pages
@@ -26,8 +29,6 @@ from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 from transformers_neuronx.serving.slots import SlotSteps
 from transformers_neuronx.serving.text import TextStream
-
-PAGE = 64  # positions
 
 
 class Usage(NamedTuple):
@@ -130,7 +131,7 @@ class Handle:
         with self._changed:
             if self._ended:
                 return
-            self._tokens = self._request.tokens[self._request.prompt_length :]
+            self._tokens += self._request.tokens[self._request.prompt_length + len(self._tokens) :]
             if text := self._request.text:
                 if ended and self._request.reason != "stop":
                     text.finish()
@@ -181,7 +182,7 @@ class Engine:
         decoder: Decoder = model.decoder
         positions = decoder.options.buckets.longest
         paged = decoder.programs.in_place
-        if hasattr(decoder.programs, "memory_sizes"):
+        if decoder.reads_sources:
             raise ConfigError(f"{model.tag}: an engine cannot run a model with an encoder yet")
         rows = (32 if paged else decoder.slots) if rows is None else rows
         _check(rows, step_tokens, None if paged else decoder.slots)
@@ -196,7 +197,8 @@ class Engine:
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._closed = False
-        self._steps.compile()
+        with bar(f"{model.tag}: programs of the engine", self._steps.programs) as built:
+            self._steps.compile(lambda _: built.update())
         joined = self._steps.longest_joined() if joined_tokens is None else joined_tokens
         self.scheduler = Scheduler(pages, replace(limits, joined=min(max(joined, rows), step_tokens)))
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -216,8 +218,7 @@ class Engine:
         if params.stop and self._tokenizer is None:
             raise InputError("stop strings need an engine with a tokenizer: Engine(model, tokenizer=…)")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
-        shared = config.rotary.shared(len(tokens)) if hasattr(config, "rotary") else 0
-        salt = f"{shared} {params.cache_salt}".encode()
+        salt = f"{rotation_group(config, len(tokens))} {params.cache_salt}".encode()
 
         def request(stream: int) -> Request:
             stop = params.stop, params.include_stop_str_in_output
@@ -262,7 +263,7 @@ class Engine:
     def _serve(self) -> None:
         """Be the engine's thread: answer requests until the engine is closed.
 
-        A step starts before the tokens of the one before are read, so that the devices never wait for the host.
+        A step starts before the tokens of the one before are read, so that the devices do not wait for its planning.
         """
         flying: Flight | None = None
         with self._within:

@@ -11,9 +11,9 @@ import numpy as np
 
 from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.layers.step import SEGMENT
-from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.loading import Progress
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
-from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, compiled, policies_of
+from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, policies_of
 from transformers_neuronx.serving.pages import NO_PAGE, Pages
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
@@ -54,39 +54,45 @@ class PagedSteps:
         self._programs: dict[TokensKey, Executable] = {}
         self.reset()
 
-    def compile(self) -> None:
-        """Compile all programs."""
-        programs = self.decoder.programs
-        self._programs = compiled(self.decoder, self.keys, lambda key: step_module(programs, self.layout, key))
-        self.chooser.compile()
+    @property
+    def programs(self) -> int:
+        """Number of programs that `compile` compiles."""
+        return len(self.keys) + len(self.chooser.keys)
+
+    def compile(self, progress: Progress) -> None:
+        """Compile all programs. `progress` is called with the name of each."""
+        programs, store = self.decoder.programs, self.decoder.store
+        self._programs = store.compile_modules(self.keys, lambda key: step_module(programs, self.layout, key), progress)
+        self.chooser.compile(progress)
 
     def longest_joined(self) -> int:
         """Measure steps. Return the most tokens of one that takes at most twice as long as one of a few rows."""
-        taken = {}
-        for key in self.keys:
-            if key.samples in (key.tokens, min(FEW, self.keys[0].chosen)):
-                packed = PackedTokens(
-                    key,
-                    np.full((key.tokens, TOKEN), -1, np.int32) + np.array([1, 1, 1, 0], np.int32),
-                    np.zeros((key.segments, SEGMENT + key.pages), np.int32),
-                    np.concatenate([np.zeros((key.samples, 1), np.int32), policies_of([], key.samples)], 1),
-                    [],
-                )
-                taken[key.tokens] = min(self._seconds(packed) for _ in range(3))
-        base = taken[max(size for size in taken if size <= FEW)]
-        return max(size for size, seconds in taken.items() if seconds <= 2 * base)
+        few = min(FEW, self.keys[0].chosen)
+        sizes = {key.tokens: key for key in self.keys if key.samples in (key.tokens, few) and key.tokens >= few}
+        base, *longer = (sizes[size] for size in sorted(sizes))
+        most, limit = base.tokens, 2 * self._seconds(base)
+        for key in longer:
+            if self._seconds(key) > limit:
+                break
+            most = key.tokens
+        return most
 
-    def _seconds(self, packed: PackedTokens) -> float:
-        began = perf_counter()
-        self.start(packed).tokens.numpy()
-        return perf_counter() - began
+    def _seconds(self, key: TokensKey) -> float:
+        """Measure a step of no sequence: the shortest of three times."""
+        tokens = np.full((key.tokens, TOKEN), -1, np.int32) + np.array([1, 1, 1, 0], np.int32)
+        segments = np.zeros((key.segments, SEGMENT + key.pages), np.int32)
+        rules = np.concatenate([np.zeros((key.samples, 1), np.int32), policies_of([], key.samples)], 1)
+        times = [perf_counter()]
+        for _ in range(3):
+            self.start(PackedTokens(key, tokens, segments, rules, [])).tokens.numpy()
+            times.append(perf_counter())
+        return float(np.diff(times).min())
 
     def reset(self) -> None:
         """Fill the cache with zeros."""
-        zeros = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.layout.arrays]
-        layers = range(self.decoder.config.n_layer)
+        empty = self.layout.zeros(self.decoder.config.n_layer)
         self._before = self.chooser.none()
-        self.caches: list[DeviceTensor] = [self.decoder.runtime.put([each]) for _ in layers for each in zeros]
+        self.caches: list[DeviceTensor] = [self.decoder.runtime.put([zeros]) for zeros in empty]
 
     def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""

@@ -15,6 +15,7 @@ from transformers_neuronx.decoder import Decoder
 from transformers_neuronx.feeding import feed, sample_after
 from transformers_neuronx.inputs import Rows
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS
+from transformers_neuronx.loading import Progress
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, policies_of
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Work
@@ -51,9 +52,14 @@ class SlotSteps:
         self.decoder = decoder
         self.chooser = Chooser(decoder, [decoder.slots])
 
-    def compile(self) -> None:
+    @property
+    def programs(self) -> int:
+        """Number of programs that `compile` compiles."""
+        return len(self.chooser.keys)
+
+    def compile(self, progress: Progress) -> None:
         """Compile the choice of tokens. The model has all other programs."""
-        self.chooser.compile()
+        self.chooser.compile(progress)
 
     def longest_joined(self) -> int:
         """Return the most prompt tokens that one program of the model takes."""
