@@ -39,7 +39,7 @@ def ready(monkeypatch):
             def fail(module, *_, **__):
                 pytest.fail(f"{module.name} is compiled inside a call")
 
-            monkeypatch.setattr(model.decoder, "build", fail)
+            monkeypatch.setattr(model.decoder.store, "build", fail)
 
     return ready
 
