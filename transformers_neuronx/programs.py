@@ -57,17 +57,18 @@ class Family:
 
     `weights` has `table(config)`, `ignored(config)` and PREFIX. `graph` has `embed`, `layer` and `head`, and also
     `prepare` if layers share something that depends on the positions alone. If layers differ, the configuration has
-    `layer_kinds`, and `layer` gets the kind as its last argument.
+    `layer_kinds`, and `layer` gets the kind as its last argument. `folder` is the family's, if its graph is in another.
     """
 
     read_config: Callable[[Any], DecoderConfig]
     weights: ModuleType
     graph: ModuleType
+    folder: str | None = None
 
     @property
     def name(self) -> str:
-        """Name of the folder that holds the graph; for a family in one file, the name of that file."""
-        return self.graph.__name__.split(".")[-2:][0]
+        """Name of the folder, by default the one that holds the graph; for a family in one file, that file's name."""
+        return self.folder or self.graph.__name__.split(".")[-2:][0]
 
 
 class Programs:

@@ -8,7 +8,7 @@ import torch
 from parity import DECODERS, assert_close, continued, padded, prompts, randomized
 from transformers import GPT2Config
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM, family_of
+from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families, family_of
 from transformers_neuronx.comparison import compare
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
@@ -37,6 +37,11 @@ def pair(request, tmp_path_factory):
     )  # fmt: skip
     model.to_neuron()
     return model, reference
+
+
+@pytest.mark.parametrize("family", families())
+def test_a_family_is_named_after_its_folder(family):
+    assert family_of(family).family.name == family  # artifacts have this name
 
 
 @pytest.mark.parametrize("family", DECODERS)

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transformers_neuronx.config import hf
-from transformers_neuronx.layers import ACTIVATIONS, RotaryConfig
+from transformers_neuronx.layers import ACTIVATIONS
+from transformers_neuronx.llama.graph import LlamaLike
 
 
 @dataclass(frozen=True)
-class LlamaConfig(RotaryConfig):
+class LlamaConfig(LlamaLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     attention_bias: bool = hf("attention_bias")
     mlp_bias: bool = hf("mlp_bias")

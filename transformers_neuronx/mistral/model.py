@@ -1,6 +1,6 @@
 """Mistral for sampling."""
 
-from transformers_neuronx.mistral import graph, weights
+from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.mistral.config import MistralConfig
 from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
@@ -9,4 +9,4 @@ from transformers_neuronx.sampling import ForSampling
 class MistralForSampling(ForSampling):
     """Transformers' `MistralForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(MistralConfig.from_hf, weights, graph)
+    family = Family(MistralConfig.from_hf, weights, graph, folder="mistral")

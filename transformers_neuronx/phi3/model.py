@@ -1,6 +1,7 @@
 """Phi-3 for sampling."""
 
-from transformers_neuronx.phi3 import graph, weights
+from transformers_neuronx.llama import graph
+from transformers_neuronx.phi3 import weights
 from transformers_neuronx.phi3.config import Phi3Config
 from transformers_neuronx.programs import Family
 from transformers_neuronx.sampling import ForSampling
@@ -9,4 +10,4 @@ from transformers_neuronx.sampling import ForSampling
 class Phi3ForSampling(ForSampling):
     """Transformers' `Phi3ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(Phi3Config.from_hf, weights, graph)
+    family = Family(Phi3Config.from_hf, weights, graph, folder="phi3")

@@ -1,7 +1,7 @@
 """Qwen2 for sampling."""
 
+from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.programs import Family
-from transformers_neuronx.qwen2 import graph, weights
 from transformers_neuronx.qwen2.config import Qwen2Config
 from transformers_neuronx.sampling import ForSampling
 
@@ -9,4 +9,4 @@ from transformers_neuronx.sampling import ForSampling
 class Qwen2ForSampling(ForSampling):
     """Transformers' `Qwen2ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(Qwen2Config.from_hf, weights, graph)
+    family = Family(Qwen2Config.from_hf, weights, graph, folder="qwen2")

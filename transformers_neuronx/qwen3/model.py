@@ -1,7 +1,7 @@
 """Qwen3 for sampling."""
 
+from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.programs import Family
-from transformers_neuronx.qwen3 import graph, weights
 from transformers_neuronx.qwen3.config import Qwen3Config
 from transformers_neuronx.sampling import ForSampling
 
@@ -9,4 +9,4 @@ from transformers_neuronx.sampling import ForSampling
 class Qwen3ForSampling(ForSampling):
     """Transformers' `Qwen3ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(Qwen3Config.from_hf, weights, graph)
+    family = Family(Qwen3Config.from_hf, weights, graph, folder="qwen3")
