@@ -106,7 +106,7 @@ setup(
         "transformers_neuronx": ["py.typed", "pyhlo/hlo.proto", "pyhlo/hlo_pb2.pyi"],
         "transformers_neuronx.neuron": ["metaneff.proto", "metaneff_pb2.pyi"],
         "transformers_neuronx.original": ["surface.txt"],
-        "transformers_neuronx.inspection": ["page.html", "page.css", "page.js"],
+        "transformers_neuronx.analysis.inspection": ["page.html", "page.css", "page.js"],
     },
     ext_modules=[
         Extension(

@@ -13,8 +13,8 @@ from peers.checkpoint import LLAMA_8B
 from transformers import LlamaConfig
 
 from transformers_neuronx.config import Buckets, CompileOptions, QuantizationConfig
-from transformers_neuronx.decoder import Decoder
-from transformers_neuronx.keys import program_name
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.keys import program_name
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import NeuronConfig
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
-from transformers_neuronx.speculation import SpeculativeGenerator
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 
 TINY_KJV = Path(__file__).parents[1] / "examples" / "tiny-kjv"
 

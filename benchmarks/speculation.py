@@ -21,9 +21,9 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.speculation import SpeculativeGenerator
+from transformers_neuronx.speculation.drafts import SpeculativeGenerator
+from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 HEAD, PROMPT = 64, 32  # width of a head of GPT-2; tokens of a prompt

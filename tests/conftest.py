@@ -13,8 +13,8 @@ import torch
 from lines import family_lines
 
 from transformers_neuronx.compiler import compile_py_func
-from transformers_neuronx.decoder import Decoder
-from transformers_neuronx.encoder_decoder import EncoderDecoder
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.encoder_decoder import EncoderDecoder
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import get_runtime

@@ -22,8 +22,8 @@ from transformers_neuronx.errors import TransformersNeuronxError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.pyhlo import HloScribe, Tensor
 from transformers_neuronx.runtimes import get_runtime
-from transformers_neuronx.sampling import ForSampling
-from transformers_neuronx.speculation import SpeculativeGenerator
+from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 
 
 def made(path: str) -> ForSampling:

@@ -13,7 +13,7 @@ from documents import ROOT
 
 # Pages with the widest tables and the longest code.
 SHOWN = ["index", "getting-started", "benchmarks", "compatibility", "guides/command-line", "tutorials/custom-layer"]
-SHOWN += ["api/transformers_neuronx.sampling", "api/transformers_neuronx.hlo"]
+SHOWN += ["api/transformers_neuronx.models.sampling", "api/transformers_neuronx.hlo"]
 WIDTHS = (1280, 390)
 # Opens each page in a frame of each width, and says by how much its contents are wider.
 # A window of its own would have at least 500 pixels.

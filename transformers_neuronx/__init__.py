@@ -9,10 +9,6 @@ from transformers_neuronx.original.names import find, install
 from transformers_neuronx.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from transformers_neuronx.auto import (
-        NeuronAutoModelForCausalLM as NeuronAutoModelForCausalLM,
-        NeuronAutoModelForSeq2SeqLM as NeuronAutoModelForSeq2SeqLM,
-    )
     from transformers_neuronx.bloom.model import BloomForSampling as BloomForSampling
     from transformers_neuronx.config import (
         ContinuousBatchingConfig as ContinuousBatchingConfig,
@@ -21,18 +17,22 @@ if TYPE_CHECKING:
         NeuronConfig as NeuronConfig,
         QuantizationConfig as QuantizationConfig,
     )
-    from transformers_neuronx.constants import (
+    from transformers_neuronx.config.constants import (
         GQA as GQA,
         Layout as Layout,
-    )
-    from transformers_neuronx.generation_utils import (
-        HuggingFaceGenerationModelAdapter as HuggingFaceGenerationModelAdapter,
     )
     from transformers_neuronx.gpt2.model import (
         GPT2ForSamplingWithContextBroadcasting as GPT2ForSamplingWithContextBroadcasting,
     )
     from transformers_neuronx.gptj.model import GPTJForSampling as GPTJForSampling
     from transformers_neuronx.gptneox.model import GPTNeoXForSampling as GPTNeoXForSampling
+    from transformers_neuronx.huggingface.adapter import (
+        HuggingFaceGenerationModelAdapter as HuggingFaceGenerationModelAdapter,
+    )
+    from transformers_neuronx.huggingface.auto import (
+        NeuronAutoModelForCausalLM as NeuronAutoModelForCausalLM,
+        NeuronAutoModelForSeq2SeqLM as NeuronAutoModelForSeq2SeqLM,
+    )
     from transformers_neuronx.llama.model import LlamaForSampling as LlamaForSampling
     from transformers_neuronx.mistral.model import MistralForSampling as MistralForSampling
     from transformers_neuronx.mixtral.model import MixtralForSampling as MixtralForSampling
@@ -49,16 +49,16 @@ _HOMES = {
     "GPT2ForSamplingWithContextBroadcasting": "gpt2.model",
     "GPTJForSampling": "gptj.model",
     "GPTNeoXForSampling": "gptneox.model",
-    "GQA": "constants",
+    "GQA": "config.constants",
     "GenerationConfig": "config",
-    "HuggingFaceGenerationModelAdapter": "generation_utils",
+    "HuggingFaceGenerationModelAdapter": "huggingface.adapter",
     "KVCacheQuantizationConfig": "config",
-    "Layout": "constants",
+    "Layout": "config.constants",
     "LlamaForSampling": "llama.model",
     "MistralForSampling": "mistral.model",
     "MixtralForSampling": "mixtral.model",
-    "NeuronAutoModelForCausalLM": "auto",
-    "NeuronAutoModelForSeq2SeqLM": "auto",
+    "NeuronAutoModelForCausalLM": "huggingface.auto",
+    "NeuronAutoModelForSeq2SeqLM": "huggingface.auto",
     "NeuronConfig": "config",
     "OPTForSampling": "opt.model",
     "QuantizationConfig": "config",

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 
 from peers.common import Clock, run
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 WHOLE = dict(quantize_head=True, quantize_embedding=True)

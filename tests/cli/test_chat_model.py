@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 
 pytestmark = pytest.mark.slow
 

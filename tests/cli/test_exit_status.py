@@ -8,7 +8,7 @@ import pytest
 from bundled import TINY_KJV
 from transformers import AutoTokenizer, T5Config
 
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 SMALL = ("--n-positions", 64)
 COMMANDS = {

@@ -11,9 +11,9 @@ import pytest
 from bundled import TINY_KJV
 from transformers import PreTrainedTokenizerFast
 
-from transformers_neuronx import files
+from transformers_neuronx.engine.artifacts import open_artifact
 from transformers_neuronx.errors import StorageError
-from transformers_neuronx.serialization import open_artifact
+from transformers_neuronx.support import files
 
 COMPILE = ("compile", TINY_KJV, "to/artifact", "--n-positions", 64)
 FULL = "No space left on device; make room there, or choose another place\n"

@@ -6,8 +6,8 @@ import re
 import pytest
 from bundled import TINY_KJV
 
+from transformers_neuronx.analysis.inspection import facts_of_model
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.inspection import facts_of_model
 
 
 @pytest.fixture(scope="module")

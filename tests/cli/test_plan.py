@@ -6,7 +6,8 @@ import re
 import pytest
 from bundled import TINY_KJV
 
-from transformers_neuronx import attributes, planning
+from transformers_neuronx.analysis import planning
+from transformers_neuronx.config import attributes
 
 OPT = dict(model_type="opt", vocab_size=50272, max_position_embeddings=2048, torch_dtype="float16")
 GUIDE = {

@@ -11,7 +11,7 @@ import time
 import pytest
 from bundled import ROOT, TINY_KJV
 
-from transformers_neuronx import files
+from transformers_neuronx.support import files
 
 COUNT = 40
 REFUSED = "error: predictions.jsonl: another run is writing results there; wait for it, or choose another --output\n"

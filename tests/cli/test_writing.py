@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForCon
 
 from transformers_neuronx.cli.options import Source
 from transformers_neuronx.errors import InputError
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 PROMPT = "And God said unto Moses,"
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from transformers_neuronx.auto import families, family_of
-from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.huggingface.auto import families, family_of
+from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 
 DECODERS = [name for name in families() if not issubclass(family_of(name), EncoderDecoderForSampling)]
 TOLERANCE = 1e-5  # relative to the largest logit, in f32

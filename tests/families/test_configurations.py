@@ -13,9 +13,9 @@ from test_every_family import tiny
 from test_t5 import config as tiny_t5
 from transformers import AutoModelForCausalLM
 
-from transformers_neuronx import attributes as module
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families, family_of
+from transformers_neuronx.config import attributes as module
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM, families, family_of
 from transformers_neuronx.layers import RotaryConfig
 
 GPTQ = dict(quant_method="gptq", bits=4, group_size=128, desc_act=False)

@@ -9,7 +9,7 @@ from test_llama import config as llama
 from test_phi3 import config as phi3, longrope
 
 from transformers_neuronx import Engine, SamplingParams
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 
 EACH_TIME = {"bloom", "gemma2", "mixtral"}  # slopes; windows, soft caps and rotations; experts
 DRAW = np.random.default_rng(0)

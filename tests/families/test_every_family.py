@@ -8,13 +8,13 @@ import torch
 from parity import DECODERS, assert_close, continued, padded, prompts, randomized
 from transformers import GPT2Config
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM, families, family_of
-from transformers_neuronx.comparison import compare
+from transformers_neuronx.analysis.comparison import compare
 from transformers_neuronx.errors import CheckpointError
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
-from transformers_neuronx.module import Checkpoint, checkpoint_of
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM, families, family_of
 from transformers_neuronx.runtimes.absent import absent_runtime
-from transformers_neuronx.weights import expand
+from transformers_neuronx.weights.checkpoint import Checkpoint, checkpoint_of
+from transformers_neuronx.weights.reading import expand
 
 
 def tiny(family):

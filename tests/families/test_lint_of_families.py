@@ -4,11 +4,11 @@ import pytest
 import test_t5
 from test_every_family import tiny
 
-from transformers_neuronx.auto import families, family_of
 from transformers_neuronx.compiler import check
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
-from transformers_neuronx.encoder_decoder import EncoderDecoder, RedirectKey
-from transformers_neuronx.keys import HeadKey, LayerwiseKey, StepKey, VerifyKey
+from transformers_neuronx.engine.encoder_decoder import EncoderDecoder, RedirectKey
+from transformers_neuronx.engine.keys import HeadKey, LayerwiseKey, StepKey, VerifyKey
+from transformers_neuronx.huggingface.auto import families, family_of
 from transformers_neuronx.neuron.form import neuron_form
 from transformers_neuronx.neuron.targets import TARGETS
 from transformers_neuronx.runtimes.absent import absent_runtime

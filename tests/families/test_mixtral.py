@@ -9,7 +9,7 @@ from transformers import MixtralConfig
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.mixtral.config import MixtralConfig as OurConfig
 from transformers_neuronx.mixtral.model import MixtralForSampling
-from transformers_neuronx.module import save_pretrained_split
+from transformers_neuronx.weights.checkpoint import save_pretrained_split
 
 
 def config(**changes):

@@ -7,11 +7,11 @@ from parity import randomized
 from transformers import OPTConfig
 
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.module import open_checkpoint
 from transformers_neuronx.opt import weights
 from transformers_neuronx.opt.config import OPTConfig as OurConfig
 from transformers_neuronx.opt.model import OPTForSampling
-from transformers_neuronx.weights import resolve
+from transformers_neuronx.weights.checkpoint import open_checkpoint
+from transformers_neuronx.weights.reading import resolve
 
 
 def config(**changes):

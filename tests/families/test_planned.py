@@ -6,12 +6,12 @@ from parity import DECODERS
 from test_every_family import tiny
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM, NeuronAutoModelForSeq2SeqLM
 from transformers_neuronx.config import ContinuousBatchingConfig, GenerationConfig, NeuronConfig
-from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM, NeuronAutoModelForSeq2SeqLM
 from transformers_neuronx.runtimes.xla import XlaRuntime
-from transformers_neuronx.speculation import SpeculativeGenerator
+from transformers_neuronx.speculation.drafts import SpeculativeGenerator
+from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 
 LONGEST = 32
 SIZES = dict(n_positions=[16, LONGEST], context_length_estimate=[4, 12])

@@ -11,10 +11,9 @@ from published import PUBLISHED
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
-from transformers_neuronx import attributes
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
-from transformers_neuronx.config import NeuronConfig
+from transformers_neuronx.config import NeuronConfig, attributes
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 
 REFUSED = [name for name, published in PUBLISHED.items() if published.refused]
 READ = [name for name in PUBLISHED if name not in REFUSED]

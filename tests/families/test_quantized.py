@@ -13,7 +13,6 @@ from test_every_family import tiny
 from transformers import AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import (
     Buckets,
     CompileOptions,
@@ -21,11 +20,12 @@ from transformers_neuronx.config import (
     NeuronConfig,
     QuantizationConfig,
 )
+from transformers_neuronx.engine.keys import LoopKey, StepKey
+from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.config import GPT2Config
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.keys import LoopKey, StepKey
-from transformers_neuronx.programs import Programs
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.runtimes import get_runtime
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"

@@ -7,8 +7,8 @@ import torch
 from parity import DECODERS, assert_close, continued, padded, prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import NeuronConfig
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 
 SHAPES = {
     "gpt2": dict(n_embd=1600, n_head=25, n_layer=2),  # gpt2-xl

@@ -15,13 +15,13 @@ from transformers_neuronx.config import (
     NeuronConfig,
     QuantizationConfig,
 )
-from transformers_neuronx.encoder_decoder import RedirectKey
+from transformers_neuronx.engine.encoder_decoder import RedirectKey
 from transformers_neuronx.errors import ConfigError, InputError
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
-from transformers_neuronx.module import save_pretrained_split
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.runtimes.xla import XlaRuntime
 from transformers_neuronx.t5.config import T5Config as OurConfig
 from transformers_neuronx.t5.model import T5ForSampling
+from transformers_neuronx.weights.checkpoint import save_pretrained_split
 
 LENGTHS = [70, 33, 5]  # of sources; one exceeds the largest distance, 24
 

@@ -22,16 +22,16 @@ from typer.testing import CliRunner
 
 from transformers_neuronx.cli import app
 from transformers_neuronx.config import ContinuousBatchingConfig, NeuronConfig, QuantizationConfig
-from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.keys import SampleKey, StepKey
 from transformers_neuronx.errors import ConfigError, EngineError
-from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.keys import SampleKey, StepKey
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime, kernels
 from transformers_neuronx.runtimes.xla import xla_runtime
-from transformers_neuronx.speculation import SpeculativeGenerator
+from transformers_neuronx.speculation.drafts import SpeculativeGenerator
+from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 from transformers_neuronx.t5.model import T5ForSampling
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9]])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transformers_neuronx import panels
+from transformers_neuronx.weights import panels
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8])

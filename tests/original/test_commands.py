@@ -6,16 +6,17 @@ import sys
 import pytest
 import torch
 from transformers import AutoTokenizer, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig
-from transformers_neuronx.testing.data import batch_all_lengths, batch_full_lengths, batch_varying_lengths
-from transformers_neuronx.testing.validation import validate
 
 from transformers_neuronx import bucket, compiler, utils
 from transformers_neuronx.errors import CheckpointError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.llama.model import LlamaForSampling
-from transformers_neuronx.module import open_checkpoint, save_pretrained_split
+from transformers_neuronx.module import save_pretrained_split
 from transformers_neuronx.original import demos, random_checkpoints, snapshots
 from transformers_neuronx.pyhlo import hlo_pb2
+from transformers_neuronx.testing.data import batch_all_lengths, batch_full_lengths, batch_varying_lengths
+from transformers_neuronx.testing.validation import validate
+from transformers_neuronx.weights.checkpoint import open_checkpoint
 
 TINY_KJV = "examples/tiny-kjv"
 

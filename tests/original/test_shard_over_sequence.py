@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig
 
 from transformers_neuronx import NeuronConfig, SparseAttnConfig
-from transformers_neuronx.auto import family_of
 from transformers_neuronx.config import ContinuousBatchingConfig, KVCacheQuantizationConfig
+from transformers_neuronx.huggingface.auto import family_of
 from transformers_neuronx.sparse_attn_utils import BlkSparseAttnConfig
 
 SIZES = dict(

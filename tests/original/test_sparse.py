@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from transformers_neuronx import NeuronConfig, SparseAttnConfig
-from transformers_neuronx.auto import family_of
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.huggingface.auto import family_of
 from transformers_neuronx.sparse_attn_utils import (
     BlkSparseAttnConfig,
     SlidingWindowAttnConfig,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from transformers_neuronx import arguments
 from transformers_neuronx.errors import NotSupportedError, TransformersNeuronxError
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.original import names
+from transformers_neuronx.support import arguments
 
 MODULES = list(names.modules().values())
 NAMES = [name for module in MODULES for name in module.names.values()]

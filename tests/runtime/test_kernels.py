@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from levels import at_every_level
 
-from transformers_neuronx import hlo, panels
+from transformers_neuronx import hlo
 from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.layers.linear import _linear, _linear_body
 from transformers_neuronx.layers.norm import _layer_norm, _rms_norm
@@ -20,8 +20,9 @@ from transformers_neuronx.layers.sampling import BROKEN, _likeliest
 from transformers_neuronx.layers.storage import as_rounded
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy, numpy_to_torch, torch_to_numpy
 from transformers_neuronx.pyhlo.hlo_pb2 import PrimitiveType, ShapeProto
-from transformers_neuronx.quantization import Storage
 from transformers_neuronx.runtimes import get_runtime, kernels
+from transformers_neuronx.weights import panels
+from transformers_neuronx.weights.quantization import Storage
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 33, 64)

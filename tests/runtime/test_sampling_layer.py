@@ -6,8 +6,8 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from transformers_neuronx import hlo
+from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.layers.sampling import BROKEN, CANDIDATES, sample, unpacked
-from transformers_neuronx.rules import Rules
 from transformers_neuronx.runtimes import get_runtime
 
 INF = np.inf

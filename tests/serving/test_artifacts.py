@@ -19,17 +19,17 @@ from saves import fails_at, snapshot
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from transformers_neuronx import gpt2
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import Completed, NeuronConfig, QuantizationConfig
+from transformers_neuronx.engine.artifacts import open_artifact
+from transformers_neuronx.engine.manifest import sealed
+from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.llama.model import LlamaForSampling
-from transformers_neuronx.manifest import sealed
-from transformers_neuronx.module import open_checkpoint
-from transformers_neuronx.programs import Programs
 from transformers_neuronx.runtimes.xla import XlaRuntime
-from transformers_neuronx.serialization import open_artifact
-from transformers_neuronx.speculation import SpeculativeGenerator
+from transformers_neuronx.speculation.drafts import SpeculativeGenerator
+from transformers_neuronx.weights.checkpoint import open_checkpoint
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 PROGRAMS = 6  # prefill, logits of all its tokens, a token, the loop, sampling, reordering of slots
@@ -93,8 +93,8 @@ def modules_written(monkeypatch):
 ELSEWHERE = """
 import json, os, sys
 import torch
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
-from transformers_neuronx.programs import Programs
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.xla import XlaRuntime
 directory, options = sys.argv[1], json.loads(sys.argv[2])
@@ -484,14 +484,14 @@ KILLED = """
 import collections, faulthandler, os, random, shutil, signal, sys, threading, time
 from types import SimpleNamespace as made_of
 from tqdm import tqdm
-from transformers_neuronx import serialization
+from transformers_neuronx.engine import artifacts
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import torch_to_numpy
 
 def decoder_like(source):
-    artifact, model = serialization.open_artifact(source), GPT2ForSampling.from_pretrained(source)
+    artifact, model = artifacts.open_artifact(source), GPT2ForSampling.from_pretrained(source)
     held = lambda name: artifact.verified(name).read_bytes()
     executables = {
         identity: (HloModuleProto.FromString(held(of["hlo"])), made_of(serialize=lambda of=of: held(of["executable"])))
@@ -500,10 +500,10 @@ def decoder_like(source):
     held_by = lambda pieces: made_of(shards=lambda: [torch_to_numpy(piece) for piece in pieces()])
     tensors = [(names, held_by(pieces)) for names, pieces in artifact.tensors()]
     return artifact.manifest["files"], model.config.to_dict(), made_of(
-        family=model.family, config=model.model_config, options=model.options, executables=executables,
+        family=model.family, config=model.model_config, options=model.options,
+        store=made_of(executables=executables, identities=artifact.manifest["keys"]),
         runtime=made_of(fingerprint=artifact.manifest["runtime"], suffix="executable"),
-        identities=artifact.manifest["keys"],
-        weights={serialization._key(name): tensor for names, tensor in tensors for name in names},
+        weights={artifacts._key(name): tensor for names, tensor in tensors for name in names},
         programs=made_of(panels=True, in_place=True), origin={},
     )
 
@@ -514,15 +514,15 @@ sources = [decoder_like(source) for source in sys.argv[3:]]
 kept = [files for files, *_ in sources]
 assert kept[0] != kept[1]
 began = time.monotonic()
-serialization.save_artifact(target, sources[1][2], sources[1][1], True)
+artifacts.save_artifact(target, sources[1][2], sources[1][1], True)
 longest = 2 * (time.monotonic() - began)
-assert serialization.open_artifact(target).manifest["files"] == kept[1]
+assert artifacts.open_artifact(target).manifest["files"] == kept[1]
 chance = random.Random(0)
 seen = collections.Counter()
 for number in range(kills):
     if (child := os.fork()) == 0:
         while True:
-            serialization.save_artifact(target, sources[number % 2][2], sources[number % 2][1], True)
+            artifacts.save_artifact(target, sources[number % 2][2], sources[number % 2][1], True)
     time.sleep(chance.uniform(0, longest))
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -531,7 +531,7 @@ for number in range(kills):
     for name in unfinished:
         shutil.rmtree(os.path.join(target, name))
     try:
-        found = serialization.open_artifact(target)
+        found = artifacts.open_artifact(target)
     except CheckpointError as error:
         assert "manifest.json: expected a regular file, found nothing" in str(error), error
         seen["none"] += 1
@@ -539,8 +539,8 @@ for number in range(kills):
     for name in found.manifest["files"]:
         found.verified(name)
     seen["earlier" if kept.index(found.manifest["files"]) != number % 2 else "new"] += 1
-serialization.save_artifact(target, sources[0][2], sources[0][1], True)
-assert serialization.open_artifact(target).manifest["files"] == kept[0]
+artifacts.save_artifact(target, sources[0][2], sources[0][1], True)
+assert artifacts.open_artifact(target).manifest["files"] == kept[0]
 print(dict(seen))
 """
 

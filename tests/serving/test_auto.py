@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformers_neuronx.auto import families, family_of
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.modeling_auto import NeuronAutoModelForCausalLM, NeuronAutoModelForSeq2SeqLM
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.huggingface.auto import (
+    NeuronAutoModelForCausalLM,
+    NeuronAutoModelForSeq2SeqLM,
+    families,
+    family_of,
+)
+from transformers_neuronx.models.sampling import ForSampling
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 

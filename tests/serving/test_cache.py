@@ -14,8 +14,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from transformers_neuronx import cache, hlo
+from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func, identity
+from transformers_neuronx.engine import compile_cache as cache
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.runtimes import get_runtime

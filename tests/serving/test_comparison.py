@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, T5Config
 
-from transformers_neuronx.comparison import TOLERANCE, compare
+from transformers_neuronx.analysis.comparison import TOLERANCE, compare
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
-from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.t5.model import T5ForSampling

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from transformers_neuronx import config, constants, dtypes, env, sampling, switches
+from transformers_neuronx import config, env
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import (
     ContinuousBatchingConfig,
@@ -20,13 +20,16 @@ from transformers_neuronx.config import (
     KVCacheQuantizationConfig,
     NeuronConfig,
     QuantizationConfig,
+    constants,
+    switches,
 )
+from transformers_neuronx.config.sparse_attention import SlidingWindowAttnConfig, SparseAttnConfig
+from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import ConfigError, GraphError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.rules import Rules
-from transformers_neuronx.sparse_attn_utils import SlidingWindowAttnConfig, SparseAttnConfig
-from transformers_neuronx.stopping_criteria import MaxTimeCriteria, StoppingCriteria, StoppingCriteriaList
-from transformers_neuronx.utils import batch_tokenize
+from transformers_neuronx.original import dtypes, sampling_functions as sampling
+from transformers_neuronx.original.stopping_criteria import MaxTimeCriteria, StoppingCriteria, StoppingCriteriaList
+from transformers_neuronx.original.utils import batch_tokenize
 
 ROOT = Path(__file__).parents[2]
 TINY_KJV = ROOT / "examples" / "tiny-kjv"

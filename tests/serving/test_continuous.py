@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from transformers_neuronx.config import ContinuousBatchingConfig, GenerationConfig, NeuronConfig
+from transformers_neuronx.engine.keys import program_name
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.keys import program_name
+from transformers_neuronx.original.sampling_functions import select_tokens
 from transformers_neuronx.runtimes.xla import XlaTensor
-from transformers_neuronx.sampling import select_tokens
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 SLOTS = 4

@@ -18,8 +18,8 @@ from transformers import (
 )  # fmt: skip
 
 from transformers_neuronx.errors import InputError
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.gpt2.model import GPT2ForSampling, GPT2ForSamplingWithContextBroadcasting
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]

@@ -11,8 +11,8 @@ TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 GENERATE = """
 import os
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
-from transformers_neuronx.module import save_pretrained_split
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.weights.checkpoint import save_pretrained_split
 from transformers import AutoModelForCausalLM, AutoTokenizer
 os.environ['NEURON_CC_FLAGS'] = '--model-type=transformer-inference'
 
@@ -51,7 +51,7 @@ import os
 import math
 import torch
 from transformers_neuronx.gpt2.model import GPT2ForSamplingWithContextBroadcasting
-from transformers_neuronx.module import save_pretrained_split
+from transformers_neuronx.weights.checkpoint import save_pretrained_split
 from transformers import AutoModelForCausalLM, AutoTokenizer
 os.environ['NEURON_CC_FLAGS'] = '--model-type=transformer-inference' # Apply optimal
 
@@ -82,8 +82,8 @@ SERIALIZATION = """
 import os
 import torch
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
-from transformers_neuronx.module import save_pretrained_split
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.weights.checkpoint import save_pretrained_split
 from transformers import AutoModelForCausalLM, AutoTokenizer
 os.environ['NEURON_CC_FLAGS'] = '--model-type=transformer-inference'
 

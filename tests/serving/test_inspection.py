@@ -11,13 +11,13 @@ from browser import elements_of
 from transformers import AutoConfig, GPT2Config, LlamaConfig
 
 from transformers_neuronx import hlo
-from transformers_neuronx.auto import families, family_of
+from transformers_neuronx.analysis.inspection import facts_of, facts_of_artifact, facts_of_model, hlo_text, page
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
+from transformers_neuronx.engine.keys import HeadKey, LoopKey, Segment, StepKey
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.inspection import facts_of, facts_of_artifact, facts_of_model, hlo_text, page
-from transformers_neuronx.keys import HeadKey, LoopKey, Segment, StepKey
+from transformers_neuronx.huggingface.auto import families, family_of
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime, kernels
 

@@ -17,7 +17,7 @@ from transformers_neuronx.gpt2.model import GPT2ForSampling
 LOADED = """
 import json, sys
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
-from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime
 

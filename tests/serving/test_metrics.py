@@ -9,11 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoConfig
 
 from transformers_neuronx.config import NeuronConfig
+from transformers_neuronx.engine.metrics import Meter
 from transformers_neuronx.errors import ConfigError, InputError
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.metrics import Meter
-from transformers_neuronx.speculation import SpeculativeGenerator
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])

@@ -17,9 +17,15 @@ from safetensors.torch import load_file, save_file
 from saves import fails_at, snapshot
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
-from transformers_neuronx import module
 from transformers_neuronx.errors import CheckpointError
-from transformers_neuronx.module import load_config, open_checkpoint, open_weights, resolve, save_pretrained_split
+from transformers_neuronx.weights import checkpoint as module
+from transformers_neuronx.weights.checkpoint import (
+    load_config,
+    open_checkpoint,
+    open_weights,
+    resolve,
+    save_pretrained_split,
+)
 
 MEBI = 2**20
 

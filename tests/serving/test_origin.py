@@ -23,17 +23,17 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from transformers_neuronx import cache
-from transformers_neuronx.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx.engine import compile_cache as cache
+from transformers_neuronx.engine.artifacts import open_artifact
+from transformers_neuronx.engine.manifest import sealed
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.manifest import sealed
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.mixtral.model import MixtralForSampling
-from transformers_neuronx.module import open_checkpoint, save_pretrained_split
-from transformers_neuronx.origin import NUMBERS, RUNS, mark, marks_in
-from transformers_neuronx.serialization import open_artifact
 from transformers_neuronx.t5.model import T5ForSampling
+from transformers_neuronx.weights.checkpoint import open_checkpoint, save_pretrained_split
+from transformers_neuronx.weights.origin import NUMBERS, RUNS, mark, marks_in
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 ALL = RUNS * NUMBERS  # the largest tensor that a mark covers whole
@@ -84,7 +84,7 @@ def trained_further(checkpoint, directory, *names, auto=AutoModelForCausalLM):
 @pytest.fixture
 def said(caplog):
     """`said()`: the messages of the log; those that are logged once may come again."""
-    caplog.set_level(logging.INFO, "transformers_neuronx.serialization")
+    caplog.set_level(logging.INFO, "transformers_neuronx.engine.artifacts")
     cache.warn_once.cache_clear()
     return lambda: [r.getMessage() for r in caplog.records if "weights" in r.getMessage()]
 

@@ -18,12 +18,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from transformers_neuronx.auto import family_of
+from transformers_neuronx.analysis.planning import Place, Planner
+from transformers_neuronx.analysis.planning.places import Core
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
-from transformers_neuronx.module import load_config
-from transformers_neuronx.planning import Place, Planner
-from transformers_neuronx.planning.places import Core
+from transformers_neuronx.huggingface.auto import family_of
 from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.weights.checkpoint import load_config
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 CLOSE = 0.05
@@ -101,7 +101,7 @@ def test_weights_and_caches_are_what_is_held(tmp_path, name):
 RESIDENT = """
 import ctypes, gc, json, sys
 from test_planning import opened
-from transformers_neuronx.planning import Planner
+from transformers_neuronx.analysis.planning import Planner
 from transformers_neuronx.runtimes import get_runtime
 
 directory, options = sys.argv[1], json.loads(sys.argv[2])

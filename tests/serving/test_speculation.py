@@ -8,9 +8,9 @@ from transformers import AutoTokenizer
 
 from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.errors import ConfigError, InputError
-from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.speculation import PromptLookup, SpeculativeGenerator
+from transformers_neuronx.speculation.drafts import PromptLookup, SpeculativeGenerator
+from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY_KJV = EXAMPLES / "tiny-kjv"

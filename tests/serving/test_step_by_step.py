@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from transformers_neuronx.errors import InputError
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 COLUMNS, STEPS = 9, 4

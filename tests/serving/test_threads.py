@@ -9,9 +9,9 @@ import torch
 from transformers import AutoConfig, LogitsProcessorList, StoppingCriteriaList
 
 from transformers_neuronx.errors import InputError
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.speculation import SpeculativeGenerator
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 THREADS, CALLS = 4, 250

@@ -2,8 +2,8 @@
 
 from transformers_neuronx.bloom import graph, weights
 from transformers_neuronx.bloom.config import BloomConfig
-from transformers_neuronx.programs import Family
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.models.sampling import ForSampling
 
 
 class BloomForSampling(ForSampling):

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from transformers_neuronx import files
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import ConfigError, TransformersNeuronxError
-from transformers_neuronx.progress import bar
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.support import files
+from transformers_neuronx.support.progress import bar
 
 Batches = Annotated[
     list[int], o.option("--batch-size", "-b", help="Sequences per batch; may be repeated.", default=True, least=1)

@@ -13,16 +13,16 @@ from typing import Annotated, Any, Self
 import numpy as np
 import typer
 
+from transformers_neuronx.analysis.comparison import compare
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.text import encodable
-from transformers_neuronx.comparison import compare
 from transformers_neuronx.config import QuantizationConfig
-from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError, InputError
-from transformers_neuronx.files import explain
-from transformers_neuronx.module import resolve
+from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.pyhlo.dtypes import to_torch
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.support.files import explain
+from transformers_neuronx.weights.checkpoint import resolve
 
 NONE = "none"
 RANDOM = 64  # tokens, if no text is given

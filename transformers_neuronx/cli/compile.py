@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx import files
 from transformers_neuronx.cli import options as o
+from transformers_neuronx.engine.artifacts import want_place
 from transformers_neuronx.errors import CheckpointError, ConfigError
-from transformers_neuronx.module import GENERATION_CONFIG
-from transformers_neuronx.sampling import ForSampling
-from transformers_neuronx.serialization import want_place
+from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.support import files
+from transformers_neuronx.weights.checkpoint import GENERATION_CONFIG
 
 Target = Annotated[str, typer.Argument(metavar="ARTIFACT", help="Directory to save to.")]
 Weights = Annotated[

@@ -13,9 +13,9 @@ import typer
 
 from transformers_neuronx.cli import options as o, sampling as s
 from transformers_neuronx.cli.text import complete, encodable, room
-from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import CheckpointError, ConfigError, InputError, TransformersNeuronxError
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 DRAWN = 50  # top-k, unless the checkpoint sets one
 CHAT = 2048  # tokens of a chat, unless the model takes fewer

@@ -8,10 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx import files
-from transformers_neuronx.cli import options as o
-from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.inspection import (
+from transformers_neuronx.analysis.inspection import (
     ModelFacts,
     ModuleFacts,
     facts_of,
@@ -20,9 +17,12 @@ from transformers_neuronx.inspection import (
     hlo_text,
     page,
 )
+from transformers_neuronx.cli import options as o
+from transformers_neuronx.engine.artifacts import holds_artifact
+from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes import get_runtime
-from transformers_neuronx.serialization import holds_artifact
+from transformers_neuronx.support import files
 
 ModelOrModule = Annotated[
     str, typer.Argument(metavar="WHAT", help="An artifact, a checkpoint, a name on the hub, or an HLO module (.pb).")

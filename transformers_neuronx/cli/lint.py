@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx import files
+from transformers_neuronx.analysis.inspection.text import WIDTH, cut
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.compiler import Finding, check
-from transformers_neuronx.inspection.text import WIDTH, cut
-from transformers_neuronx.keys import program_name
+from transformers_neuronx.engine.keys import program_name
 from transformers_neuronx.neuron.form import neuron_form
 from transformers_neuronx.neuron.targets import TARGETS, target_named
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes.absent import absent_runtime
+from transformers_neuronx.support import files
 
 ModelOrModule = Annotated[
     str,

@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.auto import class_of
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
-from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.engine.artifacts import holds_artifact, open_artifact
 from transformers_neuronx.errors import CheckpointError, ConfigError
-from transformers_neuronx.files import explain, read_json
-from transformers_neuronx.module import load_config, load_generation_config, resolve_tokenizer
+from transformers_neuronx.huggingface.auto import class_of
+from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.runtimes import RUNTIMES
-from transformers_neuronx.sampling import ForSampling
-from transformers_neuronx.serialization import holds_artifact, open_artifact
+from transformers_neuronx.support.files import explain, read_json
+from transformers_neuronx.weights.checkpoint import load_config, load_generation_config, resolve_tokenizer
 
 NO = 4  # exit status of `plan`, `lint` and `check` if they find a problem
 HOW, CHOICE, WHERE = "Compilation", "Sampling", "Model location"

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from transformers_neuronx.analysis.planning import NAMES, Place, Planner, place
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.errors import ConfigError, EngineError
-from transformers_neuronx.planning import NAMES, Place, Planner, place
 
 What = Annotated[
     str, typer.Argument(metavar="MODEL", help="A checkpoint, an artifact, a config.json, or a name on the hub.")

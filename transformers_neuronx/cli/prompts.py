@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from transformers_neuronx import files
 from transformers_neuronx.cli.text import encodable
 from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.support import files
 
 Place = tuple[str, int]  # file and line
 

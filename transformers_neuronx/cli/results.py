@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import typer
 
-from transformers_neuronx import files
 from transformers_neuronx.cli.prompts import Prompt, settings_of
+from transformers_neuronx.engine.artifacts import differences
 from transformers_neuronx.errors import ConfigError, StorageError
-from transformers_neuronx.serialization import differences
+from transformers_neuronx.support import files
 
 
 class Results:

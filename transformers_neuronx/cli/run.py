@@ -15,8 +15,8 @@ from transformers_neuronx.cli.prompts import Place, Prompt, printable, read_prom
 from transformers_neuronx.cli.results import Results
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import CheckpointError, ConfigError
-from transformers_neuronx.progress import bar
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.support.progress import bar
 
 GREEDY = 1  # top-k, unless the checkpoint sets one
 SEPARATOR = "-" * 20

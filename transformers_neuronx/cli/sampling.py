@@ -9,8 +9,8 @@ import typer
 
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.prompts import printable
+from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import CheckpointError, InputError
-from transformers_neuronx.rules import Rules
 
 # Transformers' defaults for what a generation_config.json does not set: when sampling, and when greedy.
 DRAWN = dict(top_k=50, top_p=1.0, temperature=1.0, min_p=0.0, repetition_penalty=1.0)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from transformers_neuronx.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.errors import InputError
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 
 def encodable(text: str, what: str) -> str:

@@ -1,9 +1,9 @@
 """Gemma 2 for sampling."""
 
+from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.gemma2 import graph, weights
 from transformers_neuronx.gemma2.config import Gemma2Config
-from transformers_neuronx.programs import Family
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 
 class Gemma2ForSampling(ForSampling):

@@ -1,9 +1,9 @@
 """GPT-J for sampling."""
 
+from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.gptj import graph, weights
 from transformers_neuronx.gptj.config import GPTJConfig
-from transformers_neuronx.programs import Family
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 
 class GPTJForSampling(ForSampling):

@@ -1,9 +1,9 @@
 """GPT-NeoX for sampling."""
 
+from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.gptneox import graph, weights
 from transformers_neuronx.gptneox.config import GPTNeoXConfig
-from transformers_neuronx.programs import Family
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 
 class GPTNeoXForSampling(ForSampling):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.storage import numbers
 from transformers_neuronx.pyhlo import Tensor
-from transformers_neuronx.weights import Parameter
+from transformers_neuronx.weights.parameters import Parameter
 
 
 def lookup(table: Parameter, indices: Tensor) -> Tensor:

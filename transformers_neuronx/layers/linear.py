@@ -9,7 +9,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import ACTIVATIONS
 from transformers_neuronx.layers.storage import as_matrix, as_rounded, numbers
 from transformers_neuronx.pyhlo import Tensor
-from transformers_neuronx.weights import Parameter
+from transformers_neuronx.weights.parameters import Parameter
 
 
 def _product(x: Tensor, weight: Tensor, *scale: Tensor) -> Tensor:

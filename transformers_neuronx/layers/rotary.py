@@ -18,7 +18,7 @@ from transformers_neuronx.config import ModelConfig, hf
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.pyhlo import Tensor
-from transformers_neuronx.weights import Heads
+from transformers_neuronx.weights.splits import Heads
 
 Array = np.ndarray[Any, Any]
 Rotate = Callable[[Tensor], Tensor]

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from transformers_neuronx import hlo
+from transformers_neuronx.config.sparse_attention import Pattern
 from transformers_neuronx.pyhlo import Tensor, dtype_named
-from transformers_neuronx.sparse_attn_utils import Pattern
 
 SEGMENT = 4  # columns of a segment before its pages
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.pyhlo.dtypes import INTEGERS
-from transformers_neuronx.quantization import LARGEST, PACKED, interleaved
+from transformers_neuronx.weights.quantization import LARGEST, PACKED, interleaved
 
 
 def numbers(values: Tensor, scale: Tensor, dtype: str) -> Tensor:

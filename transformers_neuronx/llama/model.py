@@ -1,9 +1,9 @@
 """LLaMA for sampling."""
 
+from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.llama.config import LlamaConfig
-from transformers_neuronx.programs import Family
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 
 class LlamaForSampling(ForSampling):

@@ -1,9 +1,9 @@
 """Mistral for sampling."""
 
+from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.mistral.config import MistralConfig
-from transformers_neuronx.programs import Family
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 
 class MistralForSampling(ForSampling):

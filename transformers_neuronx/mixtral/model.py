@@ -1,9 +1,9 @@
 """Mixtral for sampling."""
 
+from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.mixtral import graph, weights
 from transformers_neuronx.mixtral.config import MixtralConfig
-from transformers_neuronx.programs import Family
-from transformers_neuronx.sampling import ForSampling
+from transformers_neuronx.models.sampling import ForSampling
 
 
 class MixtralForSampling(ForSampling):

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers_neuronx import files
 from transformers_neuronx.errors import EngineError
+from transformers_neuronx.support import files
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
         cache_key=None,
         retry_failed_compilation=False,
         lazy=True,
-        use_cache=False,  # transformers_neuronx.cache is the one that users can switch off
+        use_cache=False,  # transformers_neuronx.engine.compile_cache is the one that users can switch off
         cache_dir=None,
     )
     if not isinstance(data, bytes):

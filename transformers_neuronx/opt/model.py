@@ -1,9 +1,9 @@
 """OPT for sampling."""
 
+from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.opt import graph, weights
 from transformers_neuronx.opt.config import OPTConfig
-from transformers_neuronx.programs import Family
-from transformers_neuronx.sampling import ForSampling
 
 
 class OPTForSampling(ForSampling):

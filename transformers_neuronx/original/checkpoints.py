@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from transformers_neuronx.base import PretrainedModel
-from transformers_neuronx.files import exchange, staging
-from transformers_neuronx.module import SPLIT_DIRECTORY, SPLIT_LISTING, PathOrName, resolve, save_tensors
+from transformers_neuronx.support.files import exchange, staging
+from transformers_neuronx.weights.checkpoint import SPLIT_DIRECTORY, SPLIT_LISTING, PathOrName, resolve, save_tensors
+from transformers_neuronx.weights.stored_module import PretrainedModel
 
 _SAFETENSORS_MODEL_FILENAME = "model.safetensors"
 _SAFETENSORS_MODEL_INDEX_FILENAME_JSON = "model.safetensors.index.json"

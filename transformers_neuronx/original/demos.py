@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from transformers_neuronx.auto import family_of
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
-from transformers_neuronx.module import resolve_tokenizer, save_pretrained_split
+from transformers_neuronx.config.switches import KVCacheQuantizationConfig
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.huggingface.auto import family_of
+from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.pyhlo.dtypes import to_torch
-from transformers_neuronx.sampling import ForSampling
-from transformers_neuronx.switches import KVCacheQuantizationConfig
+from transformers_neuronx.weights.checkpoint import resolve_tokenizer, save_pretrained_split
 
 PROMPT = "In the beginning"
 

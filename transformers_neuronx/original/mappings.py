@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import CONFIG_MAPPING as HUGGING_FACE
 
-from transformers_neuronx.auto import family_of
+from transformers_neuronx.huggingface.auto import family_of
 
 _TYPES = ("bloom", "gpt2", "gpt_neox", "gptj", "llama", "mistral", "mixtral", "opt")
 

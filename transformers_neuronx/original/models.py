@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.engine.inputs import Integers, integers
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.inputs import Integers, integers
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.opt.model import OPTForSampling
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # ids, mask, start_ids
 

@@ -1,10 +1,10 @@
 """Phi-3 for sampling."""
 
+from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.llama import graph
+from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.phi3 import weights
 from transformers_neuronx.phi3.config import Phi3Config
-from transformers_neuronx.programs import Family
-from transformers_neuronx.sampling import ForSampling
 
 
 class Phi3ForSampling(ForSampling):

@@ -1,9 +1,9 @@
 """Qwen2 for sampling."""
 
+from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.llama import graph, weights
-from transformers_neuronx.programs import Family
+from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.qwen2.config import Qwen2Config
-from transformers_neuronx.sampling import ForSampling
 
 
 class Qwen2ForSampling(ForSampling):

@@ -1,9 +1,9 @@
 """Qwen3 for sampling."""
 
+from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.llama import graph, weights
-from transformers_neuronx.programs import Family
+from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.qwen3.config import Qwen3Config
-from transformers_neuronx.sampling import ForSampling
 
 
 class Qwen3ForSampling(ForSampling):

@@ -115,7 +115,7 @@ class Runtime(Protocol):
 
     @property
     def panels(self) -> bool:
-        """Whether products are fastest with matrices in panels, the layout of `transformers_neuronx.panels`."""
+        """Whether products are fastest with matrices in panels, the layout of `transformers_neuronx.weights.panels`."""
         ...
 
     def attends_in_place(self, cached: str, head_dim: int) -> bool:

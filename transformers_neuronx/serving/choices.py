@@ -14,13 +14,13 @@ import numpy as np
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
-from transformers_neuronx.decoder import Decoder
-from transformers_neuronx.keys import ProgramKey
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.keys import ProgramKey
+from transformers_neuronx.engine.loading import Progress
+from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS, sample, unpacked
-from transformers_neuronx.loading import Progress
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
-from transformers_neuronx.rules import Rules
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.request import LIKELIEST, Request
 from transformers_neuronx.serving.steps import padded

@@ -16,11 +16,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.layers.sampling import BROKEN
-from transformers_neuronx.progress import bar
 from transformers_neuronx.runtimes.kernels import PAGE
 from transformers_neuronx.serving.choices import Chosen
 from transformers_neuronx.serving.paged import PagedSteps
@@ -29,6 +28,7 @@ from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 from transformers_neuronx.serving.slots import SlotSteps
 from transformers_neuronx.serving.text import TextStream
+from transformers_neuronx.support.progress import bar
 
 
 class Usage(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformers_neuronx.decoder import Decoder
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.layers.step import SEGMENT
-from transformers_neuronx.loading import Progress
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, policies_of
 from transformers_neuronx.serving.pages import NO_PAGE, Pages

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import InputError
-from transformers_neuronx.rules import Rules
 from transformers_neuronx.serving.text import TextStream
 
 Array = np.ndarray[Any, Any]

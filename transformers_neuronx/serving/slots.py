@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from transformers_neuronx.decoder import Decoder
-from transformers_neuronx.feeding import feed, sample_after
-from transformers_neuronx.inputs import Rows
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.feeding import feed, sample_after
+from transformers_neuronx.engine.inputs import Rows
+from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS
-from transformers_neuronx.loading import Progress
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, policies_of
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Work

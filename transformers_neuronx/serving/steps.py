@@ -8,11 +8,11 @@ from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
-from transformers_neuronx.keys import ProgramKey
-from transformers_neuronx.kv_cache import CacheLayout, flattened
+from transformers_neuronx.engine.keys import ProgramKey
+from transformers_neuronx.engine.kv_cache import CacheLayout, flattened
+from transformers_neuronx.engine.programs import Programs, in_place
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
 from transformers_neuronx.layers.step import SEGMENT, Step
-from transformers_neuronx.programs import Programs, in_place
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 
 # Columns of a token: its id, its position, the length of its sequence when it was first known, and its row among those

@@ -15,8 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from transformers_neuronx.cache import ArtifactSource, build
 from transformers_neuronx.compiler import identity
+from transformers_neuronx.engine.compile_cache import ArtifactSource, build
 from transformers_neuronx.errors import EngineError, GraphError
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch, torch_to_numpy
 from transformers_neuronx.runtimes import get_runtime

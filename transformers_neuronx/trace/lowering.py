@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from transformers_neuronx import hlo, panels
+from transformers_neuronx import hlo
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.pyhlo import DType, HloScribe, Shape, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import to_torch
@@ -24,6 +24,7 @@ from transformers_neuronx.trace.export import Exported, same
 from transformers_neuronx.trace.given import resolved
 from transformers_neuronx.trace.origin import module_of, origin
 from transformers_neuronx.trace.ranges import extremes
+from transformers_neuronx.weights import panels
 
 aten = torch.ops.aten
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transformers_neuronx import files
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import to_torch
+from transformers_neuronx.support import files
 from transformers_neuronx.trace.export import Structure
 from transformers_neuronx.trace.lowering import Placement
 from transformers_neuronx.trace.ranges import Range

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from transformers_neuronx import files
-from transformers_neuronx.cache import build
 from transformers_neuronx.compiler import compile_py_func, identity
+from transformers_neuronx.engine.compile_cache import build
 from transformers_neuronx.errors import ConfigError, EngineError, GraphError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.base import Runtime
+from transformers_neuronx.support import files
 from transformers_neuronx.trace import engine
 from transformers_neuronx.trace.buckets import BucketModelConfig, check_buckets, kernel_of, model_of, regions_of, whole
 from transformers_neuronx.trace.export import Exported, export, same

@@ -18,7 +18,7 @@ from transformers_neuronx.errors import GraphError
 from transformers_neuronx.layers import lookup
 from transformers_neuronx.pyhlo import Shape, Tensor
 from transformers_neuronx.trace.aten.table import converted, lowers
-from transformers_neuronx.weights import Parameter
+from transformers_neuronx.weights.parameters import Parameter
 
 aten = torch.ops.aten
 

@@ -15,7 +15,8 @@ import torch
 from transformers_neuronx import hlo, layers
 from transformers_neuronx.pyhlo import Shape, Tensor
 from transformers_neuronx.trace.aten.table import converted, lowers, of_training, wide, widened
-from transformers_neuronx.weights import Parameter, Weight
+from transformers_neuronx.weights.parameters import Parameter
+from transformers_neuronx.weights.rows import Weight
 
 aten = torch.ops.aten
 

@@ -1,0 +1,1 @@
+"""What programs contain and cost, whether a model fits, and how two models differ."""

@@ -1,0 +1,191 @@
+"""Whether a model fits, where, and how fast it can be at best, from its configuration alone.
+
+What a device needs is counted by `inspection` from the programs written for it; no weights are read, and nothing is
+compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from transformers_neuronx.analysis.inspection import ModelFacts, facts_of_model
+from transformers_neuronx.analysis.planning.places import CPU, Core, Place
+from transformers_neuronx.analysis.planning.text import plan_text
+from transformers_neuronx.config import Buckets
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.encoder_decoder import EncodeKey
+from transformers_neuronx.engine.keys import HeadKey, ProgramKey, StepKey, program_name
+from transformers_neuronx.models.base import Model
+from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.runtimes.absent import absent_runtime
+from transformers_neuronx.runtimes.base import Runtime
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes that a device's operations move in one step, and FLOPs of its products, as `inspection` counts them."""
+
+    bytes: int
+    flops: int
+
+    def seconds(self, core: Core) -> float | None:
+        """Return the roofline time: memory or arithmetic at full speed, whichever takes longer. None if unknown."""
+        if core.bandwidth is None or core.peak is None:
+            return None
+        return max(self.bytes / core.bandwidth, self.flops / core.peak)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What each device must hold, in bytes, and compute: for one token of each sequence, and for prompts."""
+
+    weights: int
+    caches: int
+    temporaries: int
+    token: Work
+    prompt: Work | None  # None if prompts go in token by token
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.weights + self.caches + self.temporaries
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model at a place and a degree. Bytes are for one device, which has `memory`. Seconds are roofline times.
+
+    `needs` is None if the place does not support the degree.
+    """
+
+    place: str
+    degree: int
+    memory: int
+    needs: Needs | None
+    token_seconds: float | None = None
+    prompt_seconds: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the place supports the degree, and has enough memory."""
+        return self.needs is not None and self.needs.total <= self.memory
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dictionary for JSON."""
+        return asdict(self) | dict(fits=self.fits)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model at several places.
+
+    `prompts` are the number of prompts read at once, and the most tokens of each. `heads_by_degree` is the number of
+    heads at each degree: the model's `heads`, padded with zeros so that the degree divides them.
+    """
+
+    family: str
+    parameters: int
+    amp: str
+    quant: str | None
+    batch_size: int
+    positions: int
+    prompts: tuple[int, int]
+    heads: int
+    heads_by_degree: dict[int, int]
+    places: list[Place]
+    fits: list[Fit]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dictionary for JSON."""
+        return asdict(self) | dict(fits=[fit.as_dict() for fit in self.fits])
+
+    def __str__(self) -> str:
+        return plan_text(self.as_dict())
+
+
+class Planner:
+    """Makes plans for one model, which has no weights and is on no device."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        buckets = model.options.buckets
+        largest = Buckets(buckets.positions[-1:], buckets.context[-1:], buckets.sources[-1:])
+        self.options = replace(model.options, buckets=largest)  # smaller programs need less
+        self._written = functools.cache(self._write)
+
+    def plan(self, places: Sequence[Place], degree: int | None = None, all_degrees: bool = False) -> Plan:
+        """Plan for each place at this degree, at all its degrees with `all_degrees`, or at the smallest that fits."""
+        fits = [fit for place in places for fit in self._fits(place, degree, all_degrees)]
+        options, heads = self.options, self.model.model_config.attention_heads
+        degrees = sorted({each for place in places for each in (place.degrees if degree is None else [degree])})
+        facts = self._written(1)[1]
+        return Plan(
+            family=facts.family,
+            parameters=facts.weight_count,
+            amp=options.amp,
+            quant=options.quant.quant_dtype if options.quant else None,
+            batch_size=options.batch_size,
+            positions=options.buckets.longest,
+            prompts=(options.prompt_batch_size, (options.buckets.sources or options.buckets.context or (1,))[-1]),
+            heads=heads.heads,
+            heads_by_degree={each: heads.split(0, unit=1).padded(heads.heads, each) for each in degrees},
+            places=list(places),
+            fits=fits,
+        )
+
+    def fit(self, place: Place, degree: int) -> Fit:
+        """Return how it fits at one place, on `degree` devices."""
+        core = place.share(degree)
+        if degree not in place.degrees and not place.together:
+            return Fit(place.name, degree, int(core.memory), None)
+        needs = self.needs(degree, place.name == CPU)
+        token, prompt = (work.seconds(core) if work else None for work in (needs.token, needs.prompt))
+        return Fit(place.name, degree, int(core.memory), needs, token, prompt)
+
+    def _fits(self, place: Place, degree: int | None, all_degrees: bool) -> list[Fit]:
+        if degree is not None:
+            return [self.fit(place, degree)]
+        if all_degrees:
+            return [self.fit(place, each) for each in place.degrees]
+        found = (fit for each in place.degrees if (fit := self.fit(place, each)).fits)
+        return [next(found, None) or self.fit(place, place.degrees[-1])]
+
+    def needs(self, degree: int, on_cpu: bool = False) -> Needs:
+        """Return the needs of each of `degree` devices, on this machine's CPU or on devices without kernels."""
+        decoder, facts = self._written(degree, on_cpu)
+        segments = decoder.programs.segments
+        token = _work(decoder, facts, lambda key: isinstance(key, StepKey) and key.active == 1)
+        reads: type[EncodeKey] | type[StepKey] = EncodeKey if self.options.buckets.sources else StepKey
+        prompt = _work(decoder, facts, lambda key: isinstance(key, reads) and getattr(key, "active", 0) != 1)
+        assert token is not None
+        # Logits of all tokens of a prompt are computed on request only.
+        heads = {
+            program_name(key, segment)
+            for key in decoder.planned()
+            for segment in segments(key)
+            if isinstance(key, HeadKey)
+        }
+        temporaries = max(program.temporaries for program in facts.programs if program.name not in heads)
+        return Needs(facts.weight_bytes, facts.caches, temporaries, token, prompt)
+
+    def _write(self, degree: int, on_cpu: bool = False) -> tuple[Decoder, ModelFacts]:
+        """Write the programs, and return their decoder and facts."""
+        options = replace(self.options, tp_degree=degree)
+        runtime: Runtime = get_runtime(CPU, degree) if on_cpu else absent_runtime(degree)
+        decoder = self.model.engine(self.model.family, self.model.model_config, runtime, options)
+        return decoder, facts_of_model(decoder)
+
+
+def _work(decoder: Decoder, facts: ModelFacts, wanted: Callable[[ProgramKey], bool]) -> Work | None:
+    """Return the work of the selected programs of one step; None if there are none."""
+    segments = decoder.programs.segments
+    names = {program_name(key, segment) for key in decoder.planned() if wanted(key) for segment in segments(key)}
+    programs = [program for program in facts.programs if program.name in names]
+    if not programs:
+        return None
+    totals = [(program.runs, program.total) for program in programs]
+    moved = sum(runs * (total.read + total.written) for runs, total in totals)
+    return Work(moved, sum(runs * total.products for runs, total in totals))

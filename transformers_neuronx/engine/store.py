@@ -1,0 +1,143 @@
+"""The compiled programs of one model: from an artifact, from the cache on disk, or compiled, several at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TypeVar
+
+from transformers_neuronx.compiler import identity
+from transformers_neuronx.engine.compile_cache import ArtifactSource, build
+from transformers_neuronx.engine.keys import ProgramKey, Segment, artifact_key, program_name
+from transformers_neuronx.engine.loading import Progress
+from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.runtimes.base import Executable, Runtime
+
+Built = list[tuple[Segment, Executable]]
+Overlap = Callable[[], object]
+K = TypeVar("K", bound=ProgramKey)
+T = TypeVar("T")
+
+
+class ProgramStore:
+    """The programs of a model by key, with at most `workers` compiled at a time: None, as many as there are cores."""
+
+    def __init__(self, runtime: Runtime, programs: Programs, workers: int | None) -> None:
+        self.source: ArtifactSource | None = None  # programs from an artifact
+        self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by module identity
+        self.identities: dict[str, str] = {}  # module identities, by `artifact_key`
+        self.compile_seconds = 0.0
+        self._runtime, self._programs, self._workers = runtime, programs, workers
+        self._built: dict[ProgramKey, Built] = {}
+
+    def compile(
+        self,
+        wanted: Iterable[ProgramKey],
+        progress: Progress = lambda done: None,
+        overlap: Overlap = lambda: None,
+    ) -> None:
+        """Compile the missing programs in parallel, and call `overlap` at the same time.
+
+        `progress` is called with the name of each finished program.
+        """
+
+        def build_parts(key: ProgramKey) -> None:
+            parts = self._programs.segments(key)
+            built = {}
+            for segment in dict.fromkeys(parts):
+                entry = artifact_key(key, segment)
+                module = self.source.module(entry) if self.source else None
+                if module is None:
+                    module = self._programs.module(key, segment)
+                    module.name = program_name(key, segment)
+                built[segment] = self.build(module, entry)
+            self._built[key] = [(segment, built[segment]) for segment in parts]
+
+        self.each(self.missing(wanted), build_parts, progress, overlap)
+
+    def compile_modules(
+        self, keys: Sequence[K], write: Callable[[K], HloModuleProto], progress: Progress = lambda done: None
+    ) -> dict[K, Executable]:
+        """Compile programs that artifacts do not have, in parallel. `write` returns the module of a key."""
+
+        def build_one(key: K) -> Executable:
+            module = write(key)
+            module.name = key.name
+            return self.build(module)
+
+        return self.each(keys, build_one, progress)
+
+    def each(
+        self,
+        keys: Sequence[K],
+        make: Callable[[K], T],
+        progress: Progress,
+        overlap: Overlap = lambda: None,
+    ) -> dict[K, T]:
+        """Call `make` for each key in parallel, and `overlap` at the same time. Return the results.
+
+        After an error or Ctrl-C, no further ones start.
+        """
+
+        def timed(key: K) -> T:
+            made = make(key)
+            finished.append(perf_counter())
+            progress(key.name)
+            return made
+
+        finished = [began := perf_counter()]
+        with ThreadPoolExecutor(self._workers or os.cpu_count()) as pool:
+            running = [pool.submit(timed, key) for key in keys]
+            try:
+                overlap()
+                made = [each.result() for each in running]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._runtime.stop()
+                raise
+        self.compile_seconds += max(finished) - began
+        return dict(zip(keys, made, strict=True))
+
+    def missing(self, wanted: Iterable[ProgramKey]) -> list[ProgramKey]:
+        """Return the keys that are not compiled yet, each once."""
+        return [key for key in dict.fromkeys(wanted) if key not in self._built]
+
+    def build(self, module: HloModuleProto, entry: str = "") -> Executable:
+        """Return an executable of `module` for the devices: from the artifact, the cache or the compiler.
+
+        Pass `entry`, the program's `artifact_key`, only if the model and that key alone determine the module.
+        """
+        name = identity(module)
+        executable = build(self._runtime, module, name, self.source)
+        self.executables[name] = module, executable
+        if entry:
+            self.identities[entry] = name
+        return executable
+
+    def parts(self, key: ProgramKey) -> Built:
+        """Return the executables of a key. Compile them first if they are missing."""
+        if key not in self._built:
+            self.compile([key])
+        return self._built[key]
+
+    @property
+    def temporaries(self) -> int:
+        """Bytes of temporaries of the largest program so far, on one device."""
+        return max((executable.memory().temporaries for _, executable in self.executables.values()), default=0)
+
+    @contextmanager
+    def watched(self, watch: Callable[[str, Executable], Executable]) -> Iterator[None]:
+        """Replace each executable by `watch(program name, executable)` inside the context."""
+        built = self._built
+        self._built = {
+            key: [(segment, watch(program_name(key, segment), executable)) for segment, executable in parts]
+            for key, parts in built.items()
+        }
+        try:
+            yield
+        finally:
+            self._built = built

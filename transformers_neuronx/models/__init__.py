@@ -1,0 +1,1 @@
+"""Models as users make and call them."""

@@ -1,0 +1,259 @@
+"""Generates tokens: in chunks by a loop on the devices, or one by one if the host must see the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.feeding import feed, repeat, sample_after
+from transformers_neuronx.engine.inputs import Rows
+from transformers_neuronx.engine.loops import EOS, EOS_COLUMNS, LOOP_COLUMNS, POLICY
+from transformers_neuronx.engine.rules import Rules
+from transformers_neuronx.errors import EngineError, InputError
+from transformers_neuronx.layers.sampling import BROKEN, NOTHING
+
+Array = np.ndarray[Any, Any]
+Criteria = Callable[[torch.Tensor, Any], Any]  # ids so far, scores -> whether to stop, for all rows or per row
+Feed = Callable[[Decoder, Rows], Array]  # -> logits f32[b, 1, vocab], as `feeding.feed` returns them
+Process = Callable[[Array], Array]  # logits f32[b, vocab] -> logits
+
+
+class Generation:
+    """Sequences in the slots 0, 1, …, generated from prompts that serve `repeats` sequences each.
+
+    `eos` are the tokens that end a row. `feed` is called where the host must see the logits.
+    """
+
+    def __init__(
+        self, decoder: Decoder, prompts: Rows, repeats: int, rules: Rules, eos: Sequence[int], feed: Feed = feed
+    ) -> None:
+        if len(eos) > EOS_COLUMNS:
+            raise InputError(f"eos_token_id must be at most {EOS_COLUMNS} tokens, got {len(eos)}")
+        self.decoder, self._feed = decoder, feed
+        self.prompts, self.repeats = prompts, repeats
+        self.history = [ids.tolist() for ids in prompts.tokens * repeats]
+        self.count = len(self.history)
+        self.eos = list(eos)
+        self.rows = np.zeros((decoder.slots, LOOP_COLUMNS), np.int32)  # the columns of `Programs.loop`
+        self.rows[: self.count, 1] = np.tile(prompts.end, repeats)
+        self.rows[:, POLICY] = Rules(1, seed=0).packed(decoder.slots)
+        self.rows[: self.count, POLICY] = rules.packed(self.count)
+        self.rows[:, EOS] = [*eos, *[-1] * (EOS_COLUMNS - len(eos))]
+        self.penalizes = rules.penalizes
+        self._noted = not self.penalizes  # whether `seen` on the devices is up to date
+
+    @property
+    def wanted(self) -> Array:
+        """Number of tokens left to generate in each row; setting zero ends it."""
+        return self.rows[: self.count, 2]
+
+    @property
+    def seen(self) -> Array:
+        """The tokens that each slot's sequence has, pred[slots, vocab]."""
+        seen = np.zeros((self.decoder.slots, self.decoder.config.vocab_size), bool)
+        for row, ids in enumerate(self.history):
+            seen[row, ids] = True
+        return seen
+
+    def note(self, decoder: Decoder) -> None:
+        """Pass an engine the tokens that each sequence has, if a rule depends on them."""
+        if self.penalizes:
+            decoder.note(self.seen)
+
+    def _note(self) -> None:
+        if not self._noted:
+            self.note(self.decoder)
+            self._noted = True
+
+    def first(self, process: Process | None = None) -> Array:
+        """Feed the prompts, and sample the token after each. -> s64[batch, 1]"""
+        if process is not None:
+            logits = np.tile(self._feed(self.decoder, self.prompts)[:, 0], (self.repeats, 1))
+            repeat(self.decoder, len(self.prompts.tokens), self.repeats)
+            return self.sample(process(logits))
+        self._note()
+        tokens = sample_after(self.decoder, self.prompts, self.rows[: self.count, POLICY], self.repeats)
+        repeat(self.decoder, len(self.prompts.tokens), self.repeats)
+        return self.take(tokens[:, None], fed=0)
+
+    def sample(self, logits: Array) -> Array:
+        """Sample from logits f32[batch, vocab] on the host. -> s64[batch, 1], NOTHING where a row has ended"""
+        self._note()
+        whole = np.zeros((self.decoder.slots, 1, logits.shape[1]), np.float32)
+        whole[: self.count, 0] = logits
+        slots = np.where(self.rows[:, 2] > 0, np.arange(self.decoder.slots), NOTHING)
+        tokens = self.decoder.sample(self.decoder.runtime.put([whole]), slots, self.rows[:, 1], self.rows[:, POLICY])
+        return self.take(tokens[:, None], fed=0)
+
+    def run(self, steps: int) -> Array:
+        """Generate up to `steps` more tokens of each row on the devices. -> s64[batch, ·]"""
+        self._note()
+        before = self.rows[:, 2].copy()
+        tokens = self.decoder.loop(self.rows, steps)
+        made = int((tokens[before > 0] != NOTHING).sum(1).max())
+        return self.take(tokens[:, :made])
+
+    def check(self, guesses: Array) -> Array:
+        """Verify draft tokens. Return those that are right, and one more. -> s64[batch, ·]
+
+        guesses s64[batch, k]. All rows get the same number of tokens, that of the row with the fewest right ones.
+        """
+        decoder, count = self.decoder, guesses.shape[1] + 1
+        ids = np.zeros((decoder.slots, count), np.int32)
+        ids[:, 0] = self.rows[:, 0]
+        ids[: self.count, 1:] = np.maximum(guesses, 0)
+        length = np.minimum(self.rows[:, 2], count)
+        self.note(decoder)
+        tokens = decoder.verify(ids, self.rows[:, 1], length, self.rows[:, POLICY])
+        self._noted = not self.penalizes  # the devices do not know which draft tokens were right
+        right = (ids[:, 1:] == tokens[:, :-1]).cumprod(1).sum(1)
+        ended = np.isin(tokens, self.eos) & (np.arange(count) <= right[:, None])
+        right = np.where(ended.any(1), count, right)[length > 0]
+        return self.take(tokens[:, : min(right.min() + 1, length.max())])
+
+    def step(self) -> Array:
+        """Feed each row's token. Return the logits for the next one, f32[batch, vocab]."""
+        active = np.flatnonzero(self.wanted)
+        logits = np.zeros((self.count, self.decoder.config.vocab_size), np.float32)
+        tokens = [self.rows[row, :1] for row in active]
+        rows = Rows(tokens, self.rows[active, 1].astype(np.int64), np.ones((len(active), 1), bool), active)
+        logits[active] = self._feed(self.decoder, rows)[:, 0]
+        self.rows[active, 1] += 1
+        return logits
+
+    def take(self, tokens: Array, fed: int = 1) -> Array:
+        """Record sampled tokens, column by column. `fed` is 1 if the tokens before them went to the caches, else 0."""
+        out = np.full((self.count, tokens.shape[1]), NOTHING, np.int64)
+        for column in range(tokens.shape[1]):
+            active = np.flatnonzero(self.wanted)
+            sampled = tokens[active, column]
+            check_sound(sampled, active)
+            out[active, column] = sampled
+            self.rows[active, 0] = sampled
+            self.rows[active, 1] += fed
+            self.rows[active, 2] -= 1
+            self.rows[active[np.isin(sampled, self.eos)], 2] = 0
+            for row, token in zip(active, sampled.tolist(), strict=True):
+                self.history[row].append(token)
+        return out
+
+
+def check_sound(tokens: Array, rows: Array) -> None:
+    """Raise EngineError if no token could be sampled for a row."""
+    if (tokens == BROKEN).any():
+        broken = rows[tokens == BROKEN].tolist()
+        raise EngineError(f"the logits of rows {broken} are NaN or all -inf: no token can be sampled")
+
+
+def generate(generation: Generation, count: int, steps: int, process: Process | None = None) -> Iterator[Array]:
+    """Yield blocks of up to `count` tokens in total, s64[batch, ·]; NOTHING where a row has ended. Stop when all have.
+
+    After the first token, the devices generate `steps` at a time. With `process`, which may change logits
+    f32[batch, vocab], tokens are generated one at a time.
+    """
+    generation.wanted[:] = count
+    yield generation.first(process)
+    while generation.wanted.any():
+        yield generation.run(steps) if process is None else generation.sample(process(generation.step()))
+
+
+class Speculator(Protocol):
+    """Generates the tokens of a generation faster; they are the same as without it."""
+
+    @property
+    def models(self) -> Sequence[Any]:
+        """Models that it calls in addition to the target."""
+        ...
+
+    def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
+        """Yield blocks of tokens as `generate` does."""
+        ...
+
+
+@dataclass
+class Transcript:
+    """The host's view of a generation, column by column.
+
+    `columns` are the ids so far, the prompt first. After its end a row has `filler`. Rows also end when `criteria`
+    return true for the ids so far. If `no_repeat_ngram_size` is given, no n-gram of that many tokens occurs twice.
+    """
+
+    columns: list[torch.Tensor]
+    filler: int
+    criteria: Criteria | None = None
+    no_repeat_ngram_size: int | None = None
+    keeps_scores: bool = False
+    scores: list[torch.Tensor] = field(default_factory=list)
+    made: int = 0  # tokens generated, in all rows
+
+    @property
+    def ids(self) -> torch.Tensor:
+        return torch.cat(self.columns, 1)
+
+    @property
+    def process(self) -> Process | None:
+        """The function that reads or changes logits, or None. With one, tokens are generated one at a time."""
+        return self._process if self.keeps_scores or self.no_repeat_ngram_size else None
+
+    def _process(self, logits: Array) -> Array:
+        changed = torch.from_numpy(logits)
+        if self.no_repeat_ngram_size:
+            from transformers import NoRepeatNGramLogitsProcessor  # takes a second to import
+
+            changed = NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size)(self.ids, changed)
+        self.scores.append(changed)
+        return changed.numpy()
+
+    def read(self, blocks: Iterator[Array], generation: Generation) -> Iterator[torch.Tensor]:
+        """Yield the columns of `blocks`, s64[batch] each, until all rows have ended."""
+        done = torch.zeros(generation.count, dtype=torch.bool)
+        for block in blocks:
+            for column in torch.from_numpy(block).T:
+                tokens = torch.where(done | (column < 0), self.filler, column)
+                self.columns.append(tokens[:, None])
+                self.made += int((~done & (column >= 0)).sum())
+                yield tokens
+                done |= torch.from_numpy(np.isin(column, [NOTHING, *generation.eos]))
+                if self.criteria is not None:
+                    done |= torch.as_tensor(self.criteria(self.ids, tuple(self.scores) or None))
+                if done.all():
+                    return
+            generation.wanted[done.numpy()] = 0
+
+
+def spread(logits: Array, rows: Rows) -> Array:
+    """Move the logits of each row's tokens to the caller's columns; padding gets zeros. -> f32[batch, n, vocab]"""
+    columns = np.zeros((len(logits), rows.real.shape[1], logits.shape[2]), np.float32)
+    for row, real in enumerate(rows.real):
+        columns[row, real] = logits[row, : real.sum()]
+    return columns
+
+
+class Streamer(Protocol):
+    """Receives tokens as they are generated, such as Hugging Face's `TextStreamer`."""
+
+    def put(self, value: torch.Tensor) -> None: ...
+    def end(self) -> None: ...
+
+
+@contextmanager
+def streaming(streamer: Streamer | None, prompt: torch.Tensor | None) -> Iterator[Callable[[torch.Tensor], None]]:
+    """Yield a function that passes tokens to the streamer, if any; always end the streamer.
+
+    The streamer first gets the prompt, if there is one.
+    """
+    if streamer is None:
+        yield lambda tokens: None
+        return
+    try:
+        if prompt is not None:
+            streamer.put(prompt)
+        yield streamer.put
+    finally:
+        streamer.end()

@@ -1,4 +1,0 @@
-"""Whether a model fits, where, and how fast it can be there, before it is downloaded, compiled or run."""
-
-from transformers_neuronx.planning.places import NAMES as NAMES, Place as Place, place as place
-from transformers_neuronx.planning.plans import Fit as Fit, Needs as Needs, Plan as Plan, Planner as Planner

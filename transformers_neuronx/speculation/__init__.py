@@ -1,0 +1,14 @@
+"""Speculation: draft tokens, and their verification by the target in one step."""
+
+from transformers_neuronx.speculation.acceptors import (
+    DefaultTokenAcceptor as DefaultTokenAcceptor,
+    DraftModelForSpeculation as DraftModelForSpeculation,
+    DraftProvider as DraftProvider,
+    ReferenceTokenAcceptor as ReferenceTokenAcceptor,
+    TokenAcceptor as TokenAcceptor,
+)
+from transformers_neuronx.speculation.drafts import (
+    Draft as Draft,
+    PromptLookup as PromptLookup,
+    SpeculativeGenerator as SpeculativeGenerator,
+)

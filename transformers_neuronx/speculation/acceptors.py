@@ -1,0 +1,222 @@
+"""Speculation as the original's callers compose it: draft providers, acceptors, and single rounds for a server.
+
+`speculation.drafts` needs none of this: there a draft token is accepted if the target samples it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from transformers_neuronx.engine.feeding import feed
+from transformers_neuronx.engine.inputs import Integers, Rows
+from transformers_neuronx.engine.loops import EOS, LOOP_COLUMNS, POLICY
+from transformers_neuronx.models.generation import Generation
+from transformers_neuronx.support.turns import take_all
+
+Array = np.ndarray[Any, Any]
+
+
+class DraftProvider:
+    """Base of what makes draft tokens for `SpeculativeGenerator`."""
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        k: int,
+        cache_ids: torch.Tensor | None = None,
+        start_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `k` draft tokens after the last of `input_ids`, s64[batch, k], and their scores, f32[k, batch, vocab].
+
+        With `cache_ids` None or beginning at 0, `input_ids` [batch, n] are prompts; one token and its scores
+        f32[batch, vocab] are enough. Otherwise it is one token per row, [batch, 1], at the position in `cache_ids`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs __call__, which makes draft tokens")
+
+
+class DraftModelForSpeculation(DraftProvider):
+    """Makes draft tokens with a model, greedily."""
+
+    def __init__(self, model: Any, **kwargs: Any) -> None:
+        self.model = model
+        self.kwargs = kwargs
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        k: int,
+        cache_ids: torch.Tensor | None = None,
+        start_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = [self.model(input_ids, cache_ids=cache_ids, start_ids=start_ids)]
+        tokens = [scores[0].argmax(1, keepdim=True)]
+        if cache_ids is None or not cache_ids.flatten()[0]:
+            return tokens[0], scores[0]
+        while len(tokens) < k:
+            cache_ids = cache_ids + 1
+            scores.append(self.model(tokens[-1], cache_ids=cache_ids, start_ids=start_ids))
+            tokens.append(scores[-1].argmax(1, keepdim=True))
+        return torch.cat(tokens, 1), torch.stack(scores)
+
+
+class TokenAcceptor:
+    """Base of what decides how many draft tokens a target accepts."""
+
+    def __call__(
+        self, draft_ids: torch.Tensor, draft_scores: torch.Tensor, target_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the accepted draft tokens and one token more, s64[batch, at most n + 1], with zeros after them.
+
+        - `draft_ids`: s64[batch, n].
+        - `draft_scores`, `target_scores`: logits f32[batch, n, vocab] and f32[batch, n + 1, vocab].
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs __call__, which returns accepted tokens")
+
+
+class DefaultTokenAcceptor(TokenAcceptor):
+    """Accepts a draft token with the probability of target over draft, as in https://arxiv.org/abs/2302.01318.
+
+    After the first token that is not accepted, the next one is sampled from what the target's probabilities exceed the
+    draft's by. Tokens are then distributed as if the target had sampled them all, with torch's random numbers.
+    """
+
+    def __call__(
+        self, draft_ids: torch.Tensor, draft_scores: torch.Tensor, target_scores: torch.Tensor
+    ) -> torch.Tensor:
+        draft, target = draft_scores.softmax(-1), target_scores.softmax(-1)
+        count = draft_ids.shape[1]
+        chance = (target[:, :count] / draft).gather(2, draft_ids[..., None])[..., 0]
+        right = (torch.rand(chance.shape) < chance).long().cumprod(1).sum(1)
+        accepted = torch.zeros(len(draft_ids), count + 1, dtype=torch.int64)
+        for row, kept in enumerate(right.tolist()):
+            left = target[row, kept] if kept == count else (target[row, kept] - draft[row, kept]).clamp(min=0)
+            accepted[row, :kept] = draft_ids[row, :kept]
+            accepted[row, kept] = torch.multinomial(left, 1)[0]
+        return accepted
+
+
+class ReferenceTokenAcceptor(DefaultTokenAcceptor):
+    """The same, under the name of the original's slower version. Also takes scores without the batch's dimension."""
+
+    def __call__(
+        self, draft_ids: torch.Tensor, draft_scores: torch.Tensor, target_scores: torch.Tensor
+    ) -> torch.Tensor:
+        if draft_scores.dim() == 2:
+            draft_scores, target_scores = draft_scores[None], target_scores[None]
+        accepted = super().__call__(draft_ids, draft_scores, target_scores)
+        return accepted[:, : int(_lengths(accepted, draft_ids).max())]
+
+
+def _lengths(accepted: torch.Tensor, draft_ids: torch.Tensor) -> torch.Tensor:
+    """Return how many of the accepted tokens [batch, m] count: up to the last that is not 0, or a token after the right
+    ones of the draft, which may be 0.
+    """
+    width = accepted.shape[1]
+    last = ((accepted != 0) * torch.arange(1, width + 1)).amax(1)
+    common = min(width, draft_ids.shape[1])
+    right = (accepted[:, :common] == draft_ids[:, :common]).long().cumprod(1).sum(1)
+    return torch.maximum(last, (right + 1).clamp(max=width))
+
+
+class Accepting:
+    """A speculator with a draft provider and an acceptor. `k` tokens go through the target at a time."""
+
+    models: Sequence[Any] = ()
+
+    def __init__(self, draft: DraftProvider, acceptor: TokenAcceptor, k: int) -> None:
+        self.draft, self.acceptor, self.k = draft, acceptor, k
+
+    def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
+        """Yield blocks of tokens as `generation.generate` does."""
+        generation.wanted[:] = count
+        prompts, rows = generation.prompts, len(generation.prompts.tokens)
+        width = max(map(len, prompts.tokens))
+        ids = torch.tensor([row.tolist() + [0] * (width - len(row)) for row in prompts.tokens])
+        columns = torch.tensor([[i if i < len(row) else 0 for i in range(width)] for row in prompts.tokens])
+        slots = torch.arange(rows) if rows > 1 else None
+        self.draft(ids, self.k, columns if rows > 1 else None, slots)
+        yield generation.first()
+        while generation.wanted.any():
+            yield self._round(generation, slots)
+
+    def _round(self, generation: Generation, slots: torch.Tensor | None) -> Array:
+        rows = generation.count
+        ids = torch.from_numpy(generation.rows[:rows, :1].astype(np.int64))
+        places = torch.from_numpy(generation.rows[:rows, 1].astype(np.int64))
+        at = places[:, None] if rows > 1 else places
+        drafts, scores = self.draft(ids, self.k - 1, at, slots)
+        fed = torch.cat([ids, drafts], 1).numpy()
+        active = np.flatnonzero(generation.wanted)
+        room = generation.decoder.options.buckets.longest - int(places[active].max())
+        count = min(fed.shape[1], room)
+        tokens = Rows(list(fed[active, :count]), places.numpy()[active], np.ones((len(active), 1), bool), active)
+        logits = torch.from_numpy(feed(generation.decoder, tokens, all_positions=True))
+        drafts, scores = drafts[active, : count - 1], scores[: count - 1].transpose(0, 1)[active]
+        accepted = self.acceptor(drafts, scores, logits)
+        kept = int(_lengths(accepted, drafts).min())
+        if kept == self.k:  # the last draft token was accepted, and not fed to the draft
+            self.draft(torch.from_numpy(fed[:, -1:]), 1, at + self.k - 1, slots)
+        block = np.zeros((rows, kept), np.int64)
+        block[active] = accepted[:, :kept].numpy()
+        return generation.take(block[:, : generation.wanted.max()])
+
+
+class Rounds:
+    """Single rounds of speculation, for callers that batch requests themselves: see `FusedSpeculativeDecoder`."""
+
+    def __init__(self, draft: Any, target: Any, k: int, pad: int) -> None:
+        self.draft, self.target, self.k, self.pad = draft, target, k, pad
+        slots, longest = target.options.batch_size, target.options.buckets.longest
+        self._text = np.zeros((slots, longest + k + 1), np.int64)
+        self._fed = np.zeros(slots, np.int64)  # tokens in the draft's caches, for each slot
+
+    def run(
+        self, input_ids: Integers, cache_ids: Integers | None, start_ids: Integers | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed prompts, or do a round for the last token of each row, as `speculative_iteration` describes."""
+        rows = self.target._read(input_ids, cache_ids=cache_ids, start_ids=start_ids)
+        for row, slot, start, end in zip(rows.tokens, rows.slots, rows.start, rows.end, strict=True):
+            self._text[slot, start:end] = row
+        with take_all([self.draft.turns, self.target.turns], "speculative_iteration()"):
+            if rows.start.min() > 0:
+                return self._round(rows)
+            feed(self.draft.decoder, rows)
+            self._fed[rows.slots] = rows.end
+            where = dict(cache_ids=cache_ids, start_ids=start_ids)
+            found = self.target.run(input_ids, **where)
+            tokens = found if found.dtype == torch.int64 else found.argmax(1, keepdim=True)
+            return tokens, torch.ones(len(tokens), 1, dtype=torch.int64)
+
+    def _round(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        slots, last = rows.slots, rows.end - 1
+        policy = self.target._rules().packed(self.target.options.batch_size)
+        self._catch_up(slots, last)
+        asked = np.zeros((len(policy), LOOP_COLUMNS), np.int32)
+        asked[slots, 0], asked[slots, 1] = self._text[slots, last], last
+        asked[slots, 2] = np.minimum(self.k, self.target.options.buckets.longest - last)
+        asked[:, POLICY], asked[:, EOS] = policy, -1
+        guesses = self.draft.decoder.loop(asked, self.k)
+        ids = np.zeros((len(policy), self.k + 1), np.int32)
+        ids[:, 0], ids[:, 1 : 1 + guesses.shape[1]] = asked[:, 0], np.maximum(guesses, 0)
+        length = np.zeros(len(policy), np.int64)
+        length[slots] = np.minimum(self.k + 1, self.target.options.buckets.longest - last)
+        sampled = self.target.decoder.verify(ids, asked[:, 1], length, policy).astype(np.int64)
+        right = (ids[:, 1:] == sampled[:, :-1]).cumprod(1).sum(1)
+        counts = np.minimum(right + 1, np.maximum(length, 1))[slots]
+        made = np.where(np.arange(self.k + 1) < counts[:, None], sampled[slots], self.pad)
+        for slot, end, count, row in zip(slots, rows.end, counts, made, strict=True):
+            self._text[slot, end : end + count] = row[:count]
+        self._fed[slots] = last + np.minimum(counts, asked[slots, 2])
+        return torch.from_numpy(made), torch.from_numpy(counts[:, None])
+
+    def _catch_up(self, slots: Array, last: Array) -> None:
+        """Feed the draft the tokens before position `last[i]` of each slot that it has not been fed."""
+        behind = self._fed[slots] < last
+        if behind.any():
+            slots, start, end = slots[behind], self._fed[slots[behind]], last[behind]
+            tokens = [self._text[slot, first:after] for slot, first, after in zip(slots, start, end, strict=True)]
+            feed(self.draft.decoder, Rows(tokens, start, np.ones((len(tokens), 1), bool), slots))

@@ -1,0 +1,222 @@
+"""Speculative decoding: a cheap proposer makes draft tokens, and the target model verifies them all in one step.
+
+The random numbers of a draw depend only on seed, row and position. So the logits after each draft token determine the
+token that the target would sample there, and a draft token is accepted if it is that token. The result is what the
+target generates alone, greedy or sampled. The proposer only decides how many tokens a step yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from transformers_neuronx.engine.feeding import feed
+from transformers_neuronx.engine.inputs import Integers, Rows
+from transformers_neuronx.engine.keys import VerifyKey
+from transformers_neuronx.engine.loops import EOS
+from transformers_neuronx.errors import ConfigError, InputError
+from transformers_neuronx.models.generation import Generation, Streamer
+from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.speculation.acceptors import (
+    Accepting,
+    DefaultTokenAcceptor,
+    DraftModelForSpeculation,
+    DraftProvider,
+    TokenAcceptor,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+class Proposer(Protocol):
+    """Makes draft tokens for the unfinished rows of a generation."""
+
+    def start(self, rows: Rows) -> None:
+        """Receive the prompts that the target gets."""
+        ...
+
+    def propose(self, generation: Generation, count: int) -> Array:
+        """Return `count` draft tokens after each row's token, s64[batch, count]."""
+        ...
+
+
+class Draft:
+    """A proposer that runs a smaller model with the same vocabulary, sampling rules and random numbers."""
+
+    def __init__(self, model: ForSampling) -> None:
+        self.model = model
+        self._fed = np.zeros(model.options.batch_size, np.int64)  # positions in the caches, for each row
+
+    def start(self, rows: Rows) -> None:
+        feed(self.model.decoder, rows)
+        self._fed[rows.slots] = rows.end
+
+    def propose(self, generation: Generation, count: int) -> Array:
+        decoder, positions = self.model.decoder, generation.rows[: generation.count, 1].astype(np.int64)
+        behind = np.flatnonzero((generation.wanted > 0) & (self._fed[: generation.count] < positions))
+        if behind.size:  # the last draft tokens were accepted, but not fed to the draft yet
+            missing = positions[behind] - self._fed[behind]
+            tokens = [np.array(generation.history[row][-1 - n : -1]) for row, n in zip(behind, missing, strict=True)]
+            feed(decoder, Rows(tokens, self._fed[behind], np.ones((len(behind), 1), bool), behind))
+        asked = generation.rows.copy()
+        asked[:, 2] = np.minimum(asked[:, 2], count)
+        asked[:, EOS] = -1
+        if decoder.loops:
+            asked[:, 2] = np.minimum(asked[:, 2], decoder.options.chunk)
+        self._fed[: generation.count] = positions + asked[: generation.count, 2]
+        generation.note(decoder)
+        guesses = decoder.loop(asked, count)[: generation.count].astype(np.int64)
+        return np.pad(guesses, [(0, 0), (0, count - guesses.shape[1])], mode="edge")
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """A proposer without a model: it finds earlier text of a row that equals its end, and proposes what followed.
+
+    - `ngram`: number of last tokens to search for; fewer are tried if these do not occur earlier. Default 3.
+    """
+
+    ngram: int = 3
+
+    def start(self, rows: Rows) -> None:
+        """Do nothing: `propose` reads the rows themselves."""
+
+    def propose(self, generation: Generation, count: int) -> Array:
+        """Return `count` draft tokens for each row, s64[batch, count]: its last token if nothing earlier matches."""
+        return np.stack([self._after_last(np.array(row), count) for row in generation.history])
+
+    def _after_last(self, ids: Array, count: int) -> Array:
+        for size in range(min(self.ngram, len(ids) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)
+            found = np.flatnonzero((windows == ids[-size:]).all(1))
+            if found.size:
+                guess = ids[found[-1] + size :][:count]
+                return np.pad(guess, (0, count - len(guess)), constant_values=ids[-1])
+        return np.full(count, ids[-1])
+
+
+class SpeculativeGenerator:
+    """Speculative decoding: the same tokens as `target.sample`, in fewer steps of the target.
+
+    - `draft`: a smaller model with the target's `batch_size` and vocabulary, and at least its `n_positions`; or a
+      `PromptLookup`, which finds draft tokens in the text itself. None, for a `PromptLookup()`, is also allowed.
+    - `target`: the model whose tokens are generated.
+    - `k`: number of draft tokens that the target verifies in one step, at least 1. Default 4.
+    - `acceptor`: decides which draft tokens are accepted, from the logits of both models. Then, and if `draft` is a
+      `DraftProvider`, `k` includes the target's own token, and the host decides in each step. Default None: a draft
+      token is accepted if the target samples it.
+
+    Compiles the program that verifies draft tokens if the target is on its devices; otherwise the target's `to_neuron`
+    does. Raises ConfigError if `k` is below 1 or the models do not fit each other.
+    """
+
+    def __init__(
+        self,
+        draft: ForSampling | PromptLookup | DraftProvider | None,
+        target: ForSampling,
+        k: int = 4,
+        acceptor: TokenAcceptor | None = None,
+    ) -> None:
+        if k < 1:
+            raise ConfigError(f"k must be at least 1, got {k}")
+        if isinstance(draft, ForSampling):
+            check_pair(draft, target)
+        self.target = target
+        self.k = k
+        self._accepting: Accepting | None = None
+        if acceptor is not None or isinstance(draft, DraftProvider):
+            provider = DraftModelForSpeculation(draft) if isinstance(draft, ForSampling) else draft
+            if not isinstance(provider, DraftProvider) or k < 2:
+                raise ConfigError(f"an acceptor needs a draft model and k of at least 2, got {draft} and k={k}")
+            self._accepting = Accepting(provider, acceptor or DefaultTokenAcceptor(), k)
+            return
+        assert not isinstance(draft, DraftProvider)
+        self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
+        target.compile_also(
+            ("verify", k), lambda decoder: [VerifyKey(k + 1, w) for w in decoder.programs.widths(1) if w > k]
+        )
+
+    @property
+    def models(self) -> list[ForSampling]:
+        """Models that it calls in addition to the target."""
+        if self._accepting is not None:
+            return []
+        return [self.proposer.model] if isinstance(self.proposer, Draft) else []
+
+    def sample(
+        self,
+        input_ids: Integers,
+        sequence_length: int,
+        start_ids: Integers | None = None,
+        eos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+        attention_mask: Integers | None = None,
+        streamer: Streamer | None = None,
+        output_logits: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Generate tokens as `target.sample` does, with its arguments and its result.
+
+        `eos_token_id` is its `eos_token_override`. Of rows that `attention_mask` pads on the right, the new tokens take
+        the place of the padding, and `pad_token_id` follows them, by default 0. Raises InputError also for
+        `no_repeat_ngram_size`, `output_scores`, `output_logits`, and prompts that serve several rows.
+        """
+        if output_logits:
+            raise InputError("output_logits is not supported: logits stay on the devices; use forward()")
+        options |= dict(streamer=streamer)
+        if self._accepting is not None:  # the acceptor samples all tokens but the first
+            options.setdefault("top_k", 1)
+        if eos_token_id is not None:
+            options["eos_token_override"] = eos_token_id
+        if attention_mask is not None and padded_on_the_right(attention_mask):
+            return closed_up(self, input_ids, attention_mask, sequence_length, pad_token_id or 0, **options)
+        options |= dict(speculator=self, attention_mask=attention_mask)
+        return self.target.sample(input_ids, sequence_length, start_ids, **options)
+
+    def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
+        """Yield blocks as `generation.generate` does, by verifying `k` draft tokens at a time."""
+        if self._accepting is not None:
+            yield from self._accepting.blocks(generation, count)
+            return
+        generation.wanted[:] = count
+        self.proposer.start(generation.prompts)
+        yield generation.first()
+        while generation.wanted.any():
+            yield generation.check(self.proposer.propose(generation, self.k))
+
+
+def padded_on_the_right(attention_mask: Integers) -> bool:
+    """Whether a mask [batch, n] ends with padding in a row."""
+    return not np.asarray(attention_mask)[:, -1].all()
+
+
+def closed_up(
+    speculator: Any, input_ids: Integers, attention_mask: Integers, sequence_length: int, pad: int, **options: Any
+) -> torch.Tensor:
+    """Sample after rows that are padded on the right. Return s64[batch, sequence_length], without padding inside."""
+    target, ids = speculator.target, torch.as_tensor(input_ids)
+    lengths, columns = np.asarray(attention_mask).astype(bool).sum(1), ids.shape[1]
+    count = min(sequence_length - int(lengths.min()), target.options.buckets.longest - int(lengths.max()))
+    options |= dict(attention_mask=attention_mask)
+    made = target.sample(ids, columns + count, speculator=speculator, **options)
+    rows = torch.full((len(made), sequence_length), pad)
+    for row, length in enumerate(lengths.tolist()):
+        whole = torch.cat([ids[row, :length], made[row, columns:]])[:sequence_length]
+        rows[row, : len(whole)] = whole
+    return rows
+
+
+def check_pair(draft: ForSampling, target: ForSampling) -> None:
+    """Raise ConfigError unless the draft fits the target."""
+    for name, ours, theirs in (
+        ("vocab_size", draft.config.vocab_size, target.config.vocab_size),
+        ("batch_size", draft.options.batch_size, target.options.batch_size),
+    ):
+        if ours != theirs:
+            raise ConfigError(f"{name} must be the same for draft and target, got {ours} and {theirs}")
+    if (ours := draft.options.buckets.longest) < (theirs := target.options.buckets.longest):
+        raise ConfigError(f"n_positions of the draft must be at least the target's {theirs}, got {ours}")

@@ -1,0 +1,1 @@
+"""What any part may use: files, progress bars, arguments, turns of threads."""

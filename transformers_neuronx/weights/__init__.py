@@ -1,0 +1,25 @@
+"""Weights: from files of a checkpoint to shards on devices. What families write their tables with is imported here."""
+
+from transformers_neuronx.weights.layouts import (
+    Layout as Layout,
+    as_is as as_is,
+    expert as expert,
+    pairs_as_halves as pairs_as_halves,
+    part as part,
+    part_per_head as part_per_head,
+    plus_one as plus_one,
+    section as section,
+    transposed as transposed,
+)
+from transformers_neuronx.weights.rows import (
+    COLUMNS as COLUMNS,
+    ROWS as ROWS,
+    Weight as Weight,
+    attention as attention,
+    gated_mlp as gated_mlp,
+    linear as linear,
+    norm as norm,
+)
+from transformers_neuronx.weights.splits import (
+    Heads as Heads,
+)

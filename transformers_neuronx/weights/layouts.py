@@ -1,0 +1,58 @@
+"""Layouts: what makes a tensor of a checkpoint into one of the graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+Layout = Callable[[torch.Tensor], torch.Tensor]
+
+
+def as_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """Transpose a `Conv1D`'s [in, out] to a `Linear`'s [out, in]; a bias is unchanged."""
+    return tensor.movedim(-1, 0)
+
+
+def plus_one(tensor: torch.Tensor) -> torch.Tensor:
+    """Add one to the weight of a norm that multiplies by one plus its weight."""
+    return tensor.float() + 1
+
+
+@functools.cache
+def part(index: int, parts: int, layout: Layout = as_is) -> Layout:
+    """Layout: piece `index` of `parts` equal ones along the outputs of a fused layer, after `layout`."""
+    return lambda tensor: layout(tensor).chunk(parts)[index]
+
+
+@functools.cache
+def part_per_head(index: int, parts: int, head_dim: int) -> Layout:
+    """Layout: piece `index` of `parts` equal ones of a fused layer whose outputs are [heads, parts, d]."""
+    return lambda tensor: torch.unflatten(tensor, 0, (-1, parts, head_dim))[:, index].flatten(0, 1)
+
+
+@functools.cache
+def pairs_as_halves(head_dim: int, rotary_dim: int) -> Layout:
+    """Layout: reorder features that rotate in pairs (0 with 1), to rotate 0 with rotary_dim / 2 and so on in each head.
+
+    The product of a query and a key does not change if the features of both are reordered alike.
+    """
+    order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    return lambda tensor: torch.unflatten(tensor, 0, (-1, head_dim))[:, order].flatten(0, 1)
+
+
+@functools.cache
+def section(index: int, sizes: tuple[int, ...], layout: Layout = as_is) -> Layout:
+    """Layout: piece `index` of pieces of `sizes` along the outputs of a fused layer, after `layout`."""
+    return lambda tensor: layout(tensor).split_with_sizes(sizes)[index]
+
+
+@functools.cache
+def expert(number: int, index: int = 0, parts: int = 1) -> Layout:
+    """Layout: one expert's weight, unchanged, or piece `index` of `parts` of its matrix if the experts are stacked."""
+    return lambda tensor: tensor if tensor.ndim == 2 else tensor[number].chunk(parts)[index]

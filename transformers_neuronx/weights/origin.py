@@ -1,0 +1,92 @@
+"""Marks that tell checkpoints of one shape apart: each tensor gets a mark while it is read.
+
+A mark is a digest of some of a tensor's numbers, so that another checkpoint can be compared without reading it whole.
+It covers all of a tensor of up to 16,384 numbers, and 16 runs of 1024 of a larger one, spread from its first number
+to its last. For Llama-3-8B in bf16 that is 0.05 % of the numbers, in 21 MB of 16 GB.
+
+A copy that was trained further has other marks, even if 999 of 1000 numbers are unchanged after rounding. So does a
+copy with adapters merged into some of its tensors. A change of a few numbers or rows of a large tensor may be missed,
+for example that of one token's row in the embedding; `transformers-neuronx check` compares all bits.
+Numbers are compared as f32. So one checkpoint has the same marks in every file format, and in every type that holds
+its numbers. Tensors whose names differ between two checkpoints, such as stacked experts, are not compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import mmap
+from collections.abc import Iterable
+
+import torch
+
+from transformers_neuronx.weights.checkpoint import Checkpoint
+
+RUNS, NUMBERS = 16, 1024
+
+Marks = dict[str, str]  # name of a tensor in a checkpoint of the bare model -> its mark
+
+
+class Marked(Checkpoint):
+    """A checkpoint that records the mark of each tensor it reads. The bare model's names lack `prefix`."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str) -> None:
+        super().__init__(checkpoint.directory, dict.fromkeys(checkpoint.names, checkpoint.read))
+        self.marks: Marks = {}
+        self._checkpoint = checkpoint
+        self._prefix = prefix
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = super().read(name)
+        if (bare := name.removeprefix(self._prefix)) not in self.marks:
+            self.marks[bare] = mark(tensor)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._checkpoint.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._checkpoint.dtype(name)
+
+
+def marks_in(checkpoint: Checkpoint, names: Iterable[str], prefix: str) -> Marks:
+    """Return the marks of those of the named tensors that the checkpoint has. Reads only the pages of the runs."""
+    found = {name.removeprefix(prefix): name for name in checkpoint}
+    marks = {}
+    for name in names:
+        if name in found:
+            tensor = checkpoint.read(found[name])
+            for run in _runs(tensor):
+                _announce(run)
+            marks[name] = mark(tensor)
+    return marks
+
+
+def mark(tensor: torch.Tensor) -> str:
+    """Return a digest of the tensor's sizes and of runs of its numbers."""
+    digest = hashlib.sha256(str(list(tensor.shape)).encode())
+    for run in _runs(tensor):
+        digest.update(run.float().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _runs(tensor: torch.Tensor) -> list[torch.Tensor]:
+    flat = tensor.reshape(-1)
+    last = len(flat) - NUMBERS  # where the last run begins
+    if len(flat) <= RUNS * NUMBERS:
+        return [flat]
+    return [flat[last * run // (RUNS - 1) :][:NUMBERS] for run in range(RUNS)]
+
+
+def _announce(run: torch.Tensor) -> None:
+    """Request the run's pages. On a plain access, systems read ahead in the file, some of them by megabytes."""
+    if hasattr(mmap, "MADV_WILLNEED"):
+        start = run.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        size = run.data_ptr() + run.nbytes - start
+        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_WILLNEED)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -1,0 +1,192 @@
+"""Quantized weights: which rows of a weight table are quantized, and what is stored.
+
+A matrix [out, in] is `scale * values`. Values are small integers or floats, with one scale for each output, or for
+each `group` of an output's inputs. `layers.linear` multiplies by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from transformers_neuronx.config.switches import QuantizationConfig
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.weights import panels
+from transformers_neuronx.weights.layouts import Layout
+from transformers_neuronx.weights.rows import SCALE, Weight
+from transformers_neuronx.weights.splits import HeadSplit, Split
+
+# The value that the largest number of a group becomes. For s4 it is -8, as there is no +8. The scale then has the
+# opposite sign of the number.
+LARGEST = {"s8": 127.0, "s4": -8.0, "f8e4m3fn": 448.0}
+ROUNDED = 32  # 8-bit activations that share a scale, if weights have no groups
+BLOCK = 2**18  # numbers rounded at once, so that intermediates stay in a core's cache
+PACKED = "u8"  # two s4: the first half of `interleaved` inputs in the low bits, the second half in the high ones
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a matrix is stored: its element type, the inputs that share a scale (None: all), whether it has scales."""
+
+    dtype: str
+    group: int | None = None
+    scaled: bool = True
+
+    def scales(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return the scale of each output or of its groups. f32[out], or [out, groups]; in bf16's precision for s4."""
+        return torch.cat([self._scales(outputs) for outputs in _in_blocks(matrix)])
+
+    def values(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return the array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
+        return torch.cat([self._values(outputs) for outputs in _in_blocks(matrix)])
+
+    def _scales(self, matrix: torch.Tensor) -> torch.Tensor:
+        if self.group is None:
+            return matrix.float().abs().amax(1) / LARGEST[self.dtype]
+        least, most = torch.aminmax(self._groups(matrix), dim=2)
+        if self.dtype == "s4":
+            return (torch.where(most > -least, most, least) / LARGEST["s4"]).bfloat16().float()
+        return torch.maximum(most, -least) / LARGEST[self.dtype]
+
+    def _values(self, matrix: torch.Tensor) -> torch.Tensor:
+        if self.group is None:
+            return self._rounded(matrix.float(), self._scales(matrix)[:, None] if self.scaled else torch.ones(()))
+        values = self._rounded(self._groups(matrix), self._scales(matrix)[..., None])
+        if self.dtype == "s4":
+            low, high = torch.unflatten(values, 2, (-1, 2, interleaved(self.group) // 2)).unbind(3)
+            values = ((low & 15) | (high << 4)).view(torch.uint8).flatten(2)
+        return values.flatten(1)
+
+    def _groups(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Reshape to f32[out, groups, group], with zeros at the end of the last group."""
+        assert self.group is not None
+        padded = torch.nn.functional.pad(matrix.float(), (0, -matrix.shape[1] % self.group))
+        return torch.unflatten(padded, 1, (-1, self.group))
+
+    def _rounded(self, matrix: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Divide by the scale and round. Where the scale is zero, so are all numbers, and they stay zero."""
+        scaled, limit = matrix / torch.where(scale == 0, 1, scale), abs(LARGEST[self.dtype])
+        if self.dtype == "f8e4m3fn":
+            return scaled.clamp_(-limit, limit).to(torch.float8_e4m3fn)
+        return scaled.round_().clamp_(-limit, 7 if self.dtype == "s4" else limit).to(torch.int8)
+
+
+def interleaved(group: int) -> int:
+    """Return the number of s4 inputs in the same bytes: what four bytes hold, if that divides a group."""
+    return 8 if group % 8 == 0 else group
+
+
+def _in_blocks(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Split a matrix into blocks of outputs, since the intermediates of quantization are many times as large."""
+    return torch.split(matrix, max(BLOCK // matrix.shape[1], 1))
+
+
+def quantized(table: Sequence[Weight], config: QuantizationConfig | None) -> list[Weight]:
+    """Quantize the rows of the table that `config` selects; each is followed by its scales.
+
+    Raises ConfigError for a name in no_quantize_list that no layer has.
+    """
+    if config is None:
+        return list(table)
+    unknown = [name for name in config.no_quantize_list if not any(_is_named(row, name) for row in table)]
+    if unknown:
+        layers = sorted({row.name.removesuffix(".weight") for row in table if row.multiplies})
+        raise ConfigError(f"no_quantize_list must be names of layers ({', '.join(layers)}), got {', '.join(unknown)}")
+    storage = Storage(config.quant_dtype, config.group, config.quantize_method == "vector_dynamic")
+    rounding = config.activation_dtype is not None
+    out = []
+    for row in table:
+        row = replace(row, split=_in_groups(row.split, config.group))
+        out += _stored(row, storage, rounding) if _is_meant(row, config) else [row]
+    return out
+
+
+def in_panels(table: Sequence[Weight], dtype: str) -> list[Weight]:
+    """Put the matrices of linear layers, and the embedding that can be one, in panels of words.
+
+    `dtype` is that of the activations. Types without words, and groups that words do not divide, are left unchanged.
+    """
+    rows = {row.name: row for row in table}
+    out = []
+    for row in table:
+        name = row.name.removesuffix(SCALE)
+        if not _has_words(rows[name], rows.get(name + SCALE), dtype):
+            out.append(row)
+        elif row.name == name:
+            out.append(replace(row, word=panels.WORDS[row.dtype or dtype]))
+        else:
+            out.append(replace(row, word=1) if len(row.shape) == 2 else row)
+    return out
+
+
+def _has_words(row: Weight, scale: Weight | None, dtype: str) -> bool:
+    if len(row.shape) != 2 or not (row.name.endswith(".weight") or row.name == "embed"):
+        return False
+    stored = row.dtype or dtype
+    if scale is None:
+        return stored == dtype
+    grouped = len(scale.shape) == 2
+    return stored in panels.WORDS and not (grouped and row.shape[1] % (scale.shape[1] * panels.WORDS[stored]))
+
+
+def _is_named(row: Weight, name: str) -> bool:
+    """Return whether `name` is this row's name, or whole parts of it, in the graph or in the checkpoint."""
+    return any(f".{name}." in f".{full}." for full in (row.name, *row.source.split("|")))
+
+
+def _is_meant(row: Weight, config: QuantizationConfig) -> bool:
+    if any(_is_named(row, name) for name in config.no_quantize_list):
+        return False
+    if row.name == "embed":
+        return config.quantize_embedding
+    if row.name == "head.weight":
+        return config.quantize_head
+    return row.multiplies and (config.quantize_attn or not {"attn", "cross"}.intersection(row.name.split(".")))
+
+
+def _in_groups(split: Split | None, group: int | None) -> Split | None:
+    """Return a split that keeps groups whole, also where another layer's outputs are the inputs."""
+    if split is None or group is None or isinstance(split, HeadSplit):
+        return split
+    return replace(split, unit=math.lcm(split.unit, group))
+
+
+def _stored(row: Weight, storage: Storage, rounding: bool) -> list[Weight]:
+    """Return the quantized row, and the row of its scales, if it has any."""
+    storage = _fitting(storage, row)
+    row = replace(row, rounded=storage.group or ROUNDED) if rounding else row
+    (outputs, inputs), group = row.shape, storage.group
+    groups = [] if group is None else [-(-inputs // group)]
+    whole = inputs if group is None else groups[0] * group
+    if storage.dtype == "s4":
+        weight = _row(row, row.name, (outputs, whole // 2), storage.values, PACKED, 2)
+    else:
+        weight = _row(row, row.name, (outputs, whole), storage.values, storage.dtype, 1)
+    scales = "bf16" if storage.dtype == "s4" else "f32"
+    scale = _row(row, row.name + SCALE, (outputs, *groups), storage.scales, scales, group)
+    return [weight, scale] if storage.scaled else [weight]
+
+
+def _fitting(storage: Storage, row: Weight) -> Storage:
+    """Return `storage` with groups that divide a row's inputs, and each head if the inputs are heads.
+
+    If zeros are added to the inputs so that they can be split, they fill the last group.
+    """
+    by_heads = isinstance(row.split, HeadSplit)
+    if storage.group is None or (row.reduces and not by_heads):
+        return storage
+    group = math.gcd(storage.group, row.split.unit if row.reduces and row.split else row.shape[1])
+    if storage.dtype == "s4" and group % 2:
+        raise ConfigError(f"quant_dtype='s4' needs an even number of inputs of {row.name}, got {row.shape[1]}")
+    return replace(storage, group=group)
+
+
+def _row(row: Weight, name: str, sizes: tuple[int, ...], store: Layout, dtype: str, inputs: int | None) -> Weight:
+    """Return a row whose elements each cover `inputs` inputs of the matrix; None means all of an output."""
+    split = row.split
+    if split is not None and row.reduces:
+        split = replace(split, unit=split.unit // inputs) if inputs else None
+    return replace(row, name=name, shape=sizes, dtype=dtype, split=split, store=store, matrix=row.shape)

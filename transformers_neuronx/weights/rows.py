@@ -1,0 +1,129 @@
+"""Rows of the weight table: the name of each weight, its layout, and its split over devices.
+
+A family is a list of `Weight` rows. The rows determine what is read from a checkpoint, what is missing or left over
+in it, the parameters of every program, and each device's shard. This file depends on no family and no program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from transformers_neuronx.weights import panels
+from transformers_neuronx.weights.layouts import Layout, as_is
+from transformers_neuronx.weights.splits import Heads, Split
+
+SCALE = "_scale"  # suffix of a quantized weight's name in the row of its scales
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A row of the table.
+
+    `name` is the graph's, "attn.q.weight". `source` is the checkpoint's, with `{}` for the layer's number and `|`
+    between alternative names. `layout` makes the checkpoint's tensor into `shape`, the whole weight in the graph. If
+    the weight is stored in another form, `layout` makes the shape `matrix`, and `store` makes that into `shape`.
+    `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is
+    computed, not read; its `source` only says whether every layer has it. With a `word`, devices hold their shards in
+    panels of words of that many elements. With `rounded`, activations are rounded to 8 bits before the product, with
+    one scale per `rounded` inputs. `layers` is the number of layers that have it, if not each of the decoder's does.
+    """
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    layout: Layout = as_is
+    split: Split | None = None
+    dtype: str | None = None
+    value: Callable[[], torch.Tensor] | None = None
+    store: Layout | None = None
+    matrix: tuple[int, ...] | None = None
+    word: int | None = None
+    rounded: int | None = None
+    layers: int | None = None
+
+    @property
+    def layered(self) -> bool:
+        return "{}" in self.source or self.layers is not None
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is the matrix of a linear layer that is split; only small, sensitive layers are not."""
+        return self.name.endswith(".weight") and len(self.shape) == 2 and self.split is not None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it is split by inputs, so that the devices' products with it must be summed."""
+        return self.split is not None and self.split.axis == 1
+
+    def at(self, layer: int) -> Weight:
+        return replace(self, source=self.source.replace("{}", str(layer)))
+
+    def share(self, degree: int) -> tuple[int, ...]:
+        """Shape of the shard of one of `degree` devices, as a matrix."""
+        return self.split.share(self.shape, degree) if self.split else self.shape
+
+    def held(self, degree: int) -> tuple[int, ...]:
+        """Shape of that shard in memory."""
+        share = self.share(degree)
+        return panels.sizes(share, self.word) if self.word else share
+
+
+# Split a linear layer's [out, in] by outputs, so that each device computes some of them, or by inputs, so that the
+# devices' results are summed.
+COLUMNS, ROWS = Split(axis=0), Split(axis=1)
+
+
+def attention(
+    name: str, heads: Heads, hidden: int, sources: Sequence[tuple[str, Layout]], *, bias: bool, out_bias: bool
+) -> list[Weight]:
+    """The rows of an attention layer; `sources` are names and layouts of queries, keys, values and output."""
+    table = []
+    for part_name, (source, layout) in zip("qkv", sources[:3], strict=True):
+        count = heads.heads if part_name == "q" else heads.kv_heads
+        split = heads.split(0, keys=part_name != "q")
+        table += linear(f"{name}.{part_name}", source, count * heads.head_dim, hidden, split, layout=layout, bias=bias)
+    source, layout = sources[3]
+    inner = heads.heads * heads.head_dim
+    return table + linear(f"{name}.out", source, hidden, inner, heads.split(1), layout=layout, bias=out_bias)
+
+
+def gated_mlp(
+    name: str, sources: Sequence[tuple[str, Layout]], inner: int, hidden: int, *, bias: bool = False
+) -> list[Weight]:
+    """The rows of a gated feed-forward block; `sources` are names and layouts of gate, up and down."""
+    gate, up, down = sources
+    return [
+        *linear(f"{name}.gate", gate[0], inner, hidden, COLUMNS, layout=gate[1], bias=bias),
+        *linear(f"{name}.up", up[0], inner, hidden, COLUMNS, layout=up[1], bias=bias),
+        *linear(f"{name}.down", down[0], hidden, inner, ROWS, layout=down[1], bias=bias),
+    ]
+
+
+def linear(
+    name: str,
+    source: str,
+    out_features: int,
+    in_features: int,
+    split: Split,
+    *,
+    layout: Layout = as_is,
+    bias: bool = True,
+) -> list[Weight]:
+    """The rows of a linear layer: weight [out, in], bias [out]. A bias is split as the outputs are."""
+    table = [Weight(f"{name}.weight", f"{source}.weight", (out_features, in_features), layout, split)]
+    if bias:
+        table.append(
+            Weight(f"{name}.bias", f"{source}.bias", (out_features,), layout, split if split.axis == 0 else None)
+        )
+    return table
+
+
+def norm(name: str, source: str, features: int, *, bias: bool = True, layout: Layout = as_is) -> list[Weight]:
+    """The rows of a normalization, in f32 for all types of activations."""
+    return [
+        Weight(f"{name}.{part}", f"{source}.{part}", (features,), layout, dtype="f32")
+        for part in ("weight", "bias")[: 1 + bias]
+    ]
