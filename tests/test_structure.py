@@ -29,7 +29,7 @@ INSIDE = {
         "keys", "loops", "kv_cache", "programs", "compile_cache", "loading", "store", "decoder", "encoder_decoder",
         "profiling", "metrics", "manifest", "artifacts", "rules", "inputs", "feeding",
     ],
-    "serving": ["text", "request", "pages", "scheduler", "steps", "choices", "paged", "slots", "engine"],
+    "serving": ["text", "request", "pages", "scheduler", "steps", "choices", "paged", "guesses", "slots", "engine"],
     "models": ["generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "adapter"],

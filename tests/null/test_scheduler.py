@@ -9,10 +9,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from transformers_neuronx.errors import InputError, QueueFullError
 from transformers_neuronx.serving.pages import NO_PAGE, Pages, digests
 from transformers_neuronx.serving.request import Request, SamplingParams
-from transformers_neuronx.serving.scheduler import Limits, Scheduler
+from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 
 VOCAB = 7
 END = 0
+HAPPENS = "preempted", "cached", "aborted", "refused", "guessed", "accepted"
 
 
 def following(tokens):
@@ -39,16 +40,17 @@ class Cache:
         size, sampled = self.pages.size, {}
         tokens_of = {}
         for request in (work.request for work in step):
-            known = list(request.tokens)
-            if any(w.request is request and w.start + w.count > len(known) for w in step):
-                known.append(self.sampled[request.id])
+            [work] = [work for work in step if work.request is request]  # a request is in a step once
+            known = request.tokens + request.guesses
+            if work.start + work.count > len(known):
+                known = [*known, *self.sampled[request.id]]
             tokens_of[request.id] = known
-        assert len({work.request.id for work in step}) == len(step), "a request is in a step once"
         for work in step:
             request, start, count = work.request, work.start, work.count
-            tokens = tokens_of[request.id]
-            assert request.reason is None and count > 0 and start + count == request.computed <= len(tokens)
-            assert work.samples == (start + count == request.known - work.samples)
+            tokens, end = tokens_of[request.id], start + count - work.guesses
+            assert request.reason is None and count > 0 and end == request.computed <= len(tokens) - work.guesses
+            whole = end == request.known - (work.samples > 0)
+            assert work.samples == (work.guesses + 1 if whole else 0) and work.guesses == len(request.guesses) * whole
             assert start + count <= request.prompt_length or start >= request.prompt_length
             for position in range(start, start + count):
                 page = request.pages[position // size]
@@ -59,8 +61,8 @@ class Cache:
             for position in range(work.start + work.count):
                 here = self.places.get((request.pages[position // size], position % size))
                 assert here == tuple(tokens_of[request.id][: position + 1]), "read before it was written"
-            if work.samples:
-                sampled[request.id] = following(tokens_of[request.id])
+            ends = range(work.start + work.count - work.samples, work.start + work.count)
+            sampled[request.id] = [following(tokens_of[request.id][: end + 1]) for end in ends]
         self.sampled = sampled
         return sampled
 
@@ -76,12 +78,22 @@ def check_pages(scheduler):
     assert all(not request.pages for request in scheduler.waiting)
 
 
+def guessed(work, draw):
+    """Use some of the room for draft tokens. Most of them are right."""
+    request = work.request
+    for _ in range(draw.randint(0, work.guesses)):
+        known = request.tokens + request.guesses
+        request.guesses.append(following(known) if draw.random() < 0.7 else draw.randrange(VOCAB))
+    return work.with_guesses(len(request.guesses)) if work.guesses else work
+
+
 def drive(seed, count=12):
     """A random pool, and requests that come, go and share prompts. Return the counts of what happened."""
     draw = random.Random(seed)
     pages = Pages(draw.randint(2, 14), draw.choice([1, 2, 4]))
     tokens = draw.randint(4, 12)
-    limits = Limits(tokens, joined=draw.randint(4, tokens), rows=draw.randint(1, 4), positions=40)
+    guesses = draw.choice([0, 0, 1, 3])
+    limits = Limits(tokens, draw.randint(4, tokens), rows=draw.randint(1, 4), positions=40, guesses=guesses)
     scheduler, cache, happened = Scheduler(pages, limits), Cache(pages), Counter()
     stem = [draw.randrange(VOCAB) for _ in range(12)]
     left, requests = count, []
@@ -111,7 +123,8 @@ def drive(seed, count=12):
         if flying and not ahead:
             scheduler.update(*flying)
             flying = None
-        step = scheduler.schedule()
+        step = [guessed(work, draw) for work in scheduler.schedule()]
+        happened["guessed"] += sum(work.guesses for work in step)
         check_pages(scheduler)
         assert sum(work.count for work in step) <= limits.tokens and len(scheduler.running) <= limits.rows
         assert sum(work.start + work.count < work.request.prompt_length for work in step) <= 1, "prompts in chunks"
@@ -130,6 +143,7 @@ def drive(seed, count=12):
     for request in requests:
         happened["preempted"] += request.preempted
         happened["cached"] += request.cached > 0
+        happened["accepted"] += request.accepted
         assert request.reason and not request.pages
         if request.reason != "abort":
             wanted = alone(request.tokens[: request.prompt_length], request.params)
@@ -148,12 +162,12 @@ def test_any_schedule_gives_each_request_what_it_gets_alone(seed):
 def test_a_hundred_thousand_schedules():
     happened = sum((drive(seed) for seed in range(100_000)), Counter())
     print(dict(happened))
-    assert min(happened[each] for each in ("preempted", "cached", "aborted", "refused")) > 10_000
+    assert min(happened[each] for each in HAPPENS) > 10_000
 
 
 def test_schedules_have_all_that_can_happen():
     happened = sum((drive(seed) for seed in range(200)), Counter())
-    assert min(happened[each] for each in ("preempted", "cached", "aborted", "refused")) > 20
+    assert min(happened[each] for each in HAPPENS) > 20
 
 
 def engine(pages=100, size=4, **limits):
@@ -170,7 +184,7 @@ def shares(step):
 
 def run(scheduler):
     step = scheduler.schedule()
-    scheduler.update(step, {work.request.id: 99 for work in step if work.samples})
+    scheduler.update(step, {work.request.id: [99] * work.samples for work in step})
     return shares(step)
 
 
@@ -190,6 +204,36 @@ def test_a_prompt_that_joins_has_smaller_chunks():
     for each in (request(1, 8), request(2, 20, b"2")):
         scheduler.add(each)
     assert [run(scheduler) for _ in range(3)] == [[(1, 0, 8)], [(1, 8, 1), (2, 0, 4)], [(1, 9, 1), (2, 4, 4)]]
+
+
+def test_draft_tokens_are_kept_up_to_the_first_that_is_wrong():
+    scheduler = engine(guesses=3)
+    scheduler.add(one := request(1, 3, max_tokens=20))
+    run(scheduler)
+    [work] = scheduler.schedule()
+    assert (work.start, work.count, work.samples, work.guesses) == (3, 4, 4, 3)
+    one.guesses = [5, 6, 7]
+    assert work.tokens == [99, 5, 6, 7] and not scheduler.schedule(), "its next token is not known yet"
+    scheduler.update([work], {1: [5, 6, 8, 9]})
+    assert one.tokens[3:] == [99, 5, 6, 8] and one.computed == 6 and one.accepted == 2
+    [work] = scheduler.schedule()
+    assert work.with_guesses(0) == Work(one, 6, 1, 1)
+
+
+def test_draft_tokens_do_not_pass_the_end_the_budget_or_the_free_pages():
+    scheduler = engine(guesses=3, joined=6)
+    for each in (request(1, 3, max_tokens=4), request(2, 3, b"2"), request(3, 3, b"3", repetition_penalty=1.1)):
+        scheduler.add(each)
+    run(scheduler), run(scheduler)
+    assert [work.guesses for work in scheduler.schedule()] == [0, 1, 1], "the budget of six, in equal parts"
+    scheduler = engine(guesses=3)
+    scheduler.add(request(1, 3, max_tokens=3))
+    run(scheduler)
+    assert scheduler.schedule()[0].guesses == 1, "one of two tokens is sampled anyway"
+    scheduler = engine(guesses=3, pages=2)
+    scheduler.add(request(1, 4, max_tokens=4))
+    run(scheduler), run(scheduler)
+    assert scheduler.schedule()[0].guesses == 1, "the two pages have eight places"
 
 
 def test_prompts_that_begin_alike_share_pages_but_their_last_token_is_computed():

@@ -330,7 +330,7 @@ def test_a_full_queue(model):
 
 def test_a_failure_ends_what_runs_and_the_engine_goes_on(model, monkeypatch):
     with Engine(model, rows=4, step_tokens=16) as engine:
-        wanted = engine.submit(prompt(1), SamplingParams(temperature=0)).result()
+        wanted = engine.submit(prompt(1, 140), SamplingParams(temperature=0)).result()
         start = engine._steps.start
 
         def fail(packed):
@@ -342,7 +342,7 @@ def test_a_failure_ends_what_runs_and_the_engine_goes_on(model, monkeypatch):
         with pytest.raises(EngineError, match="request 1 failed: the device is gone"):
             handle.result()
         assert handle.finish_reason == "error"
-        assert engine.submit(prompt(1), SamplingParams(temperature=0)).result() == wanted
+        assert engine.submit(prompt(1, 140), SamplingParams(temperature=0)).result() == wanted, "old pages"
 
 
 def test_a_closed_engine(model):

@@ -47,14 +47,16 @@ class LogprobsKey(ProgramKey):
 
 
 def policies_of(requests: Sequence[Request], rows: int) -> Array:
-    """Return the position of the token that each request samples, and its policy: s32[rows, 1 + POLICY_COLUMNS].
+    """Return the position of the token that each row samples, and its policy: s32[rows, 1 + POLICY_COLUMNS].
 
-    Rows without a request are greedy.
+    A request that verifies draft tokens has adjacent rows. Rows without a request are greedy.
     """
     policies = np.zeros((rows, 1 + POLICY_COLUMNS), np.int32)
     policies[:, 1:] = _GREEDY
+    place = 0
     for row, request in enumerate(requests):
-        policies[row] = request.known - 1, *request.policy
+        place = place + 1 if row and request is requests[row - 1] else 0
+        policies[row] = request.known - 1 + place, *request.policy
     return policies
 
 
@@ -86,14 +88,17 @@ class Chosen:
         self.tokens = tokens
         self._requests, self._logprobs = requests, logprobs
 
-    def read(self) -> dict[int, int]:
-        """Wait for the tokens. Return that of each request, by its id, or BROKEN; note their log-probabilities."""
+    def read(self) -> dict[int, list[int]]:
+        """Wait for the tokens. Return those of each request, by its id, or BROKEN; note their log-probabilities."""
         tokens = self.tokens.numpy().tolist()
         if self._logprobs:
             own, ids, values = (result.numpy() for result in self._logprobs)
             for row, request in enumerate(self._requests):
                 request.note(float(own[row]), ids[row].tolist(), values[row].tolist())
-        return {request.id: token for request, token in zip(self._requests, tokens, strict=False)}
+        sampled: dict[int, list[int]] = {}
+        for request, token in zip(self._requests, tokens, strict=False):
+            sampled.setdefault(request.id, []).append(token)
+        return sampled
 
 
 class Chooser:

@@ -22,6 +22,7 @@ from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.layers.sampling import BROKEN
 from transformers_neuronx.runtimes.kernels import PAGE
 from transformers_neuronx.serving.choices import Chosen
+from transformers_neuronx.serving.guesses import PromptLookup, guesser_of, with_guesses
 from transformers_neuronx.serving.paged import PagedSteps
 from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
@@ -32,11 +33,14 @@ from transformers_neuronx.support.progress import bar
 
 
 class Usage(NamedTuple):
-    """Numbers of tokens: of the prompt, generated ones, and those of the prompt that were in the cache already."""
+    """Numbers of tokens: of the prompt, generated ones, those of the prompt that were in the cache already, and
+    generated ones that were draft tokens.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    accepted_tokens: int
 
 
 class Handle:
@@ -104,7 +108,8 @@ class Handle:
     @property
     def usage(self) -> Usage:
         """The numbers of tokens so far."""
-        return Usage(self._request.prompt_length, len(self._tokens), self._request.cached)
+        request = self._request
+        return Usage(request.prompt_length, len(self._tokens), request.cached, request.accepted)
 
     @property
     def logprobs(self) -> list[tuple[float, dict[int, float]]]:
@@ -161,6 +166,9 @@ class Engine:
       of the model's `n_positions`, but at least one sequence of that length.
     - `waiting`, `waiting_tokens`: most requests, and tokens of prompts, that wait. More raise QueueFullError.
     - `tokenizer`: a tokenizer of Transformers, for `Handle.text` and stop strings. Default: none.
+    - `draft`: what proposes draft tokens, which a step verifies: a `PromptLookup`, or a smaller model with the same
+      vocabulary, on its devices. Tokens are the same as without it. Default: none.
+    - `draft_tokens`: most draft tokens of a request in a step. Default 4.
 
     On the CPU, with kernels, the engine has a cache of its own, in pages, and calls of the model stay possible.
     Elsewhere it uses the model's slots, and such calls wait until it is closed. Its thread ends with `close()`, or at
@@ -178,6 +186,8 @@ class Engine:
         waiting: int = 4096,
         waiting_tokens: int = 2**24,
         tokenizer: Any = None,
+        draft: PromptLookup | Any = None,
+        draft_tokens: int = 4,
     ) -> None:
         decoder: Decoder = model.decoder
         positions = decoder.options.buckets.longest
@@ -188,7 +198,8 @@ class Engine:
         _check(rows, step_tokens, None if paged else decoder.slots)
         room = max(positions, rows * positions // 4) if cache_tokens is None else cache_tokens
         pages = Pages(-(-room // PAGE), PAGE) if paged else Pages(rows, positions)
-        limits = Limits(step_tokens, step_tokens, rows, positions, waiting, waiting_tokens)
+        guesses = 0 if draft is None else draft_tokens
+        limits = Limits(step_tokens, step_tokens, rows, positions, waiting, waiting_tokens, guesses)
         self._model, self._tokenizer = model, tokenizer
         self._steps: Any = PagedSteps(decoder, pages, limits) if paged else SlotSteps(decoder)
         self._within: AbstractContextManager[None] = nullcontext() if paged else model.turns.take("an engine")
@@ -197,13 +208,19 @@ class Engine:
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._closed = False
-        with bar(f"{model.tag}: programs of the engine", self._steps.programs) as built:
-            self._steps.compile(lambda _: built.update())
+        self._guesser = None if draft is None else guesser_of(draft, model, pages, limits)
+        self._compile(model.tag)
         joined = self._steps.longest_joined() if joined_tokens is None else joined_tokens
         self.scheduler = Scheduler(pages, replace(limits, joined=min(max(joined, rows), step_tokens)))
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread must not be inside a program when the interpreter goes
+
+    def _compile(self, tag: str) -> None:
+        parts = [self._steps, self._guesser] if self._guesser else [self._steps]
+        with bar(f"{tag}: programs of the engine", sum(part.programs for part in parts)) as built:
+            for part in parts:
+                part.compile(lambda _: built.update())
 
     def submit(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Handle:
         """Let a prompt, token ids, be continued. Return at once.
@@ -280,7 +297,7 @@ class Engine:
                 except BaseException as error:
                     flying = None
                     with self._turn:
-                        self._steps.reset()
+                        self._reset()
                         self._end_all("error", error)
         with self._turn:
             self._end_all("abort")
@@ -291,7 +308,21 @@ class Engine:
             if wait:
                 self._turn.wait_for(lambda: self._closed or len(self.scheduler))
             step = [] if self._closed else self.scheduler.schedule()
-            return step, self._steps.pack(step) if step else None
+            if not step:
+                return step, None
+            if self._guesser:
+                step = with_guesses(step, self._guesser)
+            packed = self._steps.pack(step)
+            if self._guesser:
+                self._guesser.follow(packed)
+            return step, packed
+
+    def _reset(self) -> None:
+        """Forget all that the caches hold."""
+        self._steps.reset()
+        self.scheduler.pages.forget()
+        if self._guesser:
+            self._guesser.reset()
 
     def _choose(self, packed: Any, result: Any) -> Chosen:
         with self._turn:
@@ -307,7 +338,7 @@ class Engine:
             for request in sampling:
                 if request.error:
                     self._end(request, "error", request.error)
-                elif sampled[request.id] == BROKEN:
+                elif BROKEN in sampled[request.id]:
                     self._end(request, "error", EngineError("its logits are NaN or all -inf"))
             for request in self.scheduler.update(flying.step, sampled):
                 self._end(request)

@@ -30,7 +30,7 @@ class PackedTokens:
     tokens: Array
     segments: Array
     samples: Array
-    requests: list[Request]  # those that sample
+    requests: list[Request]  # those that sample, once for each sample
 
 
 class Started(NamedTuple):
@@ -44,12 +44,11 @@ class Started(NamedTuple):
 class PagedSteps:
     """The steps of one model over pages, for one thread: `pack`, `start`, and once the last one was read, `choose`."""
 
-    overlaps = True  # a step may start before the tokens of the one before are read
-
     def __init__(self, decoder: Decoder, pages: Pages, limits: Limits) -> None:
         self.decoder = decoder
         self.layout = replace(decoder.programs.cache, slots=pages.count + 1, positions=pages.size, by_position=False)
-        self.keys = keys_of(limits.tokens, limits.rows, pages.needed(limits.positions))
+        self.overlaps = not limits.guesses  # whether a step may start before the tokens of the one before are read
+        self.keys = keys_of(limits.tokens, limits.rows, pages.needed(limits.positions), limits.guesses)
         self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}))
         self._programs: dict[TokensKey, Executable] = {}
         self.reset()
@@ -59,11 +58,15 @@ class PagedSteps:
         """Number of programs that `compile` compiles."""
         return len(self.keys) + len(self.chooser.keys)
 
-    def compile(self, progress: Progress) -> None:
-        """Compile all programs. `progress` is called with the name of each."""
+    def compile(self, progress: Progress, chooses: bool = True) -> None:
+        """Compile all programs, those of the choice of tokens only if it `chooses` by more than rules.
+
+        `progress` is called with the name of each.
+        """
         programs, store = self.decoder.programs, self.decoder.store
         self._programs = store.compile_modules(self.keys, lambda key: step_module(programs, self.layout, key), progress)
-        self.chooser.compile(progress)
+        if chooses:
+            self.chooser.compile(progress)
 
     def longest_joined(self) -> int:
         """Measure steps. Return the most tokens of one that takes at most twice as long as one of a few rows."""
@@ -96,18 +99,19 @@ class PagedSteps:
 
     def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""
-        requests = [work.request for work in step if work.samples]
+        requests = [work.request for work in step for _ in range(work.samples)]
         key = smallest(self.keys, sum(work.count for work in step), len(requests))
         tokens = np.zeros((key.tokens, TOKEN), np.int32)
         segments = np.full((key.segments, SEGMENT + key.pages), NO_PAGE, np.int32)
         segments[:, :SEGMENT] = 0
-        samples, first = [], 0
+        samples: list[int] = []
+        first = 0
         for segment, work in zip(segments, step, strict=False):
             pages, last = work.request.pages, first + work.count
             tokens[first:last] = _columns(work)
             segment[:SEGMENT] = first, work.count, work.start, work.of_prompt
             segment[SEGMENT : SEGMENT + len(pages)] = pages
-            samples += [last - 1] * work.samples
+            samples += range(last - work.samples, last)
             first = last
         for row, request in enumerate(requests):
             request.row = row

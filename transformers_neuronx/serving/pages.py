@@ -84,6 +84,11 @@ class Pages:
                 if page not in self._digest_of:
                     self._free.move_to_end(page, last=False)  # nobody will ask for it
 
+    def forget(self) -> None:
+        """Forget what pages hold, so that nobody finds them."""
+        self._page_of.clear()
+        self._digest_of.clear()
+
     def publish(self, page: int, digest: bytes) -> None:
         """Say what a full page holds. It must not be written any more."""
         if digest not in self._page_of and page not in self._digest_of:

@@ -99,8 +99,8 @@ class Request:
     """One sequence on its way.
 
     `tokens` are those of the prompt, then the generated ones. The keys and values of the first `computed` of them are
-    in the cache, in `pages`, after all steps that were planned. A request has ended when it has a `reason`: "stop",
-    "length", "abort" or "error".
+    in the cache, in `pages`, after all steps that were planned. `guesses` are draft tokens after them, which a step
+    verifies. A request has ended when it has a `reason`: "stop", "length", "abort" or "error".
     """
 
     id: int
@@ -113,6 +113,8 @@ class Request:
     pending: int = 0  # tokens that were sampled in steps whose results nobody has read yet
     row: int = 0  # its place among those that sampled in that step
     computed: int = 0
+    guesses: list[int] = field(default_factory=list)
+    accepted: int = 0  # generated tokens that were draft tokens
     cached: int = 0  # tokens of the prompt that were in the cache when it was first admitted
     pages: list[int] = field(default_factory=list)
     published: int = 0  # full pages of the prompt that others may find
@@ -172,9 +174,20 @@ class Request:
         """Number of its tokens, with the pending ones, which only the devices know."""
         return len(self.tokens) + self.pending
 
+    def accept(self, sampled: Sequence[int]) -> None:
+        """Add what a step sampled: the next token, and those after right draft tokens, if it still has these."""
+        self.pending -= 1
+        guesses, self.guesses = self.guesses, []
+        for token, guess in zip(sampled, [*guesses, None], strict=False):
+            self.append(token)
+            if self.reason is not None or token != guess:
+                break
+            self.computed += 1  # the step wrote its key and value
+            self.accepted += 1
+        del self.logprobs[self.generated :]
+
     def append(self, token: int) -> None:
         """Add a generated token, which may complete the request."""
-        self.pending -= 1
         self.tokens.append(token)
         may_stop = self.generated > self.params.min_tokens
         if token in self.ends or (self.text and self.text.add(token, may_stop)):

@@ -8,7 +8,7 @@ a running row, and a preempted request that starts again are the same.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers_neuronx.errors import InputError, QueueFullError
@@ -18,19 +18,28 @@ from transformers_neuronx.serving.request import Request
 
 @dataclass(frozen=True)
 class Work:
-    """Compute the tokens `start` to `start + count` of a request, and if they are all it has, sample the next one.
+    """Compute `count` tokens of a request from position `start` on, and sample after the last `samples` of them.
 
-    The last one may be pending: sampled in the step before, and known to the devices alone.
+    If they reach the end of what is known, the next token is sampled. The last one may then be pending: sampled in the
+    step before, and known to the devices alone. Or `guesses` draft tokens come after it, with one more sample for each.
     """
 
     request: Request
     start: int
     count: int
-    samples: bool
+    samples: int
+    guesses: int = 0
+
+    def with_guesses(self, guesses: int) -> Work:
+        """Return the same work with this number of draft tokens."""
+        more = guesses - self.guesses
+        return Work(self.request, self.start, self.count + more, self.samples + more, guesses)
 
     @property
     def tokens(self) -> list[int]:
-        return self.request.tokens[self.start : self.start + self.count]
+        """The tokens that are computed, without the last one if it is pending."""
+        known = self.request.tokens[self.start : self.start + self.count]
+        return known + self.request.guesses[: self.guesses]
 
     @property
     def positions(self) -> range:
@@ -51,8 +60,8 @@ class Limits:
     """The size of a step and of the queue.
 
     `tokens` is the most of one step, and `joined` of one while some requests wait for their next token. `rows` is the
-    most requests that run at once, `positions` the longest sequence. `waiting` and `waiting_tokens` are the most
-    requests, and tokens of prompts, that may wait.
+    most requests that run at once, `positions` the longest sequence, `guesses` the most draft tokens of a request in a
+    step. `waiting` and `waiting_tokens` are the most requests, and tokens of prompts, that may wait.
     """
 
     tokens: int
@@ -61,6 +70,7 @@ class Limits:
     positions: int
     waiting: int = 4096
     waiting_tokens: int = 2**24
+    guesses: int = 0
 
 
 class Scheduler:
@@ -105,6 +115,9 @@ class Scheduler:
         At most one prompt is in chunks at a time. If there are too few pages, requests that come later in order lose
         theirs, and start again. The next step may be planned before the results of this one are known: its tokens count
         as computed from now on, as steps run in order.
+
+        With draft tokens, a request is in no step before the results of its last one are known. Its work has room for
+        as many `guesses` as it may have; whoever has fewer calls `with_guesses`.
         """
         self._give_way()
         step: list[Work] = []
@@ -121,17 +134,19 @@ class Scheduler:
                 chunk -= count if missing > 1 else 0
         if all(self._missing(request) <= 1 for request in self.running):
             self._admit(step, chunk)
+        if self.limits.guesses:
+            step = self._with_room_for_guesses(step)
         for work in step:
-            work.request.pending += work.samples
+            work.request.pending += work.samples > 0
             self._publish(work.request)  # from the next step on, others may read what this one writes
         return sorted(step, key=lambda work: work.count > 1)
 
-    def update(self, step: list[Work], sampled: Mapping[int, int]) -> list[Request]:
+    def update(self, step: list[Work], sampled: Mapping[int, Sequence[int]]) -> list[Request]:
         """Record the tokens that a step sampled, by the id of the request. Return the requests that ended."""
         ended: list[Request] = []
         for request in (work.request for work in step if work.samples):
             if request.reason is None:  # otherwise it ended while the step ran
-                request.append(sampled[request.id])
+                request.accept(sampled[request.id])
                 if request.reason is not None:
                     self._leave(request)
                     ended.append(request)
@@ -139,9 +154,25 @@ class Scheduler:
 
     def _work(self, request: Request, count: int) -> Work:
         """Plan the next `count` tokens of a request, for which it has pages."""
-        work = Work(request, request.computed, count, request.computed + count == request.known)
+        work = Work(request, request.computed, count, int(request.computed + count == request.known))
         request.computed += count
         return work
+
+    def _with_room_for_guesses(self, step: list[Work]) -> list[Work]:
+        """Give running rows room for draft tokens, as long as the step takes at most twice the time of a short one."""
+        drafting = [work for work in step if work.samples and not work.of_prompt and not work.request.adjusts]
+        most = (self.limits.joined - sum(work.count for work in step)) // max(len(drafting), 1)
+        return [self._with_guesses(work, most) if work in drafting else work for work in step]
+
+    def _with_guesses(self, work: Work, most: int) -> Work:
+        """Make room for up to `most` draft tokens, as far as there are free pages for them."""
+        request, end = work.request, work.start + work.count
+        left = request.params.max_tokens - request.generated - 1
+        room = (len(request.pages) + self.pages.free) * self.pages.size - end
+        guesses = max(min(self.limits.guesses, most, left, room), 0)
+        needed = self.pages.needed(end + guesses) - len(request.pages)
+        request.pages += self.pages.allocate(max(needed, 0))
+        return work.with_guesses(guesses)
 
     def _missing(self, request: Request) -> int:
         """Number of tokens that are not computed, up to the end of the prompt or of the sequence.
@@ -149,8 +180,9 @@ class Scheduler:
         Tokens of a prompt and generated ones are computed in different ways, so that the bits of both stay the same
         when a request starts again.
         """
-        if request.pending and request.generated + request.pending >= request.params.max_tokens:
-            return 0  # its last token is on the way
+        last = request.generated + request.pending >= request.params.max_tokens
+        if request.pending and (last or self.limits.guesses):
+            return 0  # its last token is on the way, or more than one
         end = request.prompt_length if request.computed < request.prompt_length else request.known
         return end - request.computed
 
@@ -234,7 +266,7 @@ class Scheduler:
         """Take a request's pages away. It waits, and computes all of its tokens again."""
         self.running.remove(request)
         self.pages.release(request.pages)
-        request.pages, request.computed, request.published = [], 0, 0
+        request.pages, request.computed, request.published, request.guesses = [], 0, 0, []
         request.preempted += 1
         self._wait(request)
 

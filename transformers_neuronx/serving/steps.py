@@ -35,17 +35,17 @@ class TokensKey(ProgramKey):
     chosen: int
 
 
-def keys_of(tokens: int, rows: int, pages: int) -> list[TokensKey]:
+def keys_of(tokens: int, rows: int, pages: int, guesses: int = 0) -> list[TokensKey]:
     """List the programs for steps of up to `tokens` tokens and `rows` sequences of `pages` pages.
 
-    Up to `rows` tokens, each may sample. Longer steps sample after none, a few, or as many.
+    Up to `rows` tokens, and their `guesses`, each may sample. Longer steps sample after none, a few, or as many.
     """
-    most = powers(rows)[-1]
+    sequences, most = powers(rows)[-1], powers(min(rows * (1 + guesses), tokens))[-1]
     longer = powers(tokens)
     longer = sorted({*longer, *(3 * size // 4 for size in longer if size >= 128)})  # less padding where tokens cost
     some = sorted({0, min(FEW, most), most})
     return [
-        TokensKey(size, min(size, most), pages, samples, most)
+        TokensKey(size, min(size, sequences), pages, samples, most)
         for size in longer
         for samples in ([size] if size <= most else some)
     ]

@@ -8,7 +8,6 @@ target generates alone, greedy or sampled. The proposer only decides how many to
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from transformers_neuronx.engine.loops import EOS
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.models.generation import Generation, Streamer
 from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.serving.guesses import PromptLookup as PromptLookup
 from transformers_neuronx.speculation.acceptors import (
     Accepting,
     DefaultTokenAcceptor,
@@ -73,30 +73,20 @@ class Draft:
         return np.pad(guesses, [(0, 0), (0, count - guesses.shape[1])], mode="edge")
 
 
-@dataclass(frozen=True)
-class PromptLookup:
-    """A proposer without a model: it finds earlier text of a row that equals its end, and proposes what followed.
+class FromText:
+    """A proposer without a model: see `PromptLookup`."""
 
-    - `ngram`: number of last tokens to search for; fewer are tried if these do not occur earlier. Default 3.
-    """
-
-    ngram: int = 3
+    def __init__(self, lookup: PromptLookup) -> None:
+        self._lookup = lookup
 
     def start(self, rows: Rows) -> None:
         """Do nothing: `propose` reads the rows themselves."""
 
     def propose(self, generation: Generation, count: int) -> Array:
-        """Return `count` draft tokens for each row, s64[batch, count]: its last token if nothing earlier matches."""
-        return np.stack([self._after_last(np.array(row), count) for row in generation.history])
-
-    def _after_last(self, ids: Array, count: int) -> Array:
-        for size in range(min(self.ngram, len(ids) - 1), 0, -1):
-            windows = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)
-            found = np.flatnonzero((windows == ids[-size:]).all(1))
-            if found.size:
-                guess = ids[found[-1] + size :][:count]
-                return np.pad(guess, (0, count - len(guess)), constant_values=ids[-1])
-        return np.full(count, ids[-1])
+        """Return `count` draft tokens for each row, s64[batch, count]; its last token where nothing is found."""
+        found = [self._lookup.find(row, count) for row in generation.history]
+        rows = zip(found, generation.history, strict=True)
+        return np.array([[*guess, *row[-1:] * (count - len(guess))] for guess, row in rows], np.int64)
 
 
 class SpeculativeGenerator:
@@ -135,7 +125,7 @@ class SpeculativeGenerator:
             self._accepting = Accepting(provider, acceptor or DefaultTokenAcceptor(), k)
             return
         assert not isinstance(draft, DraftProvider)
-        self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else draft or PromptLookup()
+        self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else FromText(draft or PromptLookup())
         target.compile_also(
             ("verify", k), lambda decoder: [VerifyKey(k + 1, w) for w in decoder.programs.widths(1) if w > k]
         )

@@ -1,0 +1,123 @@
+"""Draft tokens in an engine: the tokens are those without them, and fewer steps make them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
+from transformers_neuronx.config import NeuronConfig
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.speculation import PromptLookup
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LONGEST = 192
+
+
+def loaded(name, **options):
+    model = GPT2ForSampling.from_pretrained(EXAMPLES / name, **dict(n_positions=LONGEST) | options)
+    model.to_neuron()
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return loaded("tiny-kjv")
+
+
+@pytest.fixture(scope="module")
+def small():
+    return loaded("tiny-kjv-draft")
+
+
+def request(number):
+    """A prompt that repeats itself, sometimes shared, and parameters of all kinds."""
+    draw = np.random.default_rng(number % 7)
+    phrase = draw.integers(3, 1000, 5).tolist()
+    kinds = [
+        dict(temperature=0),
+        dict(seed=number, temperature=0.7),
+        dict(seed=number, top_k=20, logprobs=2),
+        dict(temperature=0, repetition_penalty=1.2),
+        dict(temperature=0, logit_bias={phrase[0]: 5.0}),
+    ]
+    params = SamplingParams(max_tokens=10 + number % 20, **kinds[number % 5])
+    return [*phrase * (1 + number % 9), *phrase[: number % 4]], params
+
+
+def answers(engine, numbers):
+    """Submit requests from four threads, and return what each got."""
+
+    def some(first):
+        handles = [(n, engine.submit(*request(n))) for n in numbers[first::4]]
+        return {n: (handle.result(), handle.logprobs, handle.finish_reason) for n, handle in handles}
+
+    with ThreadPoolExecutor(4) as pool:
+        return {n: got for each in pool.map(some, range(4)) for n, got in each.items()}
+
+
+@pytest.fixture(scope="module")
+def wanted(model):
+    with Engine(model, rows=6, step_tokens=48) as engine:
+        return answers(engine, range(40))
+
+
+@pytest.mark.parametrize("cache_tokens", [None, LONGEST])
+@pytest.mark.parametrize("source", ["text", "model"])
+def test_tokens_and_logprobs_are_those_without(source, cache_tokens, model, small, wanted):
+    draft = PromptLookup() if source == "text" else small
+    with Engine(model, rows=6, step_tokens=48, joined_tokens=48, cache_tokens=cache_tokens, draft=draft) as engine:
+        before = set(model.decoder.store.executables) | set(small.decoder.store.executables)
+        assert answers(engine, range(40)) == wanted
+        assert before == set(model.decoder.store.executables) | set(small.decoder.store.executables), "nothing compiles"
+        assert engine.scheduler.pages.free == engine.scheduler.pages.count
+
+
+def test_right_draft_tokens_save_steps(model, small):
+    """A model that drafts for itself is always right; then each step gives one token more than it has guesses."""
+    params = SamplingParams(max_tokens=41, temperature=0, ignore_eos=True)
+    with Engine(model, rows=2, step_tokens=64, joined_tokens=64, draft=model, draft_tokens=3) as engine:
+        steps = []
+        engine._steps.start = lambda packed, start=engine._steps.start: steps.append(packed) or start(packed)
+        handle = engine.submit([5, 6, 7], params)
+        tokens = handle.result()
+    assert len(steps) == 1 + 40 / 4 and handle.usage.accepted_tokens == 30
+    with Engine(model, rows=2, step_tokens=64, joined_tokens=64, draft=small) as engine:
+        handle = engine.submit([5, 6, 7], params)
+        assert handle.result() == tokens and 0 < handle.usage.accepted_tokens < 40
+
+
+def test_cancelled_and_failed_requests(model, small, monkeypatch):
+    with Engine(model, rows=4, step_tokens=48, joined_tokens=48, draft=small) as engine:
+        long = [engine.submit([n, 6, 7] * 20, SamplingParams(max_tokens=100, ignore_eos=True)) for n in range(8)]
+        next(iter(long[0]))
+        for handle in long[::2]:
+            handle.cancel()
+        assert [len(handle.result()) for handle in long[1::2]] == [100] * 4
+        assert {handle.finish_reason for handle in long[::2]} == {"abort"}
+        assert engine.scheduler.pages.free == engine.scheduler.pages.count
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(draft_tokens=0), "draft_tokens must be at least 1, got 0"),
+        (dict(draft="short"), "n_positions of a draft must be at least 192, got 128"),
+    ],
+)
+def test_drafts_that_do_not_fit(options, message, model, small):
+    if options.get("draft"):
+        options["draft"] = loaded("tiny-kjv-draft", n_positions=128)
+    with pytest.raises(ConfigError, match=message):
+        Engine(model, **dict(draft=small) | options)
+
+
+def test_draft_tokens_need_pages(small):
+    mask = torch.ones(LONGEST, LONGEST, dtype=torch.bool).tril()
+    switches = NeuronConfig(sparse_attn=SparseAttnConfig("custom", sparse_mask_dict={(LONGEST, LONGEST): mask}))
+    slots = loaded("tiny-kjv", batch_size=2, neuron_config=switches)
+    with pytest.raises(ConfigError, match="draft tokens need a cache in pages, which this runtime does not have"):
+        Engine(slots, draft=small)

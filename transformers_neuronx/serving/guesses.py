@@ -1,0 +1,166 @@
+"""Draft tokens of requests, from their own text or from a smaller model. A step of the target verifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.loading import Progress
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.layers.step import SEGMENT
+from transformers_neuronx.runtimes.base import DeviceTensor
+from transformers_neuronx.serving.choices import policies_of
+from transformers_neuronx.serving.paged import PackedTokens, PagedSteps
+from transformers_neuronx.serving.pages import NO_PAGE, Pages
+from transformers_neuronx.serving.scheduler import Limits, Work
+from transformers_neuronx.serving.steps import TOKEN, smallest
+
+Array = np.ndarray[Any, Any]
+
+
+class Guesser(Protocol):
+    """Makes draft tokens. It sees each step of the target, in order."""
+
+    @property
+    def programs(self) -> int:
+        """Number of programs that `compile` compiles."""
+        ...
+
+    def compile(self, progress: Progress) -> None:
+        """Compile all programs. `progress` is called with the name of each."""
+        ...
+
+    def guess(self, works: Sequence[Work]) -> list[list[int]]:
+        """Return draft tokens for each of these works: at most as many as it has room for."""
+        ...
+
+    def follow(self, packed: PackedTokens) -> None:
+        """See the step that the target computes next."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+        ...
+
+
+def with_guesses(step: Sequence[Work], guesser: Guesser) -> list[Work]:
+    """Fill the room for draft tokens in a step, and return the step with the room that is used."""
+    drafting = [work for work in step if work.guesses]
+    found = {work.request.id: tokens for work, tokens in zip(drafting, guesser.guess(drafting), strict=True)}
+    for work in drafting:
+        work.request.guesses = found[work.request.id]
+    return [work.with_guesses(len(found.get(work.request.id, []))) for work in step]
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """Draft tokens without a model: the end of a text is searched for earlier in it, and what followed is proposed.
+
+    - `ngram`: number of last tokens to search for; fewer are tried if these do not occur earlier. Default 3.
+    """
+
+    ngram: int = 3
+
+    def find(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Return up to `count` tokens that may follow; none if nothing earlier matches."""
+        ids = np.asarray(tokens)
+        for size in range(min(self.ngram, len(ids) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)
+            found = np.flatnonzero((windows == ids[-size:]).all(1))
+            if found.size:
+                after: list[int] = ids[found[-1] + size :][:count].tolist()
+                return after
+        return []
+
+
+class TextGuesser:
+    """Draft tokens from each request's own text."""
+
+    programs = 0
+
+    def __init__(self, lookup: PromptLookup) -> None:
+        self._lookup = lookup
+
+    def compile(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def guess(self, works: Sequence[Work]) -> list[list[int]]:
+        return [self._lookup.find(work.request.tokens, work.guesses) for work in works]
+
+    def follow(self, packed: PackedTokens) -> None:
+        """Do nothing."""
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+
+class ModelGuesser:
+    """Draft tokens from a smaller model, with the rules and random numbers of each request.
+
+    Its cache has the target's pages: it computes each step that the target computes, so a page holds the same tokens
+    for both. What it writes for a draft token that was wrong is written again later.
+    """
+
+    def __init__(self, decoder: Decoder, pages: Pages, limits: Limits) -> None:
+        self._steps = PagedSteps(decoder, pages, limits)
+
+    @property
+    def programs(self) -> int:
+        return len(self._steps.keys)
+
+    def compile(self, progress: Progress) -> None:
+        self._steps.compile(progress, chooses=False)
+
+    def guess(self, works: Sequence[Work]) -> list[list[int]]:
+        made = [self._next(works, place) for place in range(max((work.guesses for work in works), default=0))]
+        tokens = [each.numpy()[: len(works)].tolist() for each in made]  # in order: the devices do not wait for it
+        return [[each[row] for each in tokens[: work.guesses]] for row, work in enumerate(works)]
+
+    def _next(self, works: Sequence[Work], place: int) -> DeviceTensor:
+        """Feed each request's last token, or the one that was guessed last, and guess the next."""
+        steps, rows = self._steps, np.arange(len(works))
+        key = smallest(steps.keys, len(works), len(works))
+        tokens = np.zeros((key.tokens, TOKEN), np.int32)
+        segments = np.full((key.segments, SEGMENT + key.pages), NO_PAGE, np.int32)
+        segments[:, :SEGMENT] = 0
+        for row, work in enumerate(works):
+            position, request = work.start + place, work.request
+            tokens[row] = (-1 if place else request.tokens[-1]), position, position + 1, (row if place else -1)
+            if place < work.guesses:
+                segments[row, :SEGMENT] = row, 1, position, False
+                segments[row, SEGMENT : SEGMENT + len(request.pages)] = request.pages
+        samples = np.zeros((key.samples, 1), np.int32)
+        samples[: len(works), 0] = rows
+        policies = policies_of([work.request for work in works], key.samples)
+        policies[: len(works), 0] += place
+        packed = PackedTokens(key, tokens, segments, np.concatenate([samples, policies], 1), [])
+        return steps.choose(steps.start(packed), None).tokens
+
+    def follow(self, packed: PackedTokens) -> None:
+        self._steps.start(packed)
+
+    def reset(self) -> None:
+        self._steps.reset()
+
+
+def guesser_of(draft: Any, model: Any, pages: Pages, limits: Limits) -> Guesser:
+    """Return what makes draft tokens. Raises ConfigError if `draft` does not fit the model."""
+    if not model.decoder.programs.in_place:
+        raise ConfigError(f"{model.tag}: draft tokens need a cache in pages, which this runtime does not have")
+    if limits.guesses < 1:
+        raise ConfigError(f"draft_tokens must be at least 1, got {limits.guesses}")
+    if isinstance(draft, PromptLookup):
+        return TextGuesser(draft)
+    decoder: Decoder = draft.decoder
+    if decoder.config.vocab_size != model.decoder.config.vocab_size:
+        sizes = f"{model.decoder.config.vocab_size}, got {decoder.config.vocab_size}"
+        raise ConfigError(f"{draft.tag}: a draft must have the vocabulary of {model.tag}: {sizes}")
+    if decoder.reads_sources or not decoder.programs.in_place:
+        raise ConfigError(f"{draft.tag}: a draft must be a decoder whose cache can be in pages")
+    if (longest := decoder.options.buckets.longest) < limits.positions:
+        raise ConfigError(f"{draft.tag}: n_positions of a draft must be at least {limits.positions}, got {longest}")
+    return ModelGuesser(decoder, pages, limits)
