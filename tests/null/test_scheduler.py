@@ -13,7 +13,7 @@ from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 
 VOCAB = 7
 END = 0
-HAPPENS = "preempted", "cached", "aborted", "refused", "guessed", "accepted"
+HAPPENS = "preempted", "cached", "aborted", "refused", "guessed", "accepted", "copied"
 
 
 def following(tokens):
@@ -34,6 +34,11 @@ class Cache:
 
     def __init__(self, pages):
         self.pages, self.places = pages, {}
+
+    def copy(self, pages):
+        for source, target in pages:
+            held = {offset: self.places.get((source, offset)) for offset in range(self.pages.size)}
+            self.places |= {(target, offset): what for offset, what in held.items()}
 
     def run(self, step):
         """Compute a step: write first, then read, as the kernel does. Return the sampled tokens."""
@@ -74,7 +79,8 @@ def check_pages(scheduler):
     for page in range(1, pages.count + 1):
         assert pages._holders[page] == named[page]
         assert (page in pages._free) == (named[page] == 0)
-    assert set(pages._page_of.values()) == set(pages._digest_of)
+    assert set(pages._page_of.values()) == set(pages._digest_of) == set(pages._held)
+    assert sorted(page for after in pages._after.values() for page in after) == sorted(pages._held)
     assert all(not request.pages for request in scheduler.waiting)
 
 
@@ -124,6 +130,8 @@ def drive(seed, count=12):
             scheduler.update(*flying)
             flying = None
         step = [guessed(work, draw) for work in scheduler.schedule()]
+        cache.copy(scheduler.copies)
+        happened["copied"] += len(scheduler.copies)
         happened["guessed"] += sum(work.guesses for work in step)
         check_pages(scheduler)
         assert sum(work.count for work in step) <= limits.tokens and len(scheduler.running) <= limits.rows
@@ -242,8 +250,20 @@ def test_prompts_that_begin_alike_share_pages_but_their_last_token_is_computed()
     for each in (first, second, salted):
         scheduler.add(each)
         run(scheduler)
-    assert (first.cached, second.cached, salted.cached) == (0, 4, 0)
+    assert (first.cached, second.cached, salted.cached) == (0, 7, 0)
     assert first.pages[0] == second.pages[0] != salted.pages[0] and first.pages[1] != second.pages[1]
+
+
+def test_a_page_that_begins_alike_is_copied():
+    scheduler = engine(size=16, tokens=64, joined=64)
+    first, second, third = (request(number, 40) for number in range(3))
+    second.tokens[28:] = range(100, 112)
+    third.tokens[17:] = range(200, 223)
+    scheduler.add(first), run(scheduler)
+    scheduler.add(second), run(scheduler)
+    assert second.cached == 28 and scheduler.copies == [(first.pages[1], second.pages[1])]
+    scheduler.add(third), run(scheduler)
+    assert third.cached == 16 and not scheduler.copies, "a single token is not worth a copy"
 
 
 def test_a_request_that_can_never_run_is_refused_and_so_is_one_too_many():

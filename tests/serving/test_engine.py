@@ -170,6 +170,17 @@ def test_the_same_bits_in_company_in_chunks_and_after_a_hit(amp, switches):
         assert len(likeliest) == 3 and own == max(likeliest.values()) < 0
 
 
+def test_a_prompt_that_leaves_another_inside_a_page_has_the_same_bits(model):
+    first, second = [*STEM[:130], 5, 6, 7], [*STEM[:100], 8, 9]
+    with Engine(model, rows=4, step_tokens=64) as engine:
+        cold = logprobs(engine, second)
+    with Engine(model, rows=4, step_tokens=64) as engine:
+        engine.submit(first).result()
+        warm = logprobs(engine, second)
+    assert cold.usage.cached_tokens == 0 and warm.usage.cached_tokens == 100
+    assert cold.result() == warm.result() and cold.logprobs == warm.logprobs
+
+
 def test_logprobs_are_those_of_the_model(engine, model):
     ids = prompt(3)
     handle = engine.submit(ids, SamplingParams(max_tokens=8, temperature=0.7, seed=1, logprobs=0))

@@ -310,7 +310,9 @@ class Engine:
             step = [] if self._closed else self.scheduler.schedule()
             if not step:
                 return step, None
+            self._steps.copy(self.scheduler.copies)
             if self._guesser:
+                self._guesser.copy(self.scheduler.copies)
                 step = with_guesses(step, self._guesser)
             packed = self._steps.pack(step)
             if self._guesser:

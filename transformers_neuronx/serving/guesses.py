@@ -38,6 +38,10 @@ class Guesser(Protocol):
         """Return draft tokens for each of these works: at most as many as it has room for."""
         ...
 
+    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+        """See the pages that are copied next: from, to."""
+        ...
+
     def follow(self, packed: PackedTokens) -> None:
         """See the step that the target computes next."""
         ...
@@ -91,6 +95,9 @@ class TextGuesser:
     def guess(self, works: Sequence[Work]) -> list[list[int]]:
         return [self._lookup.find(work.request.tokens, work.guesses) for work in works]
 
+    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Do nothing."""
+
     def follow(self, packed: PackedTokens) -> None:
         """Do nothing."""
 
@@ -110,7 +117,7 @@ class ModelGuesser:
 
     @property
     def programs(self) -> int:
-        return len(self._steps.keys)
+        return len(self._steps.keys) + 1
 
     def compile(self, progress: Progress) -> None:
         self._steps.compile(progress, chooses=False)
@@ -139,6 +146,9 @@ class ModelGuesser:
         policies[: len(works), 0] += place
         packed = PackedTokens(key, tokens, segments, np.concatenate([samples, policies], 1), [])
         return steps.choose(steps.start(packed), None).tokens
+
+    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+        self._steps.copy(pages)
 
     def follow(self, packed: PackedTokens) -> None:
         self._steps.start(packed)

@@ -17,7 +17,16 @@ from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, polic
 from transformers_neuronx.serving.pages import NO_PAGE, Pages
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.steps import FEW, TOKEN, TokensKey, keys_of, smallest, step_module
+from transformers_neuronx.serving.steps import (
+    FEW,
+    TOKEN,
+    CopyKey,
+    TokensKey,
+    copy_module,
+    keys_of,
+    smallest,
+    step_module,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +65,7 @@ class PagedSteps:
     @property
     def programs(self) -> int:
         """Number of programs that `compile` compiles."""
-        return len(self.keys) + len(self.chooser.keys)
+        return len(self.keys) + 1 + len(self.chooser.keys)
 
     def compile(self, progress: Progress, chooses: bool = True) -> None:
         """Compile all programs, those of the choice of tokens only if it `chooses` by more than rules.
@@ -65,6 +74,10 @@ class PagedSteps:
         """
         programs, store = self.decoder.programs, self.decoder.store
         self._programs = store.compile_modules(self.keys, lambda key: step_module(programs, self.layout, key), progress)
+        layers = self.decoder.config.n_layer
+        [self._copy] = store.compile_modules(
+            [CopyKey(1)], lambda key: copy_module(self.layout, layers, key), progress
+        ).values()
         if chooses:
             self.chooser.compile(progress)
 
@@ -96,6 +109,11 @@ class PagedSteps:
         empty = self.layout.zeros(self.decoder.config.n_layer)
         self._before = self.chooser.none()
         self.caches: list[DeviceTensor] = [self.decoder.runtime.put([zeros]) for zeros in empty]
+
+    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Copy pages of the cache, in order: from, to."""
+        for pair in pages:
+            self.caches = self._copy(self.decoder.runtime.put([np.array([pair], np.int32)]), *self.caches)
 
     def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""

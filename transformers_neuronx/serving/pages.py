@@ -2,7 +2,8 @@
 
 A page holds keys and values of a fixed number of positions. It is free, or one or several sequences have it. A full
 page of prompt tokens can be published under a digest of these tokens and all before them. It then never changes, and
-other sequences that begin alike can take it, even while it is free, until it is given away for something else.
+other sequences that begin alike can take it, even while it is free, until it is given away for something else. A
+sequence that is alike for a part of the page can copy it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice, takewhile
 
 import numpy as np
 
 NO_PAGE = 0  # never given to anyone: it stands where a sequence has no page
+COMPARED = 16  # pages with the same tokens before, of which the one most like a prompt is copied
 
 
 def digests(tokens: Sequence[int], page: int, salt: bytes = b"") -> list[bytes]:
@@ -35,6 +38,8 @@ class Pages:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, count + 1))  # the next to give away first
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        self._held: dict[int, tuple[bytes, tuple[int, ...]]] = {}  # of a published page: what is before, and its tokens
+        self._after: dict[bytes, dict[int, None]] = {}  # published pages by what is before, the latest last
 
     @property
     def free(self) -> int:
@@ -53,6 +58,10 @@ class Pages:
             self._holders[page] = 1
             if digest := self._digest_of.pop(page, None):
                 del self._page_of[digest]
+                before, _ = self._held.pop(page)
+                del self._after[before][page]
+                if not self._after[before]:
+                    del self._after[before]
         return pages
 
     def matching(self, wanted: Iterable[bytes]) -> list[int]:
@@ -86,10 +95,24 @@ class Pages:
 
     def forget(self) -> None:
         """Forget what pages hold, so that nobody finds them."""
-        self._page_of.clear()
-        self._digest_of.clear()
+        for known in (self._page_of, self._digest_of, self._held, self._after):
+            known.clear()
 
-    def publish(self, page: int, digest: bytes) -> None:
-        """Say what a full page holds. It must not be written any more."""
+    def publish(self, page: int, digest: bytes, before: bytes, tokens: Sequence[int]) -> None:
+        """Say what a full page holds: the digest, that of the page before, and its tokens. It never changes again."""
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest], self._digest_of[page] = page, digest
+            self._held[page] = before, tuple(tokens)
+            self._after.setdefault(before, {})[page] = None
+
+    def most_alike(self, before: bytes, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return the published page that begins with most of `tokens`, after what `before` stands for, and how many.
+
+        Only the COMPARED latest are looked at.
+        """
+        best = NO_PAGE, 0
+        for page in islice(reversed(self._after.get(before, {})), COMPARED):
+            pairs = zip(tokens, self._held[page][1], strict=False)
+            alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            best = max(best, (page, alike), key=lambda each: each[1])
+        return best

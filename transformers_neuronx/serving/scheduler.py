@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from transformers_neuronx.errors import InputError, QueueFullError
-from transformers_neuronx.serving.pages import Pages, digests
+from transformers_neuronx.serving.pages import NO_PAGE, Pages, digests
 from transformers_neuronx.serving.request import Request
 
 
@@ -73,6 +74,14 @@ class Limits:
     guesses: int = 0
 
 
+class Found(NamedTuple):
+    """What there is of a prompt: full pages, the number of positions with a part of one more, and that one's number."""
+
+    pages: list[int]
+    positions: int
+    copied: int = NO_PAGE
+
+
 class Scheduler:
     """Requests that wait, and those that run, in order: by priority, then first come, first served."""
 
@@ -81,6 +90,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.waiting_tokens = 0
+        self.copies: list[tuple[int, int]] = []  # pages that must be copied, in order, before the step: from, to
         self._digests: dict[int, list[bytes]] = {}
 
     def __len__(self) -> int:
@@ -120,6 +130,7 @@ class Scheduler:
         as many `guesses` as it may have; whoever has fewer calls `with_guesses`.
         """
         self._give_way()
+        self.copies = []
         step: list[Work] = []
         generating = any(request.computed >= request.prompt_length for request in self.running)
         chunk = self.limits.joined if generating else self.limits.tokens
@@ -201,12 +212,14 @@ class Scheduler:
             if chunk <= 0:
                 return
             found = self._found(request)
-            if coming and set(self._digests[request.id][len(found) :]) & coming:
+            if coming and set(self._digests[request.id][len(found.pages) :]) & coming:
                 continue  # it takes these pages when they are there; others may pass
             if (end := self._end_of_first_chunk(request, found, chunk)) is None:
                 return
             self._start(request, found)
             self._reserve(request, end, step)
+            if found.copied:
+                self.copies.append((found.copied, request.pages[len(found.pages)]))
             step.append(self._work(request, end - request.computed))
             chunk -= step[-1].count
             if end < request.prompt_length:
@@ -218,30 +231,38 @@ class Scheduler:
         prompts = (request for request in self.running if request.computed < request.prompt_length)
         return {digest for request in prompts for digest in self._digests[request.id][request.published :]}
 
-    def _found(self, request: Request) -> list[int]:
-        """Return the pages that hold the beginning of a prompt. At least its last token is computed again, as the next
-        one is sampled from its logits.
+    def _found(self, request: Request) -> Found:
+        """Return what there is of a prompt. At least its last token is computed again, as the next one is sampled from
+        its logits.
         """
-        most = (request.prompt_length - 1) // self.pages.size
-        return self.pages.matching(self._digests[request.id][:most])
+        size, last = self.pages.size, request.prompt_length - 1
+        pages = self.pages.matching(self._digests[request.id][: last // size])
+        start = len(pages) * size
+        rest = request.tokens[start : min(start + size, last)]
+        copied, alike = self.pages.most_alike(self._before(request, len(pages)), rest)
+        return Found(pages, start + alike, copied) if alike > size // 8 else Found(pages, start)
+
+    def _before(self, request: Request, page: int) -> bytes:
+        """Return what stands for all tokens of a prompt before a page."""
+        return self._digests[request.id][page - 1] if page else request.salt
 
     def _fits(self, request: Request) -> bool:
         return self._end_of_first_chunk(request, self._found(request), self.limits.tokens) is not None
 
-    def _end_of_first_chunk(self, request: Request, found: list[int], chunk: int) -> int | None:
+    def _end_of_first_chunk(self, request: Request, found: Found, chunk: int) -> int | None:
         """Return where the first chunk of a prompt ends; None if there are too few rows or pages to start it."""
-        end = min(request.prompt_length, len(found) * self.pages.size + chunk)
-        needed = self.pages.needed(end) - len(found) + self.pages.unused(found)
+        end = min(request.prompt_length, found.positions + chunk)
+        needed = self.pages.needed(end) - len(found.pages) + self.pages.unused(found.pages)
         room = self.pages.free - len(self.running)  # those that run will soon need a page each
         return end if len(self.running) < self.limits.rows and needed <= room else None
 
-    def _start(self, request: Request, found: list[int]) -> None:
+    def _start(self, request: Request, found: Found) -> None:
         self.waiting.remove(request)
         self.waiting_tokens -= request.prompt_length
-        self.pages.take(found)
-        request.pages = list(found)
-        request.computed = len(found) * self.pages.size
-        request.published = len(found)
+        self.pages.take(found.pages)
+        request.pages = list(found.pages)
+        request.computed = found.positions
+        request.published = len(found.pages)
         if not request.preempted:
             request.cached = request.computed
         insort(self.running, request, key=lambda each: each.order)
@@ -288,5 +309,7 @@ class Scheduler:
         """Let others find the pages that are full of computed tokens of the prompt."""
         full = min(request.computed, request.prompt_length) // self.pages.size
         for place in range(request.published, full):
-            self.pages.publish(request.pages[place], self._digests[request.id][place])
+            held = request.tokens[place * self.pages.size : (place + 1) * self.pages.size]
+            before = self._before(request, place)
+            self.pages.publish(request.pages[place], self._digests[request.id][place], before, held)
         request.published = max(request.published, full)

@@ -69,6 +69,10 @@ class SlotSteps:
         """Forget all sequences."""
         self.decoder.reset()
 
+    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: a page is a whole sequence, so none begins like another."""
+        assert not pages
+
     def pack(self, step: Sequence[Work]) -> PackedRows:
         """Bring a step into the form of the model's programs."""
         tokens = [np.array(work.tokens, np.int64) for work in step]

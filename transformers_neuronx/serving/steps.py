@@ -35,6 +35,40 @@ class TokensKey(ProgramKey):
     chosen: int
 
 
+@dataclass(frozen=True)
+class CopyKey(ProgramKey):
+    """Copying so many pages."""
+
+    kind = "copy"
+    pages: int
+
+
+def copy_module(layout: CacheLayout, layers: int, key: CopyKey) -> HloModuleProto:
+    """Write the program that copies pages, in order.
+
+    Parameters: s32[pages, 2], from and to; the caches. Results: the caches, in place.
+    """
+
+    def program(scribe: HloScribe) -> list[Tensor]:
+        parameters = hlo.Parameters()
+        pairs = parameters.add(dtype_named("s32")[key.pages, 2], "pages")
+        before = flattened(layout.declare(parameters, layers))
+        after = list(before)
+        for number in range(key.pages):
+            pair = [hlo.reshape(hlo.slice(hlo.slice(pairs, 0, number, number + 1), 1, i, i + 1)) for i in range(2)]
+            after = [_copied(cache, layout.slots, *pair) for cache in after]
+        return in_place(after, before)
+
+    return compile_py_func(program)
+
+
+def _copied(cache: Tensor, pages: int, source: Tensor, target: Tensor) -> Tensor:
+    """Copy a page of a cache [pages * heads, positions, d]."""
+    heads, zero = cache.sizes[0] // pages, hlo.constant(0, "s32")
+    page = hlo.dynamic_slice(cache, [source * heads, zero, zero], [heads, *cache.sizes[1:]])
+    return hlo.dynamic_update_slice(cache, page, [target * heads, zero, zero])
+
+
 def keys_of(tokens: int, rows: int, pages: int, guesses: int = 0) -> list[TokensKey]:
     """List the programs for steps of up to `tokens` tokens and `rows` sequences of `pages` pages.
 

@@ -1,5 +1,6 @@
 """Speculation: draft tokens, and their verification by the target in one step."""
 
+from transformers_neuronx.serving.guesses import PromptLookup as PromptLookup
 from transformers_neuronx.speculation.acceptors import (
     DefaultTokenAcceptor as DefaultTokenAcceptor,
     DraftModelForSpeculation as DraftModelForSpeculation,
@@ -9,6 +10,5 @@ from transformers_neuronx.speculation.acceptors import (
 )
 from transformers_neuronx.speculation.drafts import (
     Draft as Draft,
-    PromptLookup as PromptLookup,
     SpeculativeGenerator as SpeculativeGenerator,
 )

@@ -20,7 +20,7 @@ from transformers_neuronx.engine.loops import EOS
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.models.generation import Generation, Streamer
 from transformers_neuronx.models.sampling import ForSampling
-from transformers_neuronx.serving.guesses import PromptLookup as PromptLookup
+from transformers_neuronx.serving.guesses import PromptLookup
 from transformers_neuronx.speculation.acceptors import (
     Accepting,
     DefaultTokenAcceptor,
