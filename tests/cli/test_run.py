@@ -122,7 +122,10 @@ def test_prompts_that_are_too_long_are_cut(command, tmp_path, expected):
 )
 def test_killed_at_any_moment_it_goes_on_and_repeats_nothing(tmp_path, seed, count, kills):
     draw = random.Random(seed)
-    prompts = [f"And {draw.choice(PLACES)} number {number} said unto {draw.choice(PLACES)}," for number in range(count)]
+    prompts = [
+        f"{'And it came to pass ' * draw.choice([0, 0, 1, 12])}And {draw.choice(PLACES)} number {number} said unto"
+        for number in range(count)
+    ]
     written(tmp_path / "data.jsonl", prompts)
     arguments = [sys.executable, "-m", "transformers_neuronx", "run", TINY_KJV, "--data_dir", "data.jsonl"]
     arguments += ["--examples_to_generate", str(count), "--batch_size", "4", "--top-k", "40", "--seed", "7"]

@@ -60,8 +60,10 @@ def test_no_lock_is_left(command, tmp_path, arguments):
 
 
 @pytest.mark.parametrize("system", ["no locks", "no module"])
-def test_where_there_are_no_locks_that_is_said(command, arguments, monkeypatch, system):
+def test_where_there_are_no_locks_that_is_said(command, tmp_path, arguments, monkeypatch, system):
     import fcntl
+
+    (tmp_path / "data.jsonl").write_text('{"prompt": "And"}')
 
     def flock(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -74,7 +76,7 @@ def test_where_there_are_no_locks_that_is_said(command, arguments, monkeypatch, 
     printed, said = command(*arguments)
     reason = os.strerror(errno.ENOLCK) if system == "no locks" else "no locks on this system"
     assert said == f"predictions.jsonl cannot be locked ({reason}): do not let another run write to it\n"
-    assert json.loads(printed)["results"] == COUNT
+    assert json.loads(printed)["results"] == 1
 
 
 def test_what_is_no_file_takes_no_results(command, tmp_path, arguments):

@@ -72,12 +72,11 @@ class Results:
             place = f"{prompt.file}, line {prompt.line}"
             raise ConfigError(f"{self.path} has a result for another prompt in {place}. --restart starts over")
 
-    def add(self, records: list[dict[str, Any]]) -> None:
-        """Write the results that are not in the file yet."""
-        new = [record for record in records if (record["file"], record["line"]) not in self.done]
+    def add(self, record: dict[str, Any]) -> None:
+        """Write a result that is not in the file yet."""
         with files.saving(self.path, "results"):
-            files.append(self._file, b"".join(_line(record) for record in new))
-        self.done |= {(record["file"], record["line"]): record for record in new}
+            files.append(self._file, _line(record))
+        self.done[record["file"], record["line"]] = record
 
 
 def _lock(file: FileIO, path: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any
@@ -11,16 +12,21 @@ from typing import Annotated, Any
 import typer
 
 from transformers_neuronx.cli import options as o, sampling as s
+from transformers_neuronx.cli.engines import Ask, engine_for_job, in_order, open_for_engine
 from transformers_neuronx.cli.prompts import Place, Prompt, printable, read_prompts
 from transformers_neuronx.cli.results import Results
 from transformers_neuronx.cli.text import complete, room
-from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.errors import CheckpointError, ConfigError, EngineError
+from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.serving.engine import Handle
+from transformers_neuronx.serving.request import SamplingParams
 from transformers_neuronx.support.progress import bar
 
 GREEDY = 1  # top-k, unless the checkpoint sets one
 SEPARATOR = "-" * 20
 SOME_FAILED = 3  # exit status if some lines could not be used
+Records = Generator[dict[str, Any], None, None]
 
 Data = Annotated[str, o.option("--data-dir", help='A .json or .jsonl file, or a folder: objects with a "prompt".')]
 Output = Annotated[str, o.option("--output", "-o", help="File to write the results to.", default=True)]
@@ -37,6 +43,10 @@ Length = Annotated[
         least=1,
         also=-1,
     ),
+]
+AtOnce = Annotated[
+    int | None,
+    o.option("--batch-size", help="Most prompts that run at once; 16 by default.", panel=o.HOW, least=1),
 ]
 Restart = Annotated[bool, o.option("--restart", help="Discard earlier results and start over.")]
 
@@ -59,7 +69,7 @@ def run(
     min_p: s.MinP = None,
     repetition_penalty: s.Penalty = None,
     seed: o.Seed = 0,
-    batch_size: o.Batch = None,
+    batch_size: AtOnce = None,
     amp: o.Amp = None,
     tp: o.Degree = None,
     quant: o.Quant = None,
@@ -69,14 +79,14 @@ def run(
 ) -> None:
     """Complete the prompts of a file.
 
-    Each result is a line of JSON. After Ctrl-C or a crash, the same command continues.
+    Each result is a line of JSON, in the order of the prompts. After Ctrl-C or a crash, the same command continues.
     """
     source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir)
-    job = Job(_first(data_dir, examples_to_generate, output), source, max_tokens_to_generate)
+    job = Job(_first(data_dir, examples_to_generate, output), source, max_tokens_to_generate, batch_size)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
     how = o.How(amp, tp, quant, rounded, runtime)
     rules = s.SamplingOptions(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
-    compiled = job.fitting(source.open(how, weights=checkpoint_name, batch_size=batch_size, **sizes))
+    compiled = job.fitting(open_for_engine(source, how, batch_size, sizes, weights=checkpoint_name))
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
     with Results.at(output, made | compiled.description, restart) as results:
         job.complete(compiled, results, rules)
@@ -95,13 +105,16 @@ def _first(data_dir: str, count: int, output: str) -> list[Prompt]:
 
 
 class Job:
-    """Prompts, and up to `count` tokens to generate for each with the model of a `source`."""
+    """Prompts, and up to `count` tokens to generate for each with the model of a `source`.
 
-    def __init__(self, prompts: list[Prompt], source: o.Source, count: int) -> None:
+    At most `at_once` prompts run at once, by default as many as `engines` says.
+    """
+
+    def __init__(self, prompts: list[Prompt], source: o.Source, count: int, at_once: int | None = None) -> None:
         self.prompts = prompts
         self.tokenizer = source.tokenizer()
         self.vocabulary = source.config.vocab_size
-        self.count = count
+        self.count, self.at_once = count, at_once
         self.ids: dict[Place, list[int]] = {}
         for number, prompt in enumerate(self.prompts):
             if prompt.error is None:
@@ -140,53 +153,79 @@ class Job:
         return model
 
     def complete(self, model: ForSampling, results: Results, rules: dict[str, Any]) -> None:
-        """Compute missing results group by group. Groups are always the same, so that results are, too."""
+        """Compute missing results, and write each as soon as it and all before it are there."""
         for prompt in self.prompts:
             results.check(prompt)
         for prompt in self.bad:
             typer.echo(f"{printable(prompt.file)}, line {prompt.line}: {prompt.error}", err=True)
-        missing = [group for group in self._groups(model) if any(each.place not in results.done for each in group)]
-        if any(prompt.error is None for group in missing for prompt in group):
+        missing = [prompt for prompt in self.prompts if prompt.place not in results.done]
+        if any(prompt.error is None for prompt in missing):
             model.to_neuron()
-        done = len(self.prompts) - sum(map(len, missing))
-        with bar("prompts", len(self.prompts), done) as shown:
-            for group in missing:
-                results.add(list(self._completed(model, group, rules)))
-                shown.update(len(group))
+            way = self._in_groups if isinstance(model, EncoderDecoderForSampling) else self._by_engine
+        else:
+            way = self._without_model
+        shown = bar("prompts", len(self.prompts), len(self.prompts) - len(missing))
+        with shown, closing(way(model, missing, rules)) as made:
+            for record in made:
+                results.add(record)
+                shown.update()
 
-    def _groups(self, model: ForSampling) -> Iterator[list[Prompt]]:
-        """Yield batches of prompts, in order, each with the bad lines between its prompts."""
-        group: list[Prompt] = []
-        for prompt in self.prompts:
-            if sum(each.error is None for each in group) == model.options.batch_size:
-                yield group
-                group = []
-            group.append(prompt)
-        if group:
-            yield group
+    def _without_model(self, model: ForSampling, missing: list[Prompt], rules: dict[str, Any]) -> Records:
+        yield from map(self._record, missing)
 
-    def _completed(self, model: ForSampling, group: list[Prompt], rules: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        most = room(model, self.count)
-        rows = {each.place: self._cut(self.ids[each.place], most) for each in group if each.error is None}
-        first = self.prompts.index(group[0])
-        seeds = [rules["seed"] + number for number, each in enumerate(group, first) if each.error is None]
-        made = complete(model, list(rows.values()), self.count, **rules | dict(seed=seeds)) if rows else []
-        new = dict(zip(rows, made, strict=True))
-        for prompt in group:
-            told: dict[str, Any] = dict(file=prompt.file, line=prompt.line)
+    def _by_engine(self, model: ForSampling, missing: list[Prompt], rules: dict[str, Any]) -> Records:
+        """Let an engine answer. Prompts take each other's place as they end, and share what they begin with."""
+        most, places = room(model, self.count), {prompt.place: place for place, prompt in enumerate(self.prompts)}
+
+        def asked(prompt: Prompt) -> Ask | None:
             if prompt.error is not None:
-                yield told | dict(error=prompt.error)
-                continue
-            ids, row = new[prompt.place], rows[prompt.place]
-            completion = self.tokenizer.decode(ids, skip_special_tokens=True)
-            cut = dict(truncated=True) if len(row) < len(self.ids[prompt.place]) else {}
-            yield (
-                told
-                | dict(prompt=prompt.text, completion=completion, prompt_tokens=len(row), new_tokens=len(ids))
-                | cut
-            )
+                return None
+            own = rules | dict(seed=rules["seed"] + places[prompt.place])
+            return self._fed(prompt, most), SamplingParams(max_tokens=self.count, **own)
 
-    def _cut(self, ids: list[int], most: int) -> list[int]:
+        with engine_for_job(model, len(self.ids), self.at_once) as engine:
+            requests = ((prompt, asked(prompt)) for prompt in missing)
+            for prompt, handle in in_order(engine, requests, engine.scheduler.limits.waiting):
+                yield self._record(prompt, most, _tokens(prompt, handle))
+
+    def _in_groups(self, model: ForSampling, missing: list[Prompt], rules: dict[str, Any]) -> Records:
+        """Complete batches of prompts. They are always the same, so that results are, too."""
+        most, wanted = room(model, self.count), {prompt.place for prompt in missing}
+        for first, group in self._groups(model.options.batch_size):
+            left = [prompt for prompt in group if prompt.place in wanted]
+            made = dict[Place, list[int]]()
+            if any(prompt.error is None for prompt in left):
+                good = {number: prompt for number, prompt in enumerate(group, first) if prompt.error is None}
+                seeds = [rules["seed"] + number for number in good]
+                rows = [self._fed(prompt, most) for prompt in good.values()]
+                new = complete(model, rows, self.count, **rules | dict(seed=seeds))
+                made = {prompt.place: ids for prompt, ids in zip(good.values(), new, strict=True)}
+            yield from (self._record(prompt, most, made.get(prompt.place, [])) for prompt in left)
+
+    def _groups(self, size: int) -> Iterator[tuple[int, list[Prompt]]]:
+        """Yield batches of `size` prompts, in order, each with the bad lines between them, and its place."""
+        first, group = 0, list[Prompt]()
+        for place, prompt in enumerate(self.prompts):
+            if sum(each.error is None for each in group) == size:
+                yield first, group
+                first, group = place, []
+            group.append(prompt)
+        yield first, group
+
+    def _record(self, prompt: Prompt, most: int = 0, ids: Sequence[int] = ()) -> dict[str, Any]:
+        """Return the result of a prompt, cut to `most` tokens and continued with `ids`; or a bad one's error."""
+        told: dict[str, Any] = dict(file=prompt.file, line=prompt.line)
+        if prompt.error is not None:
+            return told | dict(error=prompt.error)
+        completion = self.tokenizer.decode(ids, skip_special_tokens=True)
+        length = len(self.ids[prompt.place])
+        cut = dict(truncated=True) if length > most else {}
+        made = dict(prompt=prompt.text, completion=completion, prompt_tokens=min(length, most), new_tokens=len(ids))
+        return told | made | cut
+
+    def _fed(self, prompt: Prompt, most: int) -> list[int]:
+        """Return at most `most` tokens of a prompt."""
+        ids = self.ids[prompt.place]
         return ids[-most:] if self.tokenizer.truncation_side == "left" else ids[:most]
 
     def show(self, results: Results, output: str, as_json: bool) -> int:
@@ -200,3 +239,11 @@ class Job:
             texts = [record["prompt"] + record["completion"] for record in good]
             typer.echo(f"\n{SEPARATOR}\n".join(texts))
         return SOME_FAILED if self.bad else 0
+
+
+def _tokens(prompt: Prompt, handle: Handle | None) -> list[int]:
+    """Return the tokens of a request that has ended. An EngineError names the prompt."""
+    try:
+        return handle.result() if handle else []
+    except EngineError as error:
+        raise EngineError(f"{printable(prompt.file)}, line {prompt.line}: {error}") from error
