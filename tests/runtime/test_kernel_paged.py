@@ -5,13 +5,15 @@ import pytest
 from levels import at_every_level
 
 from transformers_neuronx.layers.paged import paged_attention
-from transformers_neuronx.layers.step import SEGMENT
+from transformers_neuronx.layers.rows import columns
+from transformers_neuronx.layers.step import segment_row
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes import get_runtime, kernels
 
 pytestmark = pytest.mark.skipif(not kernels.built(), reason="the kernels were not built: they need a C++ compiler")
 
 PAGE, MOST, PAGES = 64, 3, 13
+SEGMENT = columns(segment_row(0))  # before the pages
 HEADS, KV_HEADS, D = 4, 2, 20
 # The number of tokens of each sequence, the position of the first one, and whether they are of a prompt.
 MIXED = [(1, 70, 0), (40, 0, 1), (5, 190 - 5, 1), (1, 0, 0), (4, 62, 0), (0, 0, 0), (64, 100, 1)]

@@ -31,7 +31,7 @@ def open_for_engine(source: o.Source, how: o.How, rows: int | None, sizes: dict[
     Over pages it needs no slots of its own. Otherwise it has one for each request, and programs take one prompt at a
     time, as prompts seldom come together. A model with an encoder, which engines refuse, has batches of `rows`.
     """
-    if answers(source) and _has_pages(source, how, sizes):
+    if answers(source) and has_pages(source.open(how, without_weights=True, **sizes)):
         return source.open(how, **sizes, **where)
     if answers(source) and not source.is_artifact:
         sizes = sizes | dict(batch_size=rows or SLOTS, prompt_batch_size=1)
@@ -43,8 +43,10 @@ def answers(source: o.Source) -> bool:
     return not issubclass(source.cls, EncoderDecoderForSampling)
 
 
-def _has_pages(source: o.Source, how: o.How, sizes: dict[str, Any]) -> bool:
-    model = source.open(how, without_weights=True, **sizes)
+def has_pages(model: ForSampling) -> bool:
+    """Whether an engine of a model that may be on no device yet has a cache in pages, and programs of its own."""
+    if isinstance(model, EncoderDecoderForSampling):
+        return False
     runtime = get_runtime(model.switches.runtime, model.options.tp_degree, device=False)
     return model.engine(model.family, model.model_config, runtime, model.options).programs.in_place
 

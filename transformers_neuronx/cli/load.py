@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transformers_neuronx.cli.engines import STEP, engine_for
+from transformers_neuronx.cli.engines import STEP, engine_for, has_pages
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.serving.engine import Engine
 from transformers_neuronx.serving.request import SamplingParams
@@ -23,7 +23,7 @@ def measured_load(
 
     One engine answers all of them. Its prompts are random and differ, so that none is in its cache.
     """
-    model.to_neuron()
+    model.to_neuron(ahead=not has_pages(model))
     rows, random = max(concurrencies), np.random.default_rng(0)
     with engine_for(model, rows, rows, step_tokens=max(STEP, rows)) as engine:
         for concurrency in concurrencies:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from transformers_neuronx.cli import options as o, sampling as s
-from transformers_neuronx.cli.engines import Ask, engine_for_job, in_order, open_for_engine
+from transformers_neuronx.cli.engines import Ask, engine_for_job, has_pages, in_order, open_for_engine
 from transformers_neuronx.cli.prompts import Place, Prompt, printable, read_prompts
 from transformers_neuronx.cli.results import Results
 from transformers_neuronx.cli.text import complete, room
@@ -160,7 +160,7 @@ class Job:
             typer.echo(f"{printable(prompt.file)}, line {prompt.line}: {prompt.error}", err=True)
         missing = [prompt for prompt in self.prompts if prompt.place not in results.done]
         if any(prompt.error is None for prompt in missing):
-            model.to_neuron()
+            model.to_neuron(ahead=not has_pages(model))
             way = self._in_groups if isinstance(model, EncoderDecoderForSampling) else self._by_engine
         else:
             way = self._without_model

@@ -24,12 +24,14 @@ from transformers_neuronx.engine.keys import (
     VerifyKey,
 )
 from transformers_neuronx.engine.loading import Progress, put_all
-from transformers_neuronx.engine.loops import EOS, POLICY
+from transformers_neuronx.engine.loops import SAMPLE
 from transformers_neuronx.engine.programs import DecoderConfig, Family, Programs
 from transformers_neuronx.engine.store import Built, ProgramStore
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers import frequencies_in_checkpoints
+from transformers_neuronx.layers.rows import words
 from transformers_neuronx.layers.sampling import BROKEN, NOTHING
+from transformers_neuronx.layers.step import step_row
 from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
 from transformers_neuronx.weights.checkpoint import Checkpoint
 from transformers_neuronx.weights.origin import Marks
@@ -50,6 +52,14 @@ class StepInputs(NamedTuple):
     length: Array
     end: Array
     slots: Array
+
+
+def packed_step(fed: StepInputs) -> Array:
+    """Return a step as its program gets it: rows of `step_row`, as s32[b, columns]."""
+    rows = np.zeros(len(fed.ids), step_row(fed.ids.shape[1]))
+    for name, value in zip(("ids", "start", "length", "end", "slot"), fed, strict=True):
+        rows[name] = value
+    return words(rows)
 
 
 class MemoryUse(NamedTuple):
@@ -147,8 +157,7 @@ class Decoder:
         parts = self.store.parts(
             StepKey(rows, active, self.programs.width(active, int((fed.start + fed.length).max())))
         )
-        columns = np.stack([fed.slots, fed.start, fed.length, fed.end], 1)
-        packed = np.concatenate([columns, fed.ids], 1).astype(np.int32)
+        packed = packed_step(fed)
         if not all_positions or active == 1:
             with self.guarded():
                 return self.execute(parts, self.runtime.put([packed]))[0]
@@ -184,39 +193,40 @@ class Decoder:
     def loop(self, rows: Array, steps: int) -> Array:
         """Generate at most `steps` tokens per row in one dispatch; stop when all rows are done. -> s32[slots, ·]
 
-        rows s32[slots, LOOP_COLUMNS] are those of `Programs.loop`.
+        rows [slots] are of `LOOP`.
         """
         if not self.loops:
             return self._loop_on_host(rows.copy(), steps)
         rows, width = self.capped(rows, min(steps, self.options.chunk))
         parts = self.store.parts(LoopKey(width, self.options.chunk))
-        self.fill(np.arange(self.slots), rows[:, 1], rows[:, 2])
+        self.fill(np.arange(self.slots), rows["position"], rows["left"])
         with self.guarded():
-            tokens, *self.seen = self.execute(parts, self.runtime.put([rows]), *self.seen_now())
+            tokens, *self.seen = self.execute(parts, self.runtime.put([words(rows)]), *self.seen_now())
             return self.noted(tokens.numpy())[:, :steps]
 
     def _loop_on_host(self, rows: Array, steps: int) -> Array:
         """Do the same as `loop` with two programs per token; logits stay on the devices. Modifies `rows`."""
         columns: list[Array] = []
-        while len(columns) < steps and (rows[:, 2] > 0).any():
-            active = rows[:, 2] > 0
-            end = rows[:, 1] + active
-            fed = StepInputs(rows[:, :1], rows[:, 1], active.astype(np.int32), end, np.arange(self.slots))
+        token, position, left = (rows[name] for name in ("token", "position", "left"))
+        while len(columns) < steps and (left > 0).any():
+            active = left > 0
+            end = position + active
+            fed = StepInputs(token[:, None], position, active.astype(np.int32), end, np.arange(self.slots))
             logits = self.step(fed)
             slots = np.where(active, np.arange(self.slots), NOTHING)
-            sampled = self.sample(logits, slots, end, rows[:, POLICY])
-            rows[sampled >= 0, 0] = sampled[sampled >= 0]
-            ended = (sampled < 0) | (sampled[:, None] == rows[:, EOS]).any(1)
-            rows[:, 1], rows[:, 2] = end, np.where(ended, 0, rows[:, 2] - active)
+            sampled = self.sample(logits, slots, end, rows["policy"])
+            token[sampled >= 0] = sampled[sampled >= 0]
+            ended = (sampled < 0) | (sampled[:, None] == rows["eos"]).any(1)
+            position[:], left[:] = end, np.where(ended, 0, left - active)
             columns.append(sampled)
         return np.stack(columns, 1)
 
     def capped(self, rows: Array, steps: int) -> tuple[Array, int]:
         """Limit the `rows` of a loop to `steps` tokens each. Return them and the width that the loop needs."""
         capped = rows.copy()
-        capped[:, 2] = np.minimum(rows[:, 2], steps)
-        active = capped[capped[:, 2] > 0]
-        return capped, self.programs.width(1, int((active[:, 1] + active[:, 2]).max()))
+        capped["left"] = np.minimum(rows["left"], steps)
+        active = capped[capped["left"] > 0]
+        return capped, self.programs.width(1, int((active["position"] + active["left"]).max()))
 
     def noted(self, tokens: Array) -> Array:
         """Mark slots with a BROKEN token as tainted. Return the sampled tokens, s32[slots, n], unchanged."""
@@ -231,7 +241,7 @@ class Decoder:
         active, end = ids.shape[1], start + length
         parts = self.store.parts(VerifyKey(active, self.programs.width(1, max(active, int(end.max())))))
         self.fill(np.arange(self.slots), start, length)
-        packed = np.concatenate([np.stack([np.arange(self.slots), start, length, end], 1), ids], 1).astype(np.int32)
+        packed = packed_step(StepInputs(ids, start, length, end, np.arange(self.slots)))
         with self.guarded():
             operands = (self.runtime.put([operand]) for operand in (packed, policy))
             return self.noted(self.execute(parts, *operands, *self.seen_now())[0].numpy())
@@ -243,9 +253,10 @@ class Decoder:
         s32[rows, POLICY_COLUMNS].
         """
         [(_, program)] = self.store.parts(SampleKey(len(slots)))
-        packed = np.concatenate([np.stack([slots, position], 1), policy], 1).astype(np.int32)
+        rows = np.zeros(len(slots), SAMPLE)
+        rows["slot"], rows["position"], rows["policy"] = slots, position, policy
         with self.guarded():
-            tokens, *self.seen = program(logits, *self.seen_now(), self.runtime.put([packed]))
+            tokens, *self.seen = program(logits, *self.seen_now(), self.runtime.put([words(rows)]))
             sampled = tokens.numpy()
         self.tainted[slots[sampled == BROKEN]] = True
         return sampled

@@ -22,9 +22,11 @@ from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.engine.decoder import Array, Decoder, MemoryUse
 from transformers_neuronx.engine.keys import ProgramKey, Segment
-from transformers_neuronx.engine.programs import DecoderConfig, Family, Programs, in_place
+from transformers_neuronx.engine.kv_cache import in_place
+from transformers_neuronx.engine.programs import DecoderConfig, Family, Programs
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers import Memory
+from transformers_neuronx.layers.rows import Row, declare_rows, field, row_of, words
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
@@ -59,6 +61,11 @@ class RedirectKey(ProgramKey):
     """Changing which source a slot attends to."""
 
     kind = "redirect"
+
+
+def source_row(tokens: int) -> Row:
+    """Return the row of a source of up to so many tokens."""
+    return row_of(slot=None, length=None, ids=tokens)
 
 
 class EncoderDecoderPrograms(Programs):
@@ -96,20 +103,21 @@ class EncoderDecoderPrograms(Programs):
     def encode(self, key: EncodeKey) -> HloModuleProto:
         """Write the program that encodes sources.
 
-        Parameters: s32[rows, 2 + tokens] with slot, length and ids of each source, where a row of length 0 has none;
-        the memory; the weights. Results: the memory, in place.
+        Parameters: a `source_row` for each source, where one of length 0 is none; the memory; the weights. Results:
+        the memory, in place.
         """
 
         def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
-            packed = parameters.add(dtype_named("s32")[key.rows, 2 + key.tokens], "sources")
-            slots, lengths = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), key.rows) for i in range(2))
+            row = source_row(key.tokens)
+            packed = declare_rows(parameters, row, key.rows, "sources")
+            slots, lengths, ids = (field(packed, row, name) for name in ("slot", "length", "ids"))
             before = self.declare_memory(parameters, len(self.layers))
             w = declare(self.source_table, parameters, self.dtype, self.degree)
             tables = (self.encoder_table, self.config.encoder_layers), (self.memory_table, len(self.layers))
             encoder, to_memory = (self._declare_layers(parameters, *table) for table in tables)
             with scribe.scope("embed"):
-                x, shared = self.graph.embed_source(self.config, w, hlo.slice(packed, 1, 2, 2 + key.tokens))
+                x, shared = self.graph.embed_source(self.config, w, ids)
             for number, weights in enumerate(encoder):
                 with scribe.scope(f"encoder.{number}"):
                     x = self.graph.encoder_layer(self.config, weights, x, lengths, shared)
@@ -216,12 +224,12 @@ class EncoderDecoder(Decoder):
             group = tokens[first : first + rows]
             longest = max(map(len, group))
             size = next(size for size in self.options.buckets.sources if size >= longest)
-            packed = np.zeros((rows, 2 + size), np.int32)
-            for row, (ids, slot) in enumerate(zip(group, slots[first:], strict=False)):
-                packed[row, : 2 + len(ids)] = [slot, len(ids), *ids]
+            packed = np.zeros(rows, source_row(size))
+            for row, ids, slot in zip(packed, group, slots[first:], strict=False):
+                row["slot"], row["length"], row["ids"][: len(ids)] = slot, len(ids), ids
             [(_, program)] = self.store.parts(EncodeKey(rows, size))
             with self.guarded():
-                self.memory = program(self.runtime.put([packed]), *self.memory, *self._encoder_operands())
+                self.memory = program(self.runtime.put([words(packed)]), *self.memory, *self._encoder_operands())
         self.sources[slots] = self._read + np.arange(len(slots))
         self._read += len(slots)
 

@@ -85,3 +85,10 @@ class CacheLayout:
 
 def flattened(caches: Sequence[Cache]) -> list[Tensor]:
     return [tensor for cache in caches for tensor in cache]
+
+
+def in_place(after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
+    """Alias each result to the parameter it was made from, and return the results."""
+    for result, parameter in zip(after, before, strict=True):
+        result.set_alias_to(parameter, must=True)
+    return after

@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transformers_neuronx import hlo
+from transformers_neuronx.layers.rows import Row, field, row_of
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS, Policy, sample, unpacked
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.pyhlo import Tensor
 
 EOS_COLUMNS = 8  # most end-of-sequence tokens per row
-# The columns of a loop's row: its token, its position, the number of tokens to generate, and then these.
-POLICY = slice(3, 3 + POLICY_COLUMNS)
-EOS = slice(POLICY.stop, POLICY.stop + EOS_COLUMNS)
-LOOP_COLUMNS = EOS.stop
+# A row of the loop: its token and that one's position, the number of tokens to generate, how they are sampled, and
+# which end the row, with -1 where there are fewer.
+LOOP = row_of(token=None, position=None, left=None, policy=POLICY_COLUMNS, eos=EOS_COLUMNS)
+
+# A row of sampling alone: its slot, the position of the token that is sampled, and how.
+SAMPLE = row_of(slot=None, position=None, policy=POLICY_COLUMNS)
 
 
-def rules_of(packed: Tensor) -> tuple[Policy, Tensor]:
+def state_of(packed: Tensor, row: Row = LOOP) -> list[Tensor]:
+    """Return what a loop changes of its rows: token, position, and the number of tokens left. s32[b] each"""
+    return [field(packed, row, name) for name in ("token", "position", "left")]
+
+
+def rules_of(packed: Tensor, row: Row = LOOP) -> tuple[Policy, Tensor]:
     """Return the policy and the end-of-sequence tokens s32[b, EOS_COLUMNS] of a loop's rows."""
-    return unpacked(hlo.slice(packed, 1, POLICY.start, POLICY.stop)), hlo.slice(packed, 1, EOS.start, EOS.stop)
+    return unpacked(field(packed, row, "policy")), field(packed, row, "eos")
 
 
 def ends(sampled: Tensor, eos: Tensor) -> Tensor:

@@ -25,8 +25,18 @@ from transformers_neuronx.engine.keys import (
     StepKey,
     VerifyKey,
 )
-from transformers_neuronx.engine.kv_cache import CacheLayout, flattened
-from transformers_neuronx.engine.loops import LOOP_COLUMNS, ends, rules_of, sampled_after, side_by_side, with_tokens
+from transformers_neuronx.engine.kv_cache import CacheLayout, flattened, in_place
+from transformers_neuronx.engine.loops import (
+    LOOP,
+    SAMPLE,
+    ends,
+    rules_of,
+    sampled_after,
+    side_by_side,
+    state_of,
+    with_tokens,
+)
+from transformers_neuronx.layers.rows import declare_rows, field
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
 from transformers_neuronx.layers.step import Cache, Step, declare_step
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
@@ -205,19 +215,18 @@ class Programs:
     def loop(self, loop: LoopKey) -> HloModuleProto:
         """Write the program that generates up to `steps` tokens per slot, and stops when all rows are done.
 
-        Parameters: the rows s32[slots, LOOP_COLUMNS]; seen pred[slots, vocab]; the caches; the weights. Results:
+        Parameters: the rows, `LOOP` for each slot; seen pred[slots, vocab]; the caches; the weights. Results:
         tokens s32[slots, steps], NOTHING where a row has none; seen with these tokens, and the caches, in place.
         """
 
         def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
-            packed = parameters.add(dtype_named("s32")[self.slots, LOOP_COLUMNS], "rows")
+            packed = declare_rows(parameters, LOOP, self.slots, "rows")
             seen = self.declare_seen(parameters)
             caches = self.cache.declare(parameters, len(self.layers))
             weights = self.declare_weights(parameters, self.whole)
-            rows = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), self.slots) for i in range(3))
             tokens = hlo.full(NOTHING, "s32", [self.slots, loop.steps])
-            state = [hlo.constant(0, "s32"), *rows, seen, tokens]
+            state = [hlo.constant(0, "s32"), *state_of(packed), seen, tokens]
             (*_, seen_after, tokens), after = looped(
                 lambda i, token, position, wanted, *_: hlo.logical_and(i < loop.steps, hlo.any(wanted > 0, 0)),
                 self._next_tokens(scribe, weights, packed, loop.width),
@@ -256,7 +265,7 @@ class Programs:
     def verify(self, verify: VerifyKey) -> HloModuleProto:
         """Write the program that samples after each of several tokens, as the loop would after generating them.
 
-        Parameters: the step, s32[slots, 4 + active]; s32[slots, POLICY_COLUMNS]; seen pred[slots, vocab], with only
+        Parameters: the step, a `step_row` for each slot; s32[slots, POLICY_COLUMNS]; seen pred[slots, vocab], with only
         the first of the step's tokens; the caches; the weights. Results: tokens s32[slots, active]; caches, in place.
         """
 
@@ -276,9 +285,8 @@ class Programs:
     def sample(self, rows: int) -> HloModuleProto:
         """Write the program that samples tokens from the logits that a step has left on the devices.
 
-        Parameters: logits f32[rows, 1, vocab]; seen pred[slots, vocab]; s32[rows, 2 + POLICY_COLUMNS] with the slot,
-        position and policy of each row. A row with slot -1 samples nothing. Results: tokens s32[rows]; seen with
-        these tokens, in place.
+        Parameters: logits f32[rows, 1, vocab]; seen pred[slots, vocab]; a row of `SAMPLE` for each. One with slot -1
+        samples nothing. Results: tokens s32[rows]; seen with these tokens, in place.
         """
         vocab = self.config.vocab_size
 
@@ -286,9 +294,9 @@ class Programs:
             parameters = hlo.Parameters()
             logits = hlo.reshape(parameters.add(dtype_named("f32")[rows, 1, vocab], "logits"), rows, vocab)
             seen = self.declare_seen(parameters)
-            packed = parameters.add(dtype_named("s32")[rows, 2 + POLICY_COLUMNS], "rows")
-            slots, position = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), rows) for i in range(2))
-            policy = unpacked(hlo.slice(packed, 1, 2, 2 + POLICY_COLUMNS))
+            packed = declare_rows(parameters, SAMPLE, rows, "rows")
+            slots, position = (field(packed, SAMPLE, name) for name in ("slot", "position"))
+            policy = unpacked(field(packed, SAMPLE, "policy"))
             named = hlo.maximum(slots, 0)
             own = seen if rows == self.slots else hlo.take(seen, named)
             tokens = hlo.select(slots >= 0, sample(logits, own, policy, position), NOTHING)
@@ -387,10 +395,3 @@ def looped(
         for new, cache in zip(result[len(state) :], flat, strict=True)
     ]
     return result[: len(state)], in_place(after, flat)
-
-
-def in_place(after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
-    """Alias each result to the parameter it was made from, and return the results."""
-    for result, parameter in zip(after, before, strict=True):
-        result.set_alias_to(parameter, must=True)
-    return after

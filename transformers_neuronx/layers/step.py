@@ -8,9 +8,8 @@ from typing import NamedTuple, TypeAlias
 
 from transformers_neuronx import hlo
 from transformers_neuronx.config.sparse_attention import Pattern
-from transformers_neuronx.pyhlo import Tensor, dtype_named
-
-SEGMENT = 4  # columns of a segment before its pages
+from transformers_neuronx.layers.rows import Row, declare_rows, field, row_of
+from transformers_neuronx.pyhlo import Tensor
 
 
 class Spread(NamedTuple):
@@ -33,8 +32,7 @@ class Step:
     may attend to. If attention is sparse, `pattern` tells to which. With `spread`, devices divide the cache.
 
     With `segments`, a row is a single token (n = 1), and adjacent rows may be of one sequence, whose cache is in pages.
-    segments s32[sequences, SEGMENT + pages]: for each sequence its first row, its number of rows, the position of the
-    first one, whether they are of a prompt, and its pages. slots are then those of states that are not in pages.
+    segments are rows of `segment_row`. slots are then those of states that are not in pages.
     """
 
     ids: Tensor
@@ -75,8 +73,21 @@ class Step:
 Cache: TypeAlias = tuple[Tensor, ...]
 
 
+def step_row(n: int) -> Row:
+    """Return the row of a step of `n` active tokens, with the fields of `Step`."""
+    return row_of(slot=None, start=None, length=None, end=None, ids=n)
+
+
+def segment_row(pages: int) -> Row:
+    """Return the row of a sequence in a step of single tokens: its first token among those of the step, their number,
+    the position of the first one, whether they are of a prompt, and its pages.
+    """
+    return row_of(first=None, count=None, start=None, of_prompt=None, pages=pages)
+
+
 def declare_step(parameters: hlo.Parameters, b: int, n: int, width: int, own_slots: bool) -> Step:
-    """Declare the step as one parameter, for one transfer. s32[b, 4 + n]: slot, start, length, end and ids of rows."""
-    packed = parameters.add(dtype_named("s32")[b, 4 + n], "step")
-    slots, start, length, end = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), b) for i in range(4))
-    return Step(hlo.slice(packed, 1, 4, 4 + n), start, length, end, slots if own_slots else None, width)
+    """Declare the step as one parameter: `b` rows of `step_row(n)`."""
+    row = step_row(n)
+    packed = declare_rows(parameters, row, b, "step")
+    slots, start, length, end, ids = (field(packed, row, name) for name in ("slot", "start", "length", "end", "ids"))
+    return Step(ids, start, length, end, slots if own_slots else None, width)

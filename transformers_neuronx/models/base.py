@@ -275,8 +275,11 @@ class Model(PretrainedModel):
         measured = self.meter.last, self.meter.totals
         return Metrics(self.tag, *measured, decoder.store.compile_seconds, decoder.load_seconds, decoder.memory_use)
 
-    def to_neuron(self) -> None:
+    def to_neuron(self, ahead: bool = True) -> None:
         """Load the weights and compile the programs. Shows progress on a terminal.
+
+        - `ahead`: compile all programs that calls need. Default True. False: each is compiled when a call first needs
+          it. That is enough for an `Engine` over pages, which has programs of its own.
 
         Weights in a usable layout stay mapped from their file: afterwards it may be deleted, but not written to.
 
@@ -287,7 +290,7 @@ class Model(PretrainedModel):
             self._settle()
             source = self._source()
             decoder = self._new_decoder(device=True)
-            self._compile(decoder, lambda: self._take(decoder, source))
+            self._compile(decoder, lambda: self._take(decoder, source), ahead)
             self._decoder = decoder
 
     def cpu_compile(self, weights: bool = False) -> None:
@@ -339,8 +342,11 @@ class Model(PretrainedModel):
             with self.turns.take("compile_also()"):
                 self._compile(self.decoder)
 
-    def _compile(self, decoder: Decoder, overlap: Callable[[], object] = lambda: None) -> None:
-        wanted = [*decoder.planned(), *(what for wanted in self._also.values() for what in wanted(decoder))]
+    def _compile(self, decoder: Decoder, overlap: Callable[[], object] = lambda: None, planned: bool = True) -> None:
+        wanted = [
+            *(decoder.planned() if planned else []),
+            *(what for wanted in self._also.values() for what in wanted(decoder)),
+        ]
         missing = decoder.store.missing(wanted)
         with bar(f"{self.tag}: programs", len(missing)) as built:
             decoder.store.compile(missing, lambda _: built.update(), overlap)

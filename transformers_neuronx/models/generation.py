@@ -13,7 +13,7 @@ import torch
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.feeding import feed, repeat, sample_after
 from transformers_neuronx.engine.inputs import Rows
-from transformers_neuronx.engine.loops import EOS, EOS_COLUMNS, LOOP_COLUMNS, POLICY
+from transformers_neuronx.engine.loops import EOS_COLUMNS, LOOP
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.layers.sampling import BROKEN, NOTHING
@@ -40,18 +40,19 @@ class Generation:
         self.history = [ids.tolist() for ids in prompts.tokens * repeats]
         self.count = len(self.history)
         self.eos = list(eos)
-        self.rows = np.zeros((decoder.slots, LOOP_COLUMNS), np.int32)  # the columns of `Programs.loop`
-        self.rows[: self.count, 1] = np.tile(prompts.end, repeats)
-        self.rows[:, POLICY] = Rules(1, seed=0).packed(decoder.slots)
-        self.rows[: self.count, POLICY] = rules.packed(self.count)
-        self.rows[:, EOS] = [*eos, *[-1] * (EOS_COLUMNS - len(eos))]
+        self.rows = np.zeros(decoder.slots, LOOP)
+        self.rows["position"][: self.count] = np.tile(prompts.end, repeats)
+        self.rows["policy"] = Rules(1, seed=0).packed(decoder.slots)
+        self.rows["policy"][: self.count] = rules.packed(self.count)
+        self.rows["eos"] = [*eos, *[-1] * (EOS_COLUMNS - len(eos))]
         self.penalizes = rules.penalizes
         self._noted = not self.penalizes  # whether `seen` on the devices is up to date
 
     @property
     def wanted(self) -> Array:
         """Number of tokens left to generate in each row; setting zero ends it."""
-        return self.rows[: self.count, 2]
+        left: Array = self.rows["left"][: self.count]
+        return left
 
     @property
     def seen(self) -> Array:
@@ -78,7 +79,7 @@ class Generation:
             repeat(self.decoder, len(self.prompts.tokens), self.repeats)
             return self.sample(process(logits))
         self._note()
-        tokens = sample_after(self.decoder, self.prompts, self.rows[: self.count, POLICY], self.repeats)
+        tokens = sample_after(self.decoder, self.prompts, self.rows["policy"][: self.count], self.repeats)
         repeat(self.decoder, len(self.prompts.tokens), self.repeats)
         return self.take(tokens[:, None], fed=0)
 
@@ -87,14 +88,15 @@ class Generation:
         self._note()
         whole = np.zeros((self.decoder.slots, 1, logits.shape[1]), np.float32)
         whole[: self.count, 0] = logits
-        slots = np.where(self.rows[:, 2] > 0, np.arange(self.decoder.slots), NOTHING)
-        tokens = self.decoder.sample(self.decoder.runtime.put([whole]), slots, self.rows[:, 1], self.rows[:, POLICY])
+        rows = self.rows
+        slots = np.where(rows["left"] > 0, np.arange(self.decoder.slots), NOTHING)
+        tokens = self.decoder.sample(self.decoder.runtime.put([whole]), slots, rows["position"], rows["policy"])
         return self.take(tokens[:, None], fed=0)
 
     def run(self, steps: int) -> Array:
         """Generate up to `steps` more tokens of each row on the devices. -> s64[batch, ·]"""
         self._note()
-        before = self.rows[:, 2].copy()
+        before = self.rows["left"].copy()
         tokens = self.decoder.loop(self.rows, steps)
         made = int((tokens[before > 0] != NOTHING).sum(1).max())
         return self.take(tokens[:, :made])
@@ -104,13 +106,13 @@ class Generation:
 
         guesses s64[batch, k]. All rows get the same number of tokens, that of the row with the fewest right ones.
         """
-        decoder, count = self.decoder, guesses.shape[1] + 1
+        decoder, count, rows = self.decoder, guesses.shape[1] + 1, self.rows
         ids = np.zeros((decoder.slots, count), np.int32)
-        ids[:, 0] = self.rows[:, 0]
+        ids[:, 0] = rows["token"]
         ids[: self.count, 1:] = np.maximum(guesses, 0)
-        length = np.minimum(self.rows[:, 2], count)
+        length = np.minimum(rows["left"], count)
         self.note(decoder)
-        tokens = decoder.verify(ids, self.rows[:, 1], length, self.rows[:, POLICY])
+        tokens = decoder.verify(ids, rows["position"], length, rows["policy"])
         self._noted = not self.penalizes  # the devices do not know which draft tokens were right
         right = (ids[:, 1:] == tokens[:, :-1]).cumprod(1).sum(1)
         ended = np.isin(tokens, self.eos) & (np.arange(count) <= right[:, None])
@@ -121,10 +123,11 @@ class Generation:
         """Feed each row's token. Return the logits for the next one, f32[batch, vocab]."""
         active = np.flatnonzero(self.wanted)
         logits = np.zeros((self.count, self.decoder.config.vocab_size), np.float32)
-        tokens = [self.rows[row, :1] for row in active]
-        rows = Rows(tokens, self.rows[active, 1].astype(np.int64), np.ones((len(active), 1), bool), active)
+        position = self.rows["position"]
+        tokens = list(self.rows["token"][active, None])
+        rows = Rows(tokens, position[active].astype(np.int64), np.ones((len(active), 1), bool), active)
         logits[active] = self._feed(self.decoder, rows)[:, 0]
-        self.rows[active, 1] += 1
+        position[active] += 1
         return logits
 
     def take(self, tokens: Array, fed: int = 1) -> Array:
@@ -135,10 +138,10 @@ class Generation:
             sampled = tokens[active, column]
             check_sound(sampled, active)
             out[active, column] = sampled
-            self.rows[active, 0] = sampled
-            self.rows[active, 1] += fed
-            self.rows[active, 2] -= 1
-            self.rows[active[np.isin(sampled, self.eos)], 2] = 0
+            self.rows["token"][active] = sampled
+            self.rows["position"][active] += fed
+            self.rows["left"][active] -= 1
+            self.rows["left"][active[np.isin(sampled, self.eos)]] = 0
             for row, token in zip(active, sampled.tolist(), strict=True):
                 self.history[row].append(token)
         return out

@@ -19,11 +19,12 @@ from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.layers.activation import softmax
-from transformers_neuronx.layers.sampling import POLICY_COLUMNS, sample, unpacked
+from transformers_neuronx.layers.rows import declare_rows, field, words
+from transformers_neuronx.layers.sampling import sample, unpacked
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.request import LIKELIEST, Request
-from transformers_neuronx.serving.steps import padded
+from transformers_neuronx.serving.steps import SAMPLED, padded
 
 Array = np.ndarray[Any, Any]
 
@@ -46,18 +47,18 @@ class LogprobsKey(ProgramKey):
     most: int
 
 
-def policies_of(requests: Sequence[Request], rows: int) -> Array:
-    """Return the position of the token that each row samples, and its policy: s32[rows, 1 + POLICY_COLUMNS].
+def sampled_rows(requests: Sequence[Request], count: int, tokens: Sequence[int] = ()) -> Array:
+    """Return `count` rows of `SAMPLED` for what requests sample, after these tokens of the step, if given.
 
     A request that verifies draft tokens has adjacent rows. Rows without a request are greedy.
     """
-    policies = np.zeros((rows, 1 + POLICY_COLUMNS), np.int32)
-    policies[:, 1:] = _GREEDY
+    rows = np.zeros(count, SAMPLED)
+    rows["token"][: len(tokens)], rows["policy"] = tokens, _GREEDY
     place = 0
-    for row, request in enumerate(requests):
-        place = place + 1 if row and request is requests[row - 1] else 0
-        policies[row] = request.known - 1 + place, *request.policy
-    return policies
+    for number, request in enumerate(requests):
+        place = place + 1 if number and request is requests[number - 1] else 0
+        rows["position"][number], rows["policy"][number] = request.known - 1 + place, request.policy
+    return rows
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,10 @@ class Chooser:
         """Return what stands for the tokens of no step, s32[most]."""
         return self.decoder.runtime.put([np.zeros(self.most, np.int32)])
 
-    def choose(self, logits: DeviceTensor, policies: Array, changes: Changes) -> DeviceTensor:
-        """Choose from logits f32[rows, 1, vocab]. Return tokens s32[most], before they are there."""
-        operands = map(self.decoder.runtime.put, ([policies], [changes.added], [changes.seen]))
-        [tokens] = self._programs[ChooseKey(len(policies), self.most)](logits, *operands)
+    def choose(self, logits: DeviceTensor, rows: Array, changes: Changes) -> DeviceTensor:
+        """Choose from logits f32[rows, 1, vocab], by rows of `SAMPLED`. Return tokens s32[most] at once."""
+        operands = map(self.decoder.runtime.put, ([words(rows)], [changes.added], [changes.seen]))
+        [tokens] = self._programs[ChooseKey(len(rows), self.most)](logits, *operands)
         return tokens
 
     def chosen(self, requests: list[Request], tokens: DeviceTensor, logits: DeviceTensor) -> Chosen:
@@ -146,20 +147,20 @@ def _module(vocab: int, key: ProgramKey) -> HloModuleProto:
 def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
     """Write the choice of tokens.
 
-    Parameters: logits f32[rows, 1, vocab]; s32[rows, 1 + POLICY_COLUMNS], the position and policy of each row; what is
-    added to logits, f32[rows, vocab]; the tokens that a sequence has, pred[rows, vocab], for the repetition penalty.
-    Result: tokens s32[most], NOTHING after those of the rows.
+    Parameters: logits f32[rows, 1, vocab]; a row of `SAMPLED` for each; what is added to logits, f32[rows, vocab]; the
+    tokens that a sequence has, pred[rows, vocab], for the repetition penalty. Result: tokens s32[most], NOTHING after
+    those of the rows.
     """
     rows = key.rows
 
     def program(scribe: HloScribe) -> Tensor:
         parameters = hlo.Parameters()
         logits = hlo.reshape(parameters.add(dtype_named("f32")[rows, 1, vocab], "logits"), rows, vocab)
-        packed = parameters.add(dtype_named("s32")[rows, 1 + POLICY_COLUMNS], "rows")
+        packed = declare_rows(parameters, SAMPLED, rows, "rows")
         added = parameters.add(dtype_named("f32")[rows, vocab], "added")
         seen = parameters.add(dtype_named("pred")[rows, vocab], "seen")
-        position, policy = hlo.slice(packed, 1, 0, 1), unpacked(hlo.slice(packed, 1, 1, 1 + POLICY_COLUMNS))
-        return padded(sample(logits + added, seen, policy, hlo.reshape(position, rows)), key.most)
+        position, policy = field(packed, SAMPLED, "position"), unpacked(field(packed, SAMPLED, "policy"))
+        return padded(sample(logits + added, seen, policy, position), key.most)
 
     return compile_py_func(program)
 

@@ -11,11 +11,11 @@ import numpy as np
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.layers.step import SEGMENT
+from transformers_neuronx.layers.step import segment_row
 from transformers_neuronx.runtimes.base import DeviceTensor
-from transformers_neuronx.serving.choices import policies_of
+from transformers_neuronx.serving.choices import sampled_rows
 from transformers_neuronx.serving.paged import PackedTokens, PagedSteps
-from transformers_neuronx.serving.pages import NO_PAGE, Pages
+from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.scheduler import Limits, Work
 from transformers_neuronx.serving.steps import TOKEN, smallest
 
@@ -129,22 +129,19 @@ class ModelGuesser:
 
     def _next(self, works: Sequence[Work], place: int) -> DeviceTensor:
         """Feed each request's last token, or the one that was guessed last, and guess the next."""
-        steps, rows = self._steps, np.arange(len(works))
+        steps = self._steps
         key = smallest(steps.keys, len(works), len(works))
-        tokens = np.zeros((key.tokens, TOKEN), np.int32)
-        segments = np.full((key.segments, SEGMENT + key.pages), NO_PAGE, np.int32)
-        segments[:, :SEGMENT] = 0
-        for row, work in enumerate(works):
-            position, request = work.start + place, work.request
-            tokens[row] = (-1 if place else request.tokens[-1]), position, position + 1, (row if place else -1)
+        tokens, segments = np.zeros(key.tokens, TOKEN), np.zeros(key.segments, segment_row(key.pages))
+        for row, (token, segment, work) in enumerate(zip(tokens, segments, works, strict=False)):
+            request, position = work.request, work.start + place
+            token["id"], token["position"], token["end"] = request.tokens[-1], position, position + 1
+            token["chosen"] = row if place else -1
             if place < work.guesses:
-                segments[row, :SEGMENT] = row, 1, position, False
-                segments[row, SEGMENT : SEGMENT + len(request.pages)] = request.pages
-        samples = np.zeros((key.samples, 1), np.int32)
-        samples[: len(works), 0] = rows
-        policies = policies_of([work.request for work in works], key.samples)
-        policies[: len(works), 0] += place
-        packed = PackedTokens(key, tokens, segments, np.concatenate([samples, policies], 1), [])
+                segment["first"], segment["count"], segment["start"] = row, 1, position
+                segment["pages"][: len(request.pages)] = request.pages
+        samples = sampled_rows([work.request for work in works], key.samples, range(len(works)))
+        samples["position"][: len(works)] += place
+        packed = PackedTokens(key, tokens, segments, samples, [])
         return steps.choose(steps.start(packed), None).tokens
 
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:

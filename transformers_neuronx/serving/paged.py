@@ -11,10 +11,11 @@ import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.loading import Progress
-from transformers_neuronx.layers.step import SEGMENT
+from transformers_neuronx.layers.rows import words
+from transformers_neuronx.layers.step import segment_row
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
-from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, policies_of
-from transformers_neuronx.serving.pages import NO_PAGE, Pages
+from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows
+from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
 from transformers_neuronx.serving.steps import (
@@ -33,12 +34,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """A step in the form of its program: see `steps`."""
+    """A step in the form of its program: rows of tokens, sequences and samples, see `steps`."""
 
     key: TokensKey
-    tokens: Array
-    segments: Array
-    samples: Array
+    tokens: Array  # TOKEN
+    segments: Array  # segment_row
+    samples: Array  # SAMPLED
     requests: list[Request]  # those that sample, once for each sample
 
 
@@ -95,12 +96,13 @@ class PagedSteps:
 
     def _seconds(self, key: TokensKey) -> float:
         """Measure a step of no sequence: the shortest of three times."""
-        tokens = np.full((key.tokens, TOKEN), -1, np.int32) + np.array([1, 1, 1, 0], np.int32)
-        segments = np.zeros((key.segments, SEGMENT + key.pages), np.int32)
-        rules = np.concatenate([np.zeros((key.samples, 1), np.int32), policies_of([], key.samples)], 1)
+        tokens = np.zeros(key.tokens, TOKEN)
+        tokens["end"], tokens["chosen"] = 1, -1
+        segments = np.zeros(key.segments, segment_row(key.pages))
+        rows = sampled_rows([], key.samples)
         times = [perf_counter()]
         for _ in range(3):
-            self.start(PackedTokens(key, tokens, segments, rules, [])).tokens.numpy()
+            self.start(PackedTokens(key, tokens, segments, rows, [])).tokens.numpy()
             times.append(perf_counter())
         return float(np.diff(times).min())
 
@@ -119,28 +121,25 @@ class PagedSteps:
         """Bring a step into the form of its program."""
         requests = [work.request for work in step for _ in range(work.samples)]
         key = smallest(self.keys, sum(work.count for work in step), len(requests))
-        tokens = np.zeros((key.tokens, TOKEN), np.int32)
-        segments = np.full((key.segments, SEGMENT + key.pages), NO_PAGE, np.int32)
-        segments[:, :SEGMENT] = 0
+        tokens, segments = np.zeros(key.tokens, TOKEN), np.zeros(key.segments, segment_row(key.pages))
+        tokens["chosen"] = -1
         samples: list[int] = []
         first = 0
         for segment, work in zip(segments, step, strict=False):
-            pages, last = work.request.pages, first + work.count
-            tokens[first:last] = _columns(work)
-            segment[:SEGMENT] = first, work.count, work.start, work.of_prompt
-            segment[SEGMENT : SEGMENT + len(pages)] = pages
+            last = first + work.count
+            _fill(tokens[first:last], work)
+            segment["first"], segment["count"], segment["start"] = first, work.count, work.start
+            segment["of_prompt"], segment["pages"][: len(work.request.pages)] = work.of_prompt, work.request.pages
             samples += range(last - work.samples, last)
             first = last
         for row, request in enumerate(requests):
             request.row = row
-        samples += [0] * (key.samples - len(samples))
-        rules = np.concatenate([np.array(samples, np.int32)[:, None], policies_of(requests, key.samples)], 1)
-        return PackedTokens(key, tokens, segments, rules, requests)
+        return PackedTokens(key, tokens, segments, sampled_rows(requests, key.samples, samples), requests)
 
     def start(self, packed: PackedTokens) -> Started:
         """Start a step. Returns before its results are there."""
-        put, rows = self.decoder.runtime.put, [packed.samples] if packed.key.samples else []
-        tokens, segments, *samples = (put([each]) for each in (packed.tokens, packed.segments, *rows))
+        rows = [packed.tokens, packed.segments, *[packed.samples] * bool(packed.key.samples)]
+        tokens, segments, *samples = (self.decoder.runtime.put([words(each)]) for each in rows)
         weights = self.decoder.operands(range(self.decoder.config.n_layer))
         results = self._programs[packed.key](tokens, segments, self._before, *samples, *self.caches, *weights)
         own = 1 + len(samples)
@@ -158,15 +157,14 @@ class PagedSteps:
         packed, tokens, logits = started
         if logits is None:
             return Chosen([], tokens, [])
-        self._before = self.chooser.choose(logits, packed.samples[:, 1:], changes) if changes else tokens
+        self._before = self.chooser.choose(logits, packed.samples, changes) if changes else tokens
         return self.chooser.chosen(packed.requests, self._before, logits)
 
 
-def _columns(work: Work) -> Array:
-    """Return the columns of each token of a sequence's work."""
-    columns = np.full((work.count, TOKEN), -1, np.int32)
-    columns[:, 1], columns[:, 2] = work.positions, work.ends
-    columns[: len(work.tokens), 0] = work.tokens
-    if len(work.tokens) < work.count:
-        columns[-1, 3] = work.request.row
-    return columns
+def _fill(tokens: Array, work: Work) -> None:
+    """Fill the rows of the tokens of a sequence's work."""
+    tokens["position"], tokens["end"] = work.positions, work.ends
+    known = work.tokens
+    tokens["id"][: len(known)] = known
+    if len(known) < work.count:
+        tokens["chosen"][-1] = work.request.row

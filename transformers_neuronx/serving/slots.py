@@ -16,7 +16,7 @@ from transformers_neuronx.engine.feeding import feed, sample_after
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS
-from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, policies_of
+from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Work
 
@@ -95,13 +95,13 @@ class SlotSteps:
     def choose(self, packed: PackedRows, changes: Changes | None) -> Chosen:
         """Run a step, and choose tokens."""
         rows, put = packed.sampling, self.decoder.runtime.put
-        policies = policies_of(packed.requests, self.decoder.slots)
+        samples = sampled_rows(packed.requests, self.decoder.slots)
         if changes is None:
             every = np.zeros((len(packed.rows.tokens), POLICY_COLUMNS), np.int32)
-            every[rows] = policies[: len(rows), 1:]
+            every[rows] = samples["policy"][: len(rows)]
             tokens = sample_after(self.decoder, packed.rows, every)[rows]
             return Chosen(packed.requests, put([tokens.astype(np.int32)]), [])
         found = np.zeros((self.decoder.slots, 1, self.decoder.config.vocab_size), np.float32)
         found[: len(rows)] = feed(self.decoder, packed.rows)[rows]
         logits = put([found])
-        return self.chooser.chosen(packed.requests, self.chooser.choose(logits, policies, changes), logits)
+        return self.chooser.chosen(packed.requests, self.chooser.choose(logits, samples, changes), logits)

@@ -9,15 +9,18 @@ from typing import Any
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.engine.keys import ProgramKey
-from transformers_neuronx.engine.kv_cache import CacheLayout, flattened
-from transformers_neuronx.engine.programs import Programs, in_place
+from transformers_neuronx.engine.kv_cache import CacheLayout, flattened, in_place
+from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.layers.rows import declare_rows, field, row_of
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
-from transformers_neuronx.layers.step import SEGMENT, Step
+from transformers_neuronx.layers.step import Step, segment_row
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 
-# Columns of a token: its id, its position, the length of its sequence when it was first known, and its row among those
-# that the step before chose, if only the devices know it; otherwise -1.
-TOKEN = 4
+# A token: its id, its position, the length of its sequence when it was first known, and its row among those that the
+# step before chose, if only the devices know it; otherwise -1.
+TOKEN = row_of(id=None, position=None, end=None, chosen=None)
+# A sample: after which token, the position of the token that is sampled, and how.
+SAMPLED = row_of(token=None, position=None, policy=POLICY_COLUMNS)
 FEW = 8  # rows
 
 
@@ -93,20 +96,19 @@ def powers(most: int) -> list[int]:
 def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloModuleProto:
     """Write the program of a step.
 
-    Parameters: the tokens, s32[tokens, TOKEN]; segments s32[segments, SEGMENT + pages], as in `Step`; the tokens that
-    the step before chose, s32[chosen]; if some sample, s32[samples, 2 + POLICY_COLUMNS], which ones, the position of
-    the token that is sampled, and the policy; the caches; the weights. Results: tokens s32[chosen], NOTHING after those
-    of the samples, and logits f32[samples, 1, vocab]; or if none sample, any number, f32[1], to wait for; the caches,
-    in place.
+    Parameters: a row of `TOKEN` for each token; a `segment_row` for each sequence; the tokens that the step before
+    chose, s32[chosen]; if some sample, a row of `SAMPLED` for each; the caches; the weights. Results: tokens
+    s32[chosen], NOTHING after those of the samples, and logits f32[samples, 1, vocab]; or if none sample, any number,
+    f32[1], to wait for; the caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
         parameters = hlo.Parameters()
-        packed = parameters.add(dtype_named("s32")[key.tokens, TOKEN], "tokens")
-        segments = parameters.add(dtype_named("s32")[key.segments, SEGMENT + key.pages], "segments")
+        packed = declare_rows(parameters, TOKEN, key.tokens, "tokens")
+        segments = declare_rows(parameters, segment_row(key.pages), key.segments, "segments")
         before = parameters.add(dtype_named("s32")[key.chosen], "before")
-        rules = [parameters.add(dtype_named("s32")[key.samples, 2 + POLICY_COLUMNS], "samples")] if key.samples else []
-        ids, position, end, row = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), key.tokens) for i in range(TOKEN))
+        rules = [declare_rows(parameters, SAMPLED, key.samples, "samples")] if key.samples else []
+        ids, position, end, row = (field(packed, TOKEN, name) for name in ("id", "position", "end", "chosen"))
         ids = hlo.select(row >= 0, hlo.maximum(hlo.take(before, hlo.maximum(row, 0)), 0), ids)
         step = Step(
             hlo.reshape(ids, -1, 1), position, hlo.full(1, "s32", [key.tokens]), end, None, 0, segments=segments
@@ -125,9 +127,9 @@ def _sampled(
     scribe: HloScribe, programs: Programs, shared: Any, x: Tensor, packed: Tensor, chosen: int
 ) -> list[Tensor]:
     """Sample after some of the tokens x [tokens, 1, h]. Return tokens s32[chosen] and logits f32[samples, 1, vocab]."""
-    rows, position = (hlo.reshape(hlo.slice(packed, 1, i, i + 1), -1) for i in range(2))
+    rows, position = (field(packed, SAMPLED, name) for name in ("token", "position"))
     logits = programs.logits(scribe, shared, hlo.take(x, rows))
-    policy = unpacked(hlo.slice(packed, 1, 2, 2 + POLICY_COLUMNS))
+    policy = unpacked(field(packed, SAMPLED, "policy"))
     flat = hlo.reshape(logits, rows.sizes[0], -1)
     tokens = sample(flat, hlo.full(0, "pred", flat.sizes), policy, position)
     return [padded(tokens, chosen), logits]

@@ -13,7 +13,7 @@ import torch
 
 from transformers_neuronx.engine.feeding import feed
 from transformers_neuronx.engine.inputs import Integers, Rows
-from transformers_neuronx.engine.loops import EOS, LOOP_COLUMNS, POLICY
+from transformers_neuronx.engine.loops import LOOP
 from transformers_neuronx.models.generation import Generation
 from transformers_neuronx.support.turns import take_all
 
@@ -145,8 +145,8 @@ class Accepting:
 
     def _round(self, generation: Generation, slots: torch.Tensor | None) -> Array:
         rows = generation.count
-        ids = torch.from_numpy(generation.rows[:rows, :1].astype(np.int64))
-        places = torch.from_numpy(generation.rows[:rows, 1].astype(np.int64))
+        ids = torch.from_numpy(generation.rows["token"][:rows, None].astype(np.int64))
+        places = torch.from_numpy(generation.rows["position"][:rows].astype(np.int64))
         at = places[:, None] if rows > 1 else places
         drafts, scores = self.draft(ids, self.k - 1, at, slots)
         fed = torch.cat([ids, drafts], 1).numpy()
@@ -195,22 +195,22 @@ class Rounds:
         slots, last = rows.slots, rows.end - 1
         policy = self.target._rules().packed(self.target.options.batch_size)
         self._catch_up(slots, last)
-        asked = np.zeros((len(policy), LOOP_COLUMNS), np.int32)
-        asked[slots, 0], asked[slots, 1] = self._text[slots, last], last
-        asked[slots, 2] = np.minimum(self.k, self.target.options.buckets.longest - last)
-        asked[:, POLICY], asked[:, EOS] = policy, -1
+        asked = np.zeros(len(policy), LOOP)
+        asked["token"][slots], asked["position"][slots] = self._text[slots, last], last
+        asked["left"][slots] = np.minimum(self.k, self.target.options.buckets.longest - last)
+        asked["policy"], asked["eos"] = policy, -1
         guesses = self.draft.decoder.loop(asked, self.k)
         ids = np.zeros((len(policy), self.k + 1), np.int32)
-        ids[:, 0], ids[:, 1 : 1 + guesses.shape[1]] = asked[:, 0], np.maximum(guesses, 0)
+        ids[:, 0], ids[:, 1 : 1 + guesses.shape[1]] = asked["token"], np.maximum(guesses, 0)
         length = np.zeros(len(policy), np.int64)
         length[slots] = np.minimum(self.k + 1, self.target.options.buckets.longest - last)
-        sampled = self.target.decoder.verify(ids, asked[:, 1], length, policy).astype(np.int64)
+        sampled = self.target.decoder.verify(ids, asked["position"], length, policy).astype(np.int64)
         right = (ids[:, 1:] == sampled[:, :-1]).cumprod(1).sum(1)
         counts = np.minimum(right + 1, np.maximum(length, 1))[slots]
         made = np.where(np.arange(self.k + 1) < counts[:, None], sampled[slots], self.pad)
         for slot, end, count, row in zip(slots, rows.end, counts, made, strict=True):
             self._text[slot, end : end + count] = row[:count]
-        self._fed[slots] = last + np.minimum(counts, asked[slots, 2])
+        self._fed[slots] = last + np.minimum(counts, asked["left"][slots])
         return torch.from_numpy(made), torch.from_numpy(counts[:, None])
 
     def _catch_up(self, slots: Array, last: Array) -> None:

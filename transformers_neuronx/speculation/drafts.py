@@ -16,7 +16,6 @@ import torch
 from transformers_neuronx.engine.feeding import feed
 from transformers_neuronx.engine.inputs import Integers, Rows
 from transformers_neuronx.engine.keys import VerifyKey
-from transformers_neuronx.engine.loops import EOS
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.models.generation import Generation, Streamer
 from transformers_neuronx.models.sampling import ForSampling
@@ -56,18 +55,18 @@ class Draft:
         self._fed[rows.slots] = rows.end
 
     def propose(self, generation: Generation, count: int) -> Array:
-        decoder, positions = self.model.decoder, generation.rows[: generation.count, 1].astype(np.int64)
+        decoder, positions = self.model.decoder, generation.rows["position"][: generation.count].astype(np.int64)
         behind = np.flatnonzero((generation.wanted > 0) & (self._fed[: generation.count] < positions))
         if behind.size:  # the last draft tokens were accepted, but not fed to the draft yet
             missing = positions[behind] - self._fed[behind]
             tokens = [np.array(generation.history[row][-1 - n : -1]) for row, n in zip(behind, missing, strict=True)]
             feed(decoder, Rows(tokens, self._fed[behind], np.ones((len(behind), 1), bool), behind))
         asked = generation.rows.copy()
-        asked[:, 2] = np.minimum(asked[:, 2], count)
-        asked[:, EOS] = -1
+        asked["left"] = np.minimum(asked["left"], count)
+        asked["eos"] = -1
         if decoder.loops:
-            asked[:, 2] = np.minimum(asked[:, 2], decoder.options.chunk)
-        self._fed[: generation.count] = positions + asked[: generation.count, 2]
+            asked["left"] = np.minimum(asked["left"], decoder.options.chunk)
+        self._fed[: generation.count] = positions + asked["left"][: generation.count]
         generation.note(decoder)
         guesses = decoder.loop(asked, count)[: generation.count].astype(np.int64)
         return np.pad(guesses, [(0, 0), (0, count - guesses.shape[1])], mode="edge")

@@ -17,21 +17,25 @@ from transformers_neuronx.config import GenerationConfig
 from transformers_neuronx.engine.feeding import feed
 from transformers_neuronx.engine.inputs import Integers
 from transformers_neuronx.engine.keys import VerifyKey
-from transformers_neuronx.engine.kv_cache import flattened
-from transformers_neuronx.engine.loops import LOOP_COLUMNS, ends, rules_of, sampled_after, side_by_side, with_tokens
-from transformers_neuronx.engine.programs import Programs, in_place, looped
+from transformers_neuronx.engine.kv_cache import flattened, in_place
+from transformers_neuronx.engine.loops import LOOP, ends, rules_of, sampled_after, side_by_side, state_of, with_tokens
+from transformers_neuronx.engine.programs import Programs, looped
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.layers.rows import declare_rows, field, words
 from transformers_neuronx.layers.sampling import NOTHING, Policy, sample
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.models.generation import Generation
 from transformers_neuronx.models.sampling import ForSampling
-from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
+from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor
 from transformers_neuronx.runtimes.base import Executable
 from transformers_neuronx.speculation.acceptors import Rounds
 from transformers_neuronx.speculation.drafts import check_pair, closed_up, padded_on_the_right
 from transformers_neuronx.support.arguments import mention_unknown
 
 Array = np.ndarray[Any, Any]
+
+
+PAIR = np.dtype([*LOOP.descr, ("previous", np.int32)])  # a row of the loop, and the token before its token
 
 
 class _Model:
@@ -163,15 +167,16 @@ class FusedSpeculativeDecoder(torch.nn.Module):
     def _run(self, generation: Generation) -> Array:
         target, draft = self.target.decoder, self.draft.decoder
         rows, width = target.capped(generation.rows, self._steps)
-        previous = np.zeros((target.slots, 1), np.int32)
-        previous[: generation.count, 0] = [history[-2] for history in generation.history]
-        program, rows = self._program(width), np.concatenate([rows, previous], 1)
+        program, pairs = self._program(width), np.zeros(target.slots, PAIR)
+        for name in LOOP.names or ():
+            pairs[name] = rows[name]
+        pairs["previous"][: generation.count] = [history[-2] for history in generation.history]
         caches = [*target.caches, *draft.caches]
         weights = [weight for decoder in (target, draft) for weight in decoder.operands(range(decoder.config.n_layer))]
         for decoder in (target, draft):
-            decoder.fill(np.arange(target.slots), rows[:, 1], rows[:, 2])
+            decoder.fill(np.arange(target.slots), rows["position"], rows["left"])
         with target.guarded(), draft.guarded():
-            tokens, made, *after = program(target.runtime.put([rows]), *target.seen_now(), *caches, *weights)
+            tokens, made, *after = program(target.runtime.put([words(pairs)]), *target.seen_now(), *caches, *weights)
             target.seen, caches = after[:1], after[1:]
             target.caches, draft.caches = caches[: len(target.caches)], caches[len(target.caches) :]
             return target.noted(tokens.numpy())[:, : int(made.numpy())]
@@ -179,7 +184,7 @@ class FusedSpeculativeDecoder(torch.nn.Module):
     def _module(self, width: int, steps: int) -> HloModuleProto:
         """Write the program.
 
-        Parameters: s32[slots, LOOP_COLUMNS + 1], the rows of `Programs.loop` and the token before each row's; seen;
+        Parameters: a row of `PAIR` for each slot; seen;
         caches of target and draft; weights of target and draft. Results: tokens; their number of columns; seen with
         these tokens, and the caches, in place.
         """
@@ -187,14 +192,13 @@ class FusedSpeculativeDecoder(torch.nn.Module):
 
         def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
-            packed = parameters.add(dtype_named("s32")[target.slots, LOOP_COLUMNS + 1], "rows")
+            packed = declare_rows(parameters, PAIR, target.slots, "rows")
             seen = target.declare_seen(parameters)
             caches = [each.cache.declare(parameters, len(each.layers)) for each in (target, draft)]
             visible = target.visible(caches[0], width) + draft.visible(caches[1], width)
             checker, guesser = (_Model(scribe, each, parameters, width) for each in (target, draft))
-            column = [hlo.reshape(hlo.slice(packed, 1, i, i + 1), target.slots) for i in (0, 1, 2, LOOP_COLUMNS)]
             tokens = hlo.full(NOTHING, "s32", [target.slots, steps + self.k])
-            state = [hlo.constant(0, "s32"), *column, seen, tokens]
+            state = [hlo.constant(0, "s32"), *state_of(packed, PAIR), field(packed, PAIR, "previous"), seen, tokens]
             (made, *_, seen_after, tokens), after = looped(
                 lambda made, token, position, wanted, *_: hlo.logical_and(made < steps, hlo.any(wanted > 0, 0)),
                 self._round(checker, guesser, packed),
@@ -209,7 +213,7 @@ class FusedSpeculativeDecoder(torch.nn.Module):
 
     def _round(self, target: _Model, draft: _Model, packed: Tensor) -> Callable[..., list[Tensor]]:
         """Return the body of the loop: make draft tokens, verify them, and keep those that are right."""
-        policy, eos = rules_of(packed)
+        policy, eos = rules_of(packed, PAIR)
         split = len(target.programs.layers) * len(target.programs.cache.arrays)
 
         def body(

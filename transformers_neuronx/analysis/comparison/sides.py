@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from transformers_neuronx.engine.decoder import Array, Decoder
+from transformers_neuronx.engine.decoder import Array, Decoder, StepInputs, packed_step
 from transformers_neuronx.engine.feeding import feed
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.keys import LayerwiseKey
@@ -134,8 +134,8 @@ def _layer_states(decoder: Decoder, ids: Array, start: int, end: int, replaced: 
     the embedding takes the next of `replaced`, if given, in place of the output before it. `end` is as in `StepInputs`.
     """
     count, active = len(ids), 1 if len(ids) == 1 else decoder.options.buckets.active(len(ids))
-    packed = np.zeros((1, 4 + active), np.int32)
-    packed[0, : 4 + count] = [0, start, count, end, *ids]
+    padded = np.pad(ids, (0, active - count))[None]
+    packed = packed_step(StepInputs(padded, *np.array([[start], [count], [end], [0]])))
     decoder.fill(*np.array([[0], [start], [count]]))
     parts = decoder.store.parts(LayerwiseKey(1, active, decoder.programs.width(active, start + count)))
     outputs: list[Array] = []
