@@ -15,11 +15,12 @@ from transformers_neuronx.speculation import PromptLookup
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONGEST = 192
+SIZES = dict(rows=4, step_tokens=32, joined_tokens=32, draft_tokens=3)  # of all engines, so that they share programs
 
 
 def loaded(name, **options):
     model = GPT2ForSampling.from_pretrained(EXAMPLES / name, **dict(n_positions=LONGEST) | options)
-    model.to_neuron()
+    model.to_neuron(ahead=False)
     return model
 
 
@@ -61,15 +62,17 @@ def answers(engine, numbers):
 
 @pytest.fixture(scope="module")
 def wanted(model):
-    with Engine(model, rows=6, step_tokens=48) as engine:
+    with Engine(model, **SIZES) as engine:
         return answers(engine, range(40))
 
 
-@pytest.mark.parametrize("cache_tokens", [None, LONGEST])
-@pytest.mark.parametrize("source", ["text", "model"])
+@pytest.mark.parametrize(
+    ("source", "cache_tokens"),
+    [("text", None), ("model", LONGEST), pytest.param("model", None, marks=pytest.mark.slow)],
+)
 def test_tokens_and_logprobs_are_those_without(source, cache_tokens, model, small, wanted):
     draft = PromptLookup() if source == "text" else small
-    with Engine(model, rows=6, step_tokens=48, joined_tokens=48, cache_tokens=cache_tokens, draft=draft) as engine:
+    with Engine(model, **SIZES, cache_tokens=cache_tokens, draft=draft) as engine:
         before = set(model.decoder.store.executables) | set(small.decoder.store.executables)
         assert answers(engine, range(40)) == wanted
         assert before == set(model.decoder.store.executables) | set(small.decoder.store.executables), "nothing compiles"
@@ -79,19 +82,19 @@ def test_tokens_and_logprobs_are_those_without(source, cache_tokens, model, smal
 def test_right_draft_tokens_save_steps(model, small):
     """A model that drafts for itself is always right; then each step gives one token more than it has guesses."""
     params = SamplingParams(max_tokens=41, temperature=0, ignore_eos=True)
-    with Engine(model, rows=2, step_tokens=64, joined_tokens=64, draft=model, draft_tokens=3) as engine:
+    with Engine(model, **SIZES, draft=model) as engine:
         steps = []
         engine._steps.start = lambda packed, start=engine._steps.start: steps.append(packed) or start(packed)
         handle = engine.submit([5, 6, 7], params)
         tokens = handle.result()
     assert len(steps) == 1 + 40 / 4 and handle.usage.accepted_tokens == 30
-    with Engine(model, rows=2, step_tokens=64, joined_tokens=64, draft=small) as engine:
+    with Engine(model, **SIZES, draft=small) as engine:
         handle = engine.submit([5, 6, 7], params)
         assert handle.result() == tokens and 0 < handle.usage.accepted_tokens < 40
 
 
-def test_cancelled_and_failed_requests(model, small, monkeypatch):
-    with Engine(model, rows=4, step_tokens=48, joined_tokens=48, draft=small) as engine:
+def test_cancelled_requests(model, small):
+    with Engine(model, **SIZES, draft=small) as engine:
         long = [engine.submit([n, 6, 7] * 20, SamplingParams(max_tokens=100, ignore_eos=True)) for n in range(8)]
         next(iter(long[0]))
         for handle in long[::2]:
@@ -112,7 +115,7 @@ def test_drafts_that_do_not_fit(options, message, model, small):
     if options.get("draft"):
         options["draft"] = loaded("tiny-kjv-draft", n_positions=128)
     with pytest.raises(ConfigError, match=message):
-        Engine(model, **dict(draft=small) | options)
+        Engine(model, **SIZES | dict(draft=small) | options)
 
 
 def test_draft_tokens_need_pages(small):
