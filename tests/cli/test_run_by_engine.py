@@ -67,7 +67,7 @@ def check(made, expected):
     assert [record["new_tokens"] for record in good] == [len(ids) for ids in expected]
 
 
-@pytest.mark.parametrize("size", [(), ("--batch-size", 1), ("--batch-size", 3)])
+@pytest.mark.parametrize("size", [pytest.param((), marks=pytest.mark.slow), ("--batch-size", 1), ("--batch-size", 3)])
 def test_completions_are_those_of_each_prompt_alone(command, checkpoint, tmp_path, expected, size):
     assert len({len(ids) for ids in expected}) > 3, "prompts must end at different times"
     printed, _ = command("run", checkpoint, "--data-dir", "data.jsonl", *OPTIONS, *SAMPLED, *size, status=3)
