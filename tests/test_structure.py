@@ -26,10 +26,12 @@ INSIDE = {
         "reading", "quantization",
     ],
     "engine": [
-        "keys", "loops", "kv_cache", "programs", "compile_cache", "loading", "store", "decoder", "encoder_decoder",
-        "profiling", "metrics", "manifest", "artifacts", "rules", "inputs", "feeding",
+        "keys", "loops", "kv_cache", "family", "programs", "compile_cache", "loading", "store", "decoder",
+        "encoder_decoder", "profiling", "metrics", "manifest", "artifacts", "rules", "inputs", "feeding",
     ],
-    "serving": ["text", "request", "pages", "scheduler", "steps", "choices", "paged", "guesses", "slots", "engine"],
+    "serving": [
+        "text", "request", "pages", "kv_cache", "scheduler", "steps", "choices", "paged", "guesses", "slots", "engine",
+    ],
     "models": ["generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "adapter"],

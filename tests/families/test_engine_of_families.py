@@ -7,6 +7,7 @@ from parity import DECODERS, randomized
 from test_every_family import tiny
 from test_llama import config as llama
 from test_phi3 import config as phi3, longrope
+from transformers import Gemma2Config, MistralConfig
 
 from transformers_neuronx import Engine, SamplingParams
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
@@ -33,6 +34,35 @@ def test_tokens_are_those_of_transformers(family, degree, tmp_path):
                 torch.tensor([prompt]), max_new_tokens=15, do_sample=False, eos_token_id=None, pad_token_id=0
             )
             assert handle.result() == wanted[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+def test_pages_behind_a_window_go_back(family, tmp_path):
+    """All layers of Mistral have a window; every second one of Gemma 2. A prompt that others share is found in both."""
+    small = dict(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
+    kind = MistralConfig if family == "mistral" else Gemma2Config
+    config = kind(vocab_size=100, head_dim=8, max_position_embeddings=1024, sliding_window=100, **small)
+    reference = randomized(config)
+    reference.save_pretrained(tmp_path)
+    model = NeuronAutoModelForCausalLM.from_pretrained(tmp_path, n_positions=640)
+    model.to_neuron(ahead=False)
+    stem = DRAW.integers(3, 100, 520).tolist()
+    prompts = [[*stem, *DRAW.integers(3, 100, more).tolist()] for more in (5, 40, 9, 33)]
+    params = SamplingParams(max_tokens=15, temperature=0, ignore_eos=True)
+    with Engine(model, rows=4, step_tokens=64, joined_tokens=64, cache_tokens=1280) as engine:
+        pools = {pool.window: pool for pool in engine.scheduler.cache.pools}
+        assert [*pools] == ([100] if family == "mistral" else [100, None]), "the first layer has the window"
+        assert pools[100].count == 4 * 3 + 2 and all(pools[w].count == 20 for w in pools if w is None)
+        handles = [engine.submit(prompt, params) for prompt in prompts]
+        for prompt, handle in zip(prompts, handles, strict=True):
+            wanted = reference.generate(
+                torch.tensor([prompt]), max_new_tokens=15, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+            assert handle.result() == wanted[0, len(prompt) :].tolist()
+        assert [handle.usage.cached_tokens for handle in handles] == [0, 520, 520, 520]
+        assert engine.scheduler.cache.unused
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])

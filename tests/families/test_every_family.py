@@ -58,7 +58,7 @@ def test_frequencies_in_a_checkpoint_are_left_aside_where_positions_are_rotary(f
             decoder.read(checkpoint)
     else:
         read = [key for weight in decoder.read(checkpoint) for key in weight.keys]
-        assert sorted(read, key=str) == sorted(dict(expand(decoder.programs.table, model.config.n_layer)), key=str)
+        assert sorted(read, key=str) == sorted(dict(expand(decoder.programs.table, decoder.programs.layers)), key=str)
 
 
 def test_prompts_that_serve_several_sequences(pair):

@@ -63,7 +63,7 @@ def test_a_checkpoint_of_the_bare_model(tmp_path):
     ours = OurConfig.from_hf(attributes())
     checkpoint = open_checkpoint(tmp_path)
     assert "decoder.embed_tokens.weight" in checkpoint
-    found = resolve(weights.table(ours), ours.n_layer, checkpoint, weights.PREFIX, weights.ignored(ours))
+    found = resolve(weights.table(ours), [""] * ours.n_layer, checkpoint, weights.PREFIX, weights.ignored(ours))
     assert found[1, "attn.out.bias"].source == "decoder.layers.1.self_attn.out_proj.bias"
 
 

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from transformers_neuronx.errors import InputError, QueueFullError
+from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.pages import NO_PAGE, Pages, digests
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 
 VOCAB = 7
 END = 0
-HAPPENS = "preempted", "cached", "aborted", "refused", "guessed", "accepted", "copied"
+HAPPENS = "preempted", "cached", "aborted", "refused", "guessed", "accepted", "copied", "left behind", "gone back"
 
 
 def following(tokens):
@@ -29,21 +30,22 @@ def alone(prompt, params):
     return request.tokens, request.reason
 
 
-class Cache:
+class Device:
     """The device of this test. It keeps for each place the tokens up to the one that was written there."""
 
-    def __init__(self, pages):
-        self.pages, self.places = pages, {}
+    def __init__(self, cache):
+        self.cache, self.size, self.states = cache, cache.size, {}
+        self.places = [{} for _ in cache.pools]
 
-    def copy(self, pages):
-        for source, target in pages:
-            held = {offset: self.places.get((source, offset)) for offset in range(self.pages.size)}
-            self.places |= {(target, offset): what for offset, what in held.items()}
+    def copy(self, copies):
+        for pairs in copies:
+            for places, (source, target) in zip(self.places, pairs, strict=True):
+                held = {offset: places.get((source, offset)) for offset in range(self.size)}
+                places |= {(target, offset): what for offset, what in held.items()}
 
     def run(self, step):
         """Compute a step: write first, then read, as the kernel does. Return the sampled tokens."""
-        size, sampled = self.pages.size, {}
-        tokens_of = {}
+        sampled, tokens_of = {}, {}
         for request in (work.request for work in step):
             [work] = [work for work in step if work.request is request]  # a request is in a step once
             known = request.tokens + request.guesses
@@ -57,31 +59,61 @@ class Cache:
             whole = end == request.known - (work.samples > 0)
             assert work.samples == (work.guesses + 1 if whole else 0) and work.guesses == len(request.guesses) * whole
             assert start + count <= request.prompt_length or start >= request.prompt_length
-            for position in range(start, start + count):
-                page = request.pages[position // size]
-                assert page != NO_PAGE and self.pages._holders[page] == 1, "written while others may read it"
-                self.places[page, position % size] = tuple(tokens[: position + 1])
+            self.write(request, tokens, start, count)
+            self.replace_state(work, tokens)
         for work in step:
             request = work.request
-            for position in range(work.start + work.count):
-                here = self.places.get((request.pages[position // size], position % size))
-                assert here == tuple(tokens_of[request.id][: position + 1]), "read before it was written"
+            self.read(request, tokens_of[request.id], work.start, work.count)
             ends = range(work.start + work.count - work.samples, work.start + work.count)
             sampled[request.id] = [following(tokens_of[request.id][: end + 1]) for end in ends]
         self.sampled = sampled
         return sampled
 
+    def write(self, request, tokens, start, count):
+        for pool, places, table in zip(self.cache.pools, self.places, request.tables, strict=True):
+            for position in range(start, start + count):
+                page = table[position // self.size]
+                assert page != NO_PAGE and pool._holders[page] == 1, "written while others may read it"
+                places[page, position % self.size] = tuple(tokens[: position + 1])
 
-def check_pages(scheduler):
-    """No page is lost, and each has as many holders as requests name it."""
-    pages = scheduler.pages
-    named = Counter(page for request in scheduler.running for page in request.pages)
-    for page in range(1, pages.count + 1):
-        assert pages._holders[page] == named[page]
-        assert (page in pages._free) == (named[page] == 0)
-    assert set(pages._page_of.values()) == set(pages._digest_of) == set(pages._held)
-    assert sorted(page for after in pages._after.values() for page in after) == sorted(pages._held)
-    assert all(not request.pages for request in scheduler.waiting)
+    def read(self, request, tokens, start, count):
+        """Read what the tokens from `start` on see: all before them, or a window."""
+        for pool, places, table in zip(self.cache.pools, self.places, request.tables, strict=True):
+            first = 0 if pool.window is None else max(start - pool.window + 1, 0)
+            for position in range(first, start + count):
+                here = places.get((table[position // self.size], position % self.size))
+                assert here == tuple(tokens[: position + 1]), "read before it was written"
+
+    def replace_state(self, work, tokens):
+        """A state is all tokens that made it. A step that may be forgotten leaves the one before where it is."""
+        if work.request.places:
+            source, target = work.request.places[0], work.request.places[work.guesses > 0]
+            before = self.states.get(source) if work.start else ()
+            assert before == tuple(tokens[: work.start]), "the state is that of other tokens"
+            self.states[target] = tuple(tokens[: work.start + work.count])
+
+
+def check_cache(scheduler):
+    """No page or place is lost, and each page has as many holders as requests name it."""
+    cache = scheduler.cache
+    for number, pages in enumerate(cache.pools):
+        named = Counter(page for request in scheduler.running for page in request.tables[number] if page)
+        for page in range(1, pages.count + 1):
+            assert pages._holders[page] == named[page]
+            assert (page in pages._free) == (named[page] == 0)
+        assert set(pages._page_of.values()) == set(pages._digest_of) == set(pages._held)
+        assert sorted(page for after in pages._after.values() for page in after) == sorted(pages._held)
+    taken = [place for request in scheduler.running for place in request.places]
+    assert sorted(taken + cache.free_places) == [*range(1, len(taken) + len(cache.free_places) + 1)]
+    assert all(not request.tables and not request.places for request in scheduler.waiting)
+
+
+def random_cache(draw, rows, tokens, guesses):
+    """A small cache of one kind or another: pages without a window, with one, or both; states."""
+    size, windows = draw.choice([1, 2, 4]), draw.choice([[None], [None], [None, 5], [3], [], [6, None]])
+    states = not windows or draw.random() < 0.2
+    pools = [Pages(draw.randint(3, 16), size, window) for window in windows]
+    return KVCache(pools, rows, (2 if guesses else 1) * states)
 
 
 def guessed(work, draw):
@@ -96,11 +128,11 @@ def guessed(work, draw):
 def drive(seed, count=12):
     """A random pool, and requests that come, go and share prompts. Return the counts of what happened."""
     draw = random.Random(seed)
-    pages = Pages(draw.randint(2, 14), draw.choice([1, 2, 4]))
     tokens = draw.randint(4, 12)
     guesses = draw.choice([0, 0, 1, 3])
     limits = Limits(tokens, draw.randint(4, tokens), rows=draw.randint(1, 4), positions=40, guesses=guesses)
-    scheduler, cache, happened = Scheduler(pages, limits), Cache(pages), Counter()
+    cache = random_cache(draw, limits.rows, tokens, guesses)
+    scheduler, device, happened = Scheduler(cache, limits), Device(cache), Counter()
     stem = [draw.randrange(VOCAB) for _ in range(12)]
     left, requests = count, []
     idle, flying, ahead = 0, None, draw.random() < 0.7  # whether a step is planned before the last one's results
@@ -116,7 +148,7 @@ def drive(seed, count=12):
                 len(requests) + happened["refused"], prompt, params, frozenset([END]), draw.choice([b"", b"", b"other"])
             )
             left -= 1
-            if request.longest > min(limits.positions, pages.count * pages.size):
+            if request.longest > min(limits.positions, cache.longest(tokens)):
                 with pytest.raises(InputError, match="positions, but the engine has"):
                     scheduler.add(request)
                 happened["refused"] += 1
@@ -130,10 +162,11 @@ def drive(seed, count=12):
             scheduler.update(*flying)
             flying = None
         step = [guessed(work, draw) for work in scheduler.schedule()]
-        cache.copy(scheduler.copies)
+        device.copy(scheduler.copies)
         happened["copied"] += len(scheduler.copies)
         happened["guessed"] += sum(work.guesses for work in step)
-        check_pages(scheduler)
+        check_cache(scheduler)
+        happened["left behind"] += any(NO_PAGE in table for each in scheduler.running for table in each.tables)
         assert sum(work.count for work in step) <= limits.tokens and len(scheduler.running) <= limits.rows
         assert sum(work.start + work.count < work.request.prompt_length for work in step) <= 1, "prompts in chunks"
         assert step or flying or not scheduler.running, "what runs goes on"
@@ -141,22 +174,25 @@ def drive(seed, count=12):
         assert idle < 50 or left, "nothing runs, but something waits"
         if scheduler.running and not flying:
             assert step and min(scheduler.running, key=lambda each: each.order).id in {w.request.id for w in step}
-        sampled = cache.run(step)
+        sampled = device.run(step)
         if requests and draw.random() < 0.05:  # while the step runs
             scheduler.abort(draw.choice(requests))
         if flying:
             scheduler.update(*flying)
         flying = (step, sampled) if step else None
-        check_pages(scheduler)
+        happened["gone back"] += any(
+            each.places and each.generated and each.known - each.computed > 1 for each in scheduler.running
+        )
+        check_cache(scheduler)
     for request in requests:
         happened["preempted"] += request.preempted
         happened["cached"] += request.cached > 0
         happened["accepted"] += request.accepted
-        assert request.reason and not request.pages
+        assert request.reason and not request.tables and not request.places
         if request.reason != "abort":
             wanted = alone(request.tokens[: request.prompt_length], request.params)
             assert (request.tokens, request.reason) == wanted
-    assert pages.free == pages.count and not scheduler.waiting_tokens
+    assert cache.unused and not scheduler.waiting_tokens
     return happened
 
 
@@ -178,8 +214,9 @@ def test_schedules_have_all_that_can_happen():
     assert min(happened[each] for each in HAPPENS) > 20
 
 
-def engine(pages=100, size=4, **limits):
-    return Scheduler(Pages(pages, size), Limits(**dict(tokens=8, joined=8, rows=4, positions=100) | limits))
+def engine(pages=100, size=4, window=None, places=0, **limits):
+    cache = KVCache([Pages(pages, size, window)], limits.get("rows", 4), places)
+    return Scheduler(cache, Limits(**dict(tokens=8, joined=8, rows=4, positions=100) | limits))
 
 
 def request(number, length, salt=b"", **params):
@@ -251,7 +288,8 @@ def test_prompts_that_begin_alike_share_pages_but_their_last_token_is_computed()
         scheduler.add(each)
         run(scheduler)
     assert (first.cached, second.cached, salted.cached) == (0, 7, 0)
-    assert first.pages[0] == second.pages[0] != salted.pages[0] and first.pages[1] != second.pages[1]
+    [own], [same], [other] = first.tables, second.tables, salted.tables
+    assert own[0] == same[0] != other[0] and own[1] != same[1]
 
 
 def test_a_page_that_begins_alike_is_copied():
@@ -261,7 +299,7 @@ def test_a_page_that_begins_alike_is_copied():
     third.tokens[17:] = range(200, 223)
     scheduler.add(first), run(scheduler)
     scheduler.add(second), run(scheduler)
-    assert second.cached == 28 and scheduler.copies == [(first.pages[1], second.pages[1])]
+    assert second.cached == 28 and scheduler.copies == [((first.tables[0][1], second.tables[0][1]),)]
     scheduler.add(third), run(scheduler)
     assert third.cached == 16 and not scheduler.copies, "a single token is not worth a copy"
 

@@ -84,7 +84,7 @@ def test_devices_hold_their_share(degree, checkpoints):
 
 def test_without_copies_nothing_changes(checkpoints):
     for degree in (1, 2, 5):  # none; none; three key heads for five devices do not come out even
-        assert loaded(checkpoints["llama"], degree).decoder.programs.cache.spread is None
+        assert loaded(checkpoints["llama"], degree).decoder.programs.cache.of_layers[0].spread is None
 
 
 SWITCHES = {

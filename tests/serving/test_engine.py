@@ -99,7 +99,7 @@ def test_what_many_get_is_what_each_gets_alone(cache_tokens, model):
         before = dict(model.decoder.store.executables)
         assert together(engine, range(40)) == wanted
         assert model.decoder.store.executables.keys() == before.keys(), "nothing compiles"
-        assert not len(engine.scheduler) and engine.scheduler.pages.free == engine.scheduler.pages.count
+        assert not len(engine.scheduler) and engine.scheduler.cache.unused
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +309,7 @@ def test_requests_can_be_cancelled_at_any_moment(engine):
     assert handles[0].result()[0] == first and handles[0].finish_reason == "abort"
     assert [len(handle.result()) for handle in handles[1::2]] == [100] * 15
     assert all(handle.finish_reason == "abort" for handle in handles[::2])
-    assert not len(engine.scheduler) and engine.scheduler.pages.free == engine.scheduler.pages.count
+    assert not len(engine.scheduler) and engine.scheduler.cache.unused
 
 
 def test_prompts_that_it_cannot_serve(engine):

@@ -76,7 +76,7 @@ def test_tokens_and_logprobs_are_those_without(source, cache_tokens, model, smal
         before = set(model.decoder.store.executables) | set(small.decoder.store.executables)
         assert answers(engine, range(40)) == wanted
         assert before == set(model.decoder.store.executables) | set(small.decoder.store.executables), "nothing compiles"
-        assert engine.scheduler.pages.free == engine.scheduler.pages.count
+        assert engine.scheduler.cache.unused
 
 
 def test_right_draft_tokens_save_steps(model, small):
@@ -101,7 +101,7 @@ def test_cancelled_requests(model, small):
             handle.cancel()
         assert [len(handle.result()) for handle in long[1::2]] == [100] * 4
         assert {handle.finish_reason for handle in long[::2]} == {"abort"}
-        assert engine.scheduler.pages.free == engine.scheduler.pages.count
+        assert engine.scheduler.cache.unused
 
 
 @pytest.mark.parametrize(

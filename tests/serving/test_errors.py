@@ -82,7 +82,7 @@ def test_a_program_that_fails_leaves_the_model_usable(model, monkeypatch):
 def test_a_nan_in_the_cache_does_not_reach_the_next_sequence(model):
     before = model(PROMPT)
     decoder = model.decoder
-    poison = np.full(decoder.programs.cache.arrays[0].sizes, np.nan, np.float32)
+    poison = np.full(decoder.programs.cache.of_layers[0].arrays[0].sizes, np.nan, np.float32)
     decoder.caches = [decoder.runtime.put([poison]) for _ in decoder.caches]
     assert model(PROMPT, cache_ids=[3, 4, 5]).isnan().all()
     assert torch.equal(model(PROMPT), before)

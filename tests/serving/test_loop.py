@@ -187,7 +187,7 @@ class TestWhenSomethingGoesWrong:
         options = dict(top_k=1, attention_mask=batch.attention_mask)
         before = model.sample(batch.input_ids, 40, **options)
         decoder = model.decoder
-        poison = np.full(decoder.programs.cache.arrays[0].sizes, np.nan, np.float32)
+        poison = np.full(decoder.programs.cache.of_layers[0].arrays[0].sizes, np.nan, np.float32)
         decoder.caches = [decoder.runtime.put([poison]) for _ in decoder.caches]
         with pytest.raises(EngineError, match=r"the logits of rows \[0\] are NaN or all -inf"):
             model.sample([[5]], 20, cache_ids=[10], top_k=1)

@@ -2,7 +2,7 @@
 
 from transformers_neuronx.bloom import graph, weights
 from transformers_neuronx.bloom.config import BloomConfig
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.models.sampling import ForSampling
 
 

@@ -230,6 +230,20 @@ class ModelConfig:
     FIXED: ClassVar[Mapping[str, Any]] = {"is_causal": True, "dual_chunk_attention_config": None}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
 
+    # What a layer keeps of a sequence. `layer_kinds`, if a family has them, are the kinds of its layers.
+
+    def heads_of(self, kind: str) -> Any:
+        """The `Heads` whose keys and values layers of this kind keep, for each position; None without attention."""
+        return self.attention_heads  # type: ignore[attr-defined]
+
+    def window_of(self, kind: str) -> int | None:
+        """The most positions that attention of layers of this kind reads, with a token's own; None: no limit."""
+        return None
+
+    def states_of(self, kind: str) -> Sequence[Any]:
+        """Each `State` that layers of this kind keep: arrays of a sequence that each step replaces."""
+        return ()
+
     @classmethod
     def from_hf(cls, attributes: Mapping[str, Any]) -> Self:
         """Read the attributes. An unknown attribute is refused, unless Transformers' own code does not read it either;

@@ -35,6 +35,7 @@ from transformers_neuronx.config import (
 from transformers_neuronx.config.sparse_attention import Pattern
 from transformers_neuronx.engine.compile_cache import ArtifactSource, warn_once
 from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.engine.loading import LOADERS
 from transformers_neuronx.engine.manifest import (
     CONFIG,
@@ -47,7 +48,6 @@ from transformers_neuronx.engine.manifest import (
     sealed,
     sha256_of,
 )
-from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
@@ -300,7 +300,7 @@ class Artifact:
 
         They have the layout of the devices that they were saved from, and are converted if these devices need another.
         """
-        table = dict(expand(decoder.programs.table, decoder.config.n_layer))
+        table = dict(expand(decoder.programs.table, decoder.programs.layers))
         missing = {_text(key) for key in table}
         listed = {name for tensors in self.manifest["weights"].values() for names in tensors.values() for name in names}
         if missing != listed:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.engine.family import DecoderConfig, Family
 from transformers_neuronx.engine.keys import (
     HeadKey,
     LoopKey,
@@ -25,7 +26,7 @@ from transformers_neuronx.engine.keys import (
 )
 from transformers_neuronx.engine.loading import Progress, put_all
 from transformers_neuronx.engine.loops import SAMPLE
-from transformers_neuronx.engine.programs import DecoderConfig, Family, Programs
+from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.engine.store import Built, ProgramStore
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers import frequencies_in_checkpoints
@@ -105,7 +106,7 @@ class Decoder:
         """Check the whole checkpoint, and return an iterator over its weights, sharded for the devices."""
         weights, table = self.family.weights, self.programs.table
         ignored = [*weights.ignored(self.config), *frequencies_in_checkpoints(self.config)]
-        resolved = resolve(table, self.config.n_layer, checkpoint, weights.PREFIX, ignored)
+        resolved = resolve(table, self.programs.layers, checkpoint, weights.PREFIX, ignored)
         return shards(resolved, checkpoint, self.options.amp, self.runtime.device_count)
 
     def take(self, weights: Iterable[Sharded], progress: Progress = lambda done: None) -> None:
@@ -136,7 +137,7 @@ class Decoder:
     def reset(self) -> None:
         """Forget all sequences: fill the caches with zeros."""
         self.tainted[:], self.filled[:], self.seen = False, 0, []
-        self.caches = [self.runtime.put([zeros]) for zeros in self.programs.cache.zeros(self.config.n_layer)]
+        self.caches = [self.runtime.put([zeros]) for zeros in self.programs.cache.zeros()]
 
     def run(self, fed: StepInputs, all_positions: bool = False) -> Array:
         """Run a `step`, and return its logits on the host."""
@@ -282,14 +283,14 @@ class Decoder:
         between: Callable[[DeviceTensor], DeviceTensor] = lambda out: out,
     ) -> list[DeviceTensor]:
         """Run the parts of a program in order. Return the results of the last one, without the caches."""
-        first, arrays = 0, len(self.programs.cache.arrays)
+        first = 0
         own: list[DeviceTensor] = []
         for segment, executable in parts:
             layers = range(first, first + len(segment.layers))
-            caches = slice(layers.start * arrays, layers.stop * arrays)
+            caches = self.programs.cache.span(layers)
             weights = self.operands(layers, shared=segment.embed or segment.head)
             results = executable(*operands, *self.caches[caches], *weights)
-            kept = len(results) - arrays * len(layers)
+            kept = len(results) - (caches.stop - caches.start)
             own, self.caches[caches] = results[:kept], results[kept:]
             operands = operands[0], between(own[0])
             first = layers.stop
@@ -297,9 +298,10 @@ class Decoder:
 
     def operands(self, layers: Iterable[int], shared: bool = True) -> list[DeviceTensor]:
         """Return the weights outside the layers, then those of `layers`, in the order of a program's parameters."""
-        table = self.programs.shared_table if shared else []
-        outside = [self.weights[None, row.name] for row in table]
-        return [*outside, *(self.weights[layer, row.name] for layer in layers for row in self.programs.layer_table)]
+        programs = self.programs
+        outside = [self.weights[None, row.name] for row in (programs.shared_table if shared else [])]
+        named = ((layer, row.name) for layer in layers for row in programs.rows_of(programs.layers[layer]))
+        return [*outside, *(self.weights[key] for key in named)]
 
     @property
     def memory_use(self) -> MemoryUse:

@@ -21,9 +21,10 @@ from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.engine.decoder import Array, Decoder, MemoryUse
+from transformers_neuronx.engine.family import DecoderConfig, Family
 from transformers_neuronx.engine.keys import ProgramKey, Segment
 from transformers_neuronx.engine.kv_cache import in_place
-from transformers_neuronx.engine.programs import DecoderConfig, Family, Programs
+from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers import Memory
 from transformers_neuronx.layers.rows import Row, declare_rows, field, row_of, words

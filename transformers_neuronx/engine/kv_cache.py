@@ -1,15 +1,20 @@
-"""The arrays of a layer's cache on one device: their sizes, their order as parameters, and how devices divide them."""
+"""The arrays of a model's cache on one device: their sizes, their order as parameters, and how devices divide them.
+
+A kind of layer keeps keys and values by position, or states, or both. An array by position has a place for each
+position of a sequence, or of a page. A state has one place for a sequence, and each step replaces it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from transformers_neuronx import hlo
+from transformers_neuronx.layers.state import State
 from transformers_neuronx.layers.step import Cache, Spread
 from transformers_neuronx.pyhlo import Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type
@@ -25,24 +30,38 @@ class CacheArray(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CacheLayout:
-    """The cache of a layer with these heads, on each of `degree` devices, for `positions` of each of `slots` sequences.
+class LayerCache:
+    """The cache of a kind of layer, on each of `degree` devices, for `positions` of each of `slots` sequences.
 
-    Keys and values have the type `dtype`; if they are `scaled`, each head of a position has a scale. With
-    `by_position`, devices that would hold copies of a key head divide its positions.
+    Keys and values of these `heads`, if there are any, have the type `dtype`; if they are `scaled`, each head of a
+    position has a scale. Attention reads at most the last `window` positions. With `by_position`, devices that would
+    hold copies of a key head divide its positions. Of each of `states`, there are `places`.
     """
 
-    heads: Heads
+    heads: Heads | None
     degree: int
     slots: int
     positions: int
     dtype: str
     scaled: bool = False
     by_position: bool = False
+    window: int | None = None
+    states: tuple[State, ...] = ()
+    places: int = 0
 
     @cached_property
     def arrays(self) -> list[CacheArray]:
-        """The arrays of a layer, in order: [slots * kv_heads, positions, head_dim], with scales [..., 1] last."""
+        """The arrays of a layer, in order: [slots * kv_heads, positions, head_dim], scales [..., 1], and states."""
+        states = [
+            CacheArray(state.name, state.dtype, (self.places, *state.share(self.degree))) for state in self.states
+        ]
+        return self.kept + states
+
+    @cached_property
+    def kept(self) -> list[CacheArray]:
+        """The arrays by position."""
+        if self.heads is None:
+            return []
         sizes = self.slots * self.heads.kv_share(self.degree), self.own(self.positions)
         arrays = [CacheArray(name, self.dtype, (*sizes, self.heads.head_dim)) for name in ("keys", "values")]
         scales = [CacheArray(name, "f32", (*sizes, 1)) for name in ("key_scales", "value_scales")]
@@ -51,36 +70,86 @@ class CacheLayout:
     @cached_property
     def spread(self) -> Spread | None:
         """How devices divide the positions, if they do: if each would hold one copy of one key head."""
+        if self.heads is None or not self.by_position:
+            return None
         copies = self.heads.copies(self.degree)
-        divides = self.by_position and copies > 1 and self.heads.kv_heads * copies == self.degree
+        divides = copies > 1 and self.heads.kv_heads * copies == self.degree
         return Spread(copies, self.degree) if divides else None
 
     def own(self, positions: int) -> int:
         """Return how many of the first `positions` a device has, at most."""
         return -(-positions // self.spread.devices) if self.spread else positions
 
-    def declare(self, parameters: hlo.Parameters, layers: int) -> list[Cache]:
-        """Declare the caches of this many layers as parameters."""
+    def cut(self, cache: Cache, width: int) -> Cache:
+        """Cut a cache to its first `width` positions."""
+        size, count = self.own(width), len(self.kept)
+        kept = (x if x.sizes[1] == size else hlo.slice(x, 1, 0, size) for x in cache[:count])
+        return (*kept, *cache[count:])
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The caches of a model's layers, given the kind of each layer, and the cache of each kind."""
+
+    layers: tuple[str, ...]
+    kinds: Mapping[str, LayerCache]
+
+    @property
+    def of_layers(self) -> list[LayerCache]:
+        """The cache of each layer."""
+        return [self.kinds[kind] for kind in self.layers]
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The different windows of attention, each once; None where all positions are read."""
+        return list(dict.fromkeys(cache.window for cache in self.kinds.values() if cache.heads))
+
+    @property
+    def has_states(self) -> bool:
+        return any(cache.states for cache in self.kinds.values())
+
+    def paged(self, page: int, counts: Mapping[int | None, int], places: int) -> CacheLayout:
+        """Return the layout with pages of `page` positions instead of slots: so many for layers with each window."""
+
+        def paged(cache: LayerCache) -> LayerCache:
+            pages = counts[cache.window] if cache.heads else 0
+            return replace(cache, slots=pages, positions=page, by_position=False, places=places)
+
+        return replace(self, kinds={kind: paged(cache) for kind, cache in self.kinds.items()})
+
+    def declare(self, parameters: hlo.Parameters, layers: Sequence[str]) -> list[Cache]:
+        """Declare the caches of layers of these kinds as parameters."""
         return [
-            tuple(parameters.add(dtype_named(a.dtype)[a.sizes], f"layer.{layer}.{a.name}") for a in self.arrays)
-            for layer in range(layers)
+            tuple(parameters.add(dtype_named(a.dtype)[a.sizes], f"layer.{layer}.{a.name}") for a in self.arrays(kind))
+            for layer, kind in enumerate(layers)
         ]
 
-    def zeros(self, layers: int) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the values of empty caches of this many layers, the same for each device."""
-        empty = [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in self.arrays]
-        for _ in range(layers):
-            yield from empty
+    def arrays(self, kind: str) -> list[CacheArray]:
+        """The arrays of a layer of this kind."""
+        return self.kinds[kind].arrays
+
+    def zeros(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Yield the values of empty caches of all layers, the same for each device."""
+        empty = {
+            kind: [np.zeros(a.sizes, element_type(a.dtype).numpy) for a in cache.arrays]
+            for kind, cache in self.kinds.items()
+        }
+        for kind in self.layers:
+            yield from empty[kind]
 
     def cut(self, caches: Sequence[Cache], width: int) -> list[Cache]:
-        """Cut caches to their first `width` positions."""
-        size = self.own(width)
-        return [tuple(x if x.sizes[1] == size else hlo.slice(x, 1, 0, size) for x in cache) for cache in caches]
+        """Cut the caches of all layers to their first `width` positions."""
+        return [layer.cut(cache, width) for layer, cache in zip(self.of_layers, caches, strict=True)]
 
     def by_layer(self, flat: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Group the arrays of several layers by layer."""
-        count = len(self.arrays)
-        return [tuple(flat[first : first + count]) for first in range(0, len(flat), count)]
+        """Group the arrays of all layers by layer."""
+        rest = iter(flat)
+        return [tuple(next(rest) for _ in cache.arrays) for cache in self.of_layers]
+
+    def span(self, layers: range) -> slice:
+        """Return where the arrays of these layers are among those of all."""
+        counts = [len(cache.arrays) for cache in self.of_layers]
+        return slice(sum(counts[: layers.start]), sum(counts[: layers.stop]))
 
 
 def flattened(caches: Sequence[Cache]) -> list[Tensor]:

@@ -6,14 +6,14 @@ which result aliases which parameter. It does not run anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.engine.family import DecoderConfig, Family
 from transformers_neuronx.engine.keys import (
     HeadKey,
     LayerwiseKey,
@@ -25,7 +25,7 @@ from transformers_neuronx.engine.keys import (
     StepKey,
     VerifyKey,
 )
-from transformers_neuronx.engine.kv_cache import CacheLayout, flattened, in_place
+from transformers_neuronx.engine.kv_cache import CacheLayout, LayerCache, flattened, in_place
 from transformers_neuronx.engine.loops import (
     LOOP,
     SAMPLE,
@@ -42,44 +42,7 @@ from transformers_neuronx.layers.step import Cache, Step, declare_step
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.weights.parameters import declare
 from transformers_neuronx.weights.quantization import in_panels, quantized
-from transformers_neuronx.weights.splits import Heads
-
-
-class DecoderConfig(Protocol):
-    """Attributes of a family's configuration that the engine itself reads."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def n_positions(self) -> int | None: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def n_layer(self) -> int: ...
-    @property
-    def attention_heads(self) -> Heads: ...
-    @property
-    def eos_token_id(self) -> int | list[int] | None: ...
-
-
-@dataclass(frozen=True)
-class Family:
-    """A kind of decoder: how to read its configuration, and the modules with its weight table and its graph.
-
-    `weights` has `table(config)`, `ignored(config)` and PREFIX. `graph` has `embed`, `layer` and `head`, and also
-    `prepare` if layers share something that depends on the positions alone. If layers differ, the configuration has
-    `layer_kinds`, and `layer` gets the kind as its last argument. `folder` is the family's, if its graph is in another.
-    """
-
-    read_config: Callable[[Any], DecoderConfig]
-    weights: ModuleType
-    graph: ModuleType
-    folder: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the folder, by default the one that holds the graph; for a family in one file, that file's name."""
-        return self.folder or self.graph.__name__.split(".")[-2:][0]
+from transformers_neuronx.weights.rows import Weight
 
 
 class Programs:
@@ -105,24 +68,37 @@ class Programs:
         self.slots = options.batch_size
         self.positions = options.buckets.longest
         self.degree = degree
-        heads, quant = config.attention_heads, options.kv_cache_quant
-        self.cache = CacheLayout(
-            heads,
-            degree,
-            self.slots,
-            self.positions,
-            quant.quant_dtype if quant else self.dtype,
-            scaled=bool(quant and quant.scaled),
-            by_position=options.shard_over_sequence,
-        )
-        dense = options.sparse is None or options.sparse.window is not None
-        self.in_place = dense and not self.cache.spread and attends(self.cache.dtype, heads.head_dim)
         self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
+        self.cache = CacheLayout(self.layers, {kind: self._cache_of(kind) for kind in dict.fromkeys(self.layers)})
+        dense = options.sparse is None or options.sparse.window is not None
+        kept = [(each.heads or config.attention_heads, each) for each in self.cache.kinds.values()]
+        self.in_place = dense and all(not one.spread and attends(one.dtype, heads.head_dim) for heads, one in kept)
         self.panels = panels
         table = quantized(family.weights.table(config), options.quant)
         self.table = in_panels(table, self.dtype) if panels else table
         self.shared_table = [row for row in self.table if not row.layered]
         self.layer_table = [row for row in self.table if row.layered]
+
+    def _cache_of(self, kind: str) -> LayerCache:
+        """Return what layers of a kind keep. A window that no sequence is longer than is none."""
+        config, options, quant = self.config, self.options, self.options.kv_cache_quant
+        windows = [config.window_of(kind), options.sparse.window if options.sparse else None]
+        return LayerCache(
+            config.heads_of(kind),
+            self.degree,
+            self.slots,
+            self.positions,
+            quant.quant_dtype if quant else self.dtype,
+            scaled=bool(quant and quant.scaled),
+            by_position=options.shard_over_sequence,
+            window=min((window for window in windows if window and window < self.positions), default=None),
+            states=tuple(config.states_of(kind)),
+            places=self.slots,
+        )
+
+    def rows_of(self, kind: str) -> list[Weight]:
+        """The rows of the table that a layer of this kind has."""
+        return [row for row in self.layer_table if row.has(kind)]
 
     @property
     def whole(self) -> Segment:
@@ -188,7 +164,7 @@ class Programs:
             own_slots = shape.rows != self.slots
             step = declare_step(parameters, shape.rows, shape.active, shape.width, own_slots)
             x = None if segment.embed else self.declare_hidden(parameters, shape.rows, shape.active)
-            caches = self.cache.declare(parameters, len(segment.layers))
+            caches = self.cache.declare(parameters, segment.layers)
             shared, layers = self.declare_weights(parameters, segment)
             x, after = self.body(scribe, segment, shared, layers, x, caches, step)
             hidden = [] if segment.head and (shape.active == 1 or not segment.layers) else [x]
@@ -223,7 +199,7 @@ class Programs:
             parameters = hlo.Parameters()
             packed = declare_rows(parameters, LOOP, self.slots, "rows")
             seen = self.declare_seen(parameters)
-            caches = self.cache.declare(parameters, len(self.layers))
+            caches = self.cache.declare(parameters, self.layers)
             weights = self.declare_weights(parameters, self.whole)
             tokens = hlo.full(NOTHING, "s32", [self.slots, loop.steps])
             state = [hlo.constant(0, "s32"), *state_of(packed), seen, tokens]
@@ -274,7 +250,7 @@ class Programs:
             step = declare_step(parameters, self.slots, verify.active, verify.width, own_slots=False)
             policy = unpacked(parameters.add(dtype_named("s32")[self.slots, POLICY_COLUMNS], "policy"))
             seen = self.declare_seen(parameters)
-            caches = self.cache.declare(parameters, len(self.layers))
+            caches = self.cache.declare(parameters, self.layers)
             weights = self.declare_weights(parameters, self.whole)
             x, after = self.body(scribe, self.whole, *weights, None, caches, step)
             tokens = sampled_after(self.logits(scribe, weights[0], x), step, seen, policy)
@@ -314,11 +290,11 @@ class Programs:
         def reorder(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
             source = parameters.add(dtype_named("s32")[self.slots], "source")
-            caches = flattened(self.cache.declare(parameters, self.config.n_layer))
+            caches = flattened(self.cache.declare(parameters, self.layers))
             outputs = []
             for cache in caches:
                 by_slot = hlo.take(hlo.reshape(cache, self.slots, -1, *cache.sizes[1:]), source)
-                by_slot = hlo.select(hlo.reshape(source >= 0, -1, 1, 1, 1), by_slot, 0)
+                by_slot = hlo.select(hlo.reshape(source >= 0, -1, *(1 for _ in cache.sizes)), by_slot, 0)
                 outputs.append(hlo.reshape(by_slot, *cache.sizes))
             return in_place(outputs, caches)
 
@@ -339,8 +315,8 @@ class Programs:
         """Declare the weights outside the layers if the segment needs them, and those of each of its layers."""
         tables = [self.shared_table] if segment.embed or segment.head else []
         shared = [declare(table, parameters, self.dtype, self.degree) for table in tables]
-        scopes = [f"layer.{layer}." for layer in range(len(segment.layers))]
-        layers = [declare(self.layer_table, parameters, self.dtype, self.degree, scope) for scope in scopes]
+        scopes = [(self.rows_of(kind), f"layer.{layer}.") for layer, kind in enumerate(segment.layers)]
+        layers = [declare(table, parameters, self.dtype, self.degree, scope) for table, scope in scopes]
         return shared[0] if shared else None, layers
 
     def body(
@@ -352,9 +328,14 @@ class Programs:
         x: Tensor | None,
         caches: list[Cache],
         step: Step,
+        segments: Mapping[int | None, Tensor] | None = None,
     ) -> tuple[Tensor, list[Cache]]:
-        """Apply the family's graph up to its head. Return the hidden state [b, n, h] and the new caches."""
-        step = replace(step, pattern=self.options.sparse, spread=self.cache.spread)
+        """Apply the family's graph up to its head. Return the hidden state [b, n, h] and the new caches.
+
+        In a step of single tokens, `segments` are those of `Step` for layers with each window.
+        """
+        steps = self._steps_of(step, segments)
+        step = next(iter(steps.values()))
         if segment.embed:
             with scribe.scope("embed"):
                 x = self.graph.embed(self.config, shared, step)
@@ -363,10 +344,24 @@ class Programs:
         for number, (weights, cache, kind) in enumerate(zip(layers, caches, segment.layers, strict=True)):
             with scribe.scope(f"layer.{number}"):
                 kinds = [kind] if kind else []
-                x, cache = self.graph.layer(self.config, weights, x, cache, step, *prepared, *kinds)
+                x, cache = self.graph.layer(self.config, weights, x, cache, steps[kind], *prepared, *kinds)
                 after.append(cache)
         assert x is not None
         return x, after
+
+    def _steps_of(self, step: Step, segments: Mapping[int | None, Tensor] | None) -> dict[str, Step]:
+        """Return the step as layers of each kind get it."""
+        of_cache: dict[tuple[Any, int | None], Step] = {}
+        steps = {}
+        for kind, cache in self.cache.kinds.items():
+            window = cache.window if segments else None
+            if (cache.spread, window) not in of_cache:
+                own = segments[window] if segments else step.segments
+                of_cache[cache.spread, window] = replace(
+                    step, pattern=self.options.sparse, spread=cache.spread, segments=own
+                )
+            steps[kind] = of_cache[cache.spread, window]
+        return steps
 
     def logits(self, scribe: HloScribe, shared: Any, x: Tensor, last: Step | None = None) -> Tensor:
         """Apply the head, to each row's last token only if that step is given. x [b, n, h] -> f32[b, n or 1, vocab]"""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transformers_neuronx.config import hf
-from transformers_neuronx.layers import ACTIVATIONS, LAYER_KINDS, RotaryConfig
+from transformers_neuronx.layers import ACTIVATIONS, LAYER_KINDS, RotaryConfig, window_of
 
 
 @dataclass(frozen=True)
@@ -18,3 +18,6 @@ class Gemma2Config(RotaryConfig):
 
     FIXED: ClassVar = {"attention_bias": False, "use_bidirectional_attention": False, "tie_word_embeddings": True}
     WITHOUT_EFFECT: ClassVar = frozenset({"hidden_act", "cache_implementation"})
+
+    def window_of(self, kind: str) -> int | None:
+        return window_of(kind, self.window)

@@ -15,7 +15,6 @@ from transformers_neuronx.layers import (
     logits,
     rms_norm,
     rotation,
-    window_of,
 )
 from transformers_neuronx.pyhlo import Tensor
 
@@ -35,7 +34,7 @@ def layer(
     h, cache = attention(
         *(h, w.attn, cache, step, config.head_dim, rotate),
         scale=config.query_scale**-0.5,
-        window=window_of(kind, config.window),
+        window=config.window_of(kind),
         softcap=config.softcap,
     )
     x = x + rms_norm(h, w.attn_out_norm, config.eps)

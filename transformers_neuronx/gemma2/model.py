@@ -1,6 +1,6 @@
 """Gemma 2 for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.gemma2 import graph, weights
 from transformers_neuronx.gemma2.config import Gemma2Config
 from transformers_neuronx.models.sampling import ForSampling

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformers_neuronx.config import WHOLE
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.gpt2 import graph, weights
 from transformers_neuronx.gpt2.config import GPT2Config
 from transformers_neuronx.models.sampling import ForSampling

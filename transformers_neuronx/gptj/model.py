@@ -1,6 +1,6 @@
 """GPT-J for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.gptj import graph, weights
 from transformers_neuronx.gptj.config import GPTJConfig
 from transformers_neuronx.models.sampling import ForSampling

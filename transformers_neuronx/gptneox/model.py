@@ -1,6 +1,6 @@
 """GPT-NeoX for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.gptneox import graph, weights
 from transformers_neuronx.gptneox.config import GPTNeoXConfig
 from transformers_neuronx.models.sampling import ForSampling

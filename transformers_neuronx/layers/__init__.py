@@ -29,4 +29,5 @@ from transformers_neuronx.layers.rotary import (
     frequencies_in_checkpoints as frequencies_in_checkpoints,
     rotation as rotation,
 )
+from transformers_neuronx.layers.state import State as State, scan as scan
 from transformers_neuronx.layers.step import Cache as Cache, Step as Step

@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.cache import as_cached, masked
-from transformers_neuronx.layers.rows import Row, columns, field
-from transformers_neuronx.layers.step import segment_row
+from transformers_neuronx.layers.rows import columns, field
+from transformers_neuronx.layers.step import SEGMENT, located, segment_row
 from transformers_neuronx.pyhlo import Tensor
 
 
@@ -25,8 +25,8 @@ def _paged_attention_body(
     """
     b, _, heads, d = q.sizes
     kv_heads, page, cache = k.sizes[2], more[0].sizes[1], more[:arrays]
-    row = segment_row(segments.sizes[1] - columns(segment_row(0)))
-    real, segment, position = _places(segments, row, b)
+    real, segment, position = located(segments, b)
+    row = segment_row(segments.sizes[1] - columns(SEGMENT))
     pages = hlo.take(field(segments, row, "pages"), segment)  # s32[b, ·]
     positions = pages.sizes[1] * page
     own = hlo.select(real, hlo.take_rows(pages, hlo.divide(position, page)), -1)
@@ -52,16 +52,6 @@ def _paged_attention_body(
 
 
 paged_attention = hlo.composite("paged_attention", _paged_attention_body)
-
-
-def _places(segments: Tensor, row: Row, b: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return whether each of `b` tokens is of a segment, which one, and its position. pred[b], s32[b], s32[b]"""
-    count = segments.sizes[0]
-    first, length, start = (hlo.reshape(field(segments, row, name), -1, 1) for name in ("first", "count", "start"))
-    offset = hlo.iota("s32", [count, b], 1) - first
-    inside = hlo.logical_and(offset >= 0, offset < length)
-    segment = hlo.sum(hlo.select(inside, hlo.iota("s32", [count, b], 0), 0), 0)
-    return hlo.any(inside, 0), segment, hlo.sum(hlo.select(inside, start + offset, 0), 0)
 
 
 def _written(cache: Tensor, new: Tensor, page: Tensor, offset: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ class Step:
     may attend to. If attention is sparse, `pattern` tells to which. With `spread`, devices divide the cache.
 
     With `segments`, a row is a single token (n = 1), and adjacent rows may be of one sequence, whose cache is in pages.
-    segments are rows of `segment_row`. slots are then those of states that are not in pages.
+    segments are rows of `segment_row`. `places`, s32[segments, 2], are where each sequence's states are, and where they
+    will be. Both are needed to keep the old ones until it is known which draft tokens are right.
     """
 
     ids: Tensor
@@ -44,6 +45,7 @@ class Step:
     pattern: Pattern | None = None
     spread: Spread | None = None
     segments: Tensor | None = None
+    places: Tensor | None = None
 
     @cached_property
     def positions(self) -> Tensor:
@@ -69,7 +71,7 @@ class Step:
 
 # The cache of one layer: keys and values of the positions so far, [slots * kv_heads, positions, head_dim], and if they
 # are quantized, the scales of both, f32[slots * kv_heads, positions, 1]. Slots and heads share one axis, the batch axis
-# of the attention's products, so that XLA reads the cache in place.
+# of the attention's products, so that XLA reads the cache in place. Then come the layer's states, [slots, ...] each.
 Cache: TypeAlias = tuple[Tensor, ...]
 
 
@@ -78,11 +80,24 @@ def step_row(n: int) -> Row:
     return row_of(slot=None, start=None, length=None, end=None, ids=n)
 
 
+# A sequence in a step of single tokens: its first token among those of the step, their number, the position of the
+# first one, and whether they are of a prompt.
+SEGMENT = row_of(first=None, count=None, start=None, of_prompt=None)
+
+
 def segment_row(pages: int) -> Row:
-    """Return the row of a sequence in a step of single tokens: its first token among those of the step, their number,
-    the position of the first one, whether they are of a prompt, and its pages.
-    """
+    """Return the row of a sequence with its pages: `SEGMENT`, and the numbers of so many."""
     return row_of(first=None, count=None, start=None, of_prompt=None, pages=pages)
+
+
+def located(segments: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return whether each token is of a segment, of which one, and its position. pred[tokens], s32[tokens] twice"""
+    count = segments.sizes[0]
+    first, length, start = (hlo.reshape(field(segments, SEGMENT, name), -1, 1) for name in ("first", "count", "start"))
+    offset = hlo.iota("s32", [count, tokens], 1) - first
+    inside = hlo.logical_and(offset >= 0, offset < length)
+    segment = hlo.sum(hlo.select(inside, hlo.iota("s32", [count, tokens], 0), 0), 0)
+    return hlo.any(inside, 0), segment, hlo.sum(hlo.select(inside, start + offset, 0), 0)
 
 
 def declare_step(parameters: hlo.Parameters, b: int, n: int, width: int, own_slots: bool) -> Step:

@@ -33,6 +33,9 @@ class LlamaLike(RotaryConfig):
     mlp_bias: bool = False
     window: int | None = None  # of all layers; if the configuration has layer_kinds, of "sliding_attention" alone
 
+    def window_of(self, kind: str) -> int | None:
+        return window_of(kind, self.window) if kind else self.window
+
 
 def embed(config: LlamaLike, w: Any, step: Step) -> Tensor:
     return embedding(w.embed, step.ids)  # [b, n, h]
@@ -45,7 +48,7 @@ def prepare(config: LlamaLike, step: Step) -> Rotate:
 def layer(
     config: LlamaLike, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate, kind: str = ""
 ) -> tuple[Tensor, Cache]:
-    window = window_of(kind, config.window) if kind else config.window
+    window = config.window_of(kind)
     norm_eps = config.eps if config.qk_norm else None
     h = rms_norm(x, w.attn_norm, config.eps)
     h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=window, norm_eps=norm_eps)

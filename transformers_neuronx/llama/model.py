@@ -1,6 +1,6 @@
 """LLaMA for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.llama.config import LlamaConfig
 from transformers_neuronx.models.sampling import ForSampling

@@ -1,6 +1,6 @@
 """Mistral for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.mistral.config import MistralConfig
 from transformers_neuronx.models.sampling import ForSampling

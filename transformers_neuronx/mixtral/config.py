@@ -17,3 +17,6 @@ class MixtralConfig(RotaryConfig):
 
     # For training.
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
+
+    def window_of(self, kind: str) -> int | None:
+        return self.window

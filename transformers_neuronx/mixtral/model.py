@@ -1,6 +1,6 @@
 """Mixtral for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.mixtral import graph, weights
 from transformers_neuronx.mixtral.config import MixtralConfig
 from transformers_neuronx.models.sampling import ForSampling

@@ -23,9 +23,9 @@ from transformers_neuronx.config import (
 )
 from transformers_neuronx.engine.artifacts import Artifact, description, holds_artifact, open_artifact, save_artifact
 from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.metrics import Meter, Metrics
-from transformers_neuronx.engine.programs import Family
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.runtimes import get_runtime
@@ -321,7 +321,7 @@ class Model(PretrainedModel):
         """Load the weights into the decoder."""
         marked = source if isinstance(source, Artifact) else Marked(source, self.family.weights.PREFIX)
         incoming = marked.weights(decoder) if isinstance(marked, Artifact) else decoder.read(marked)
-        count = len(list(expand(decoder.programs.table, self.model_config.n_layer)))
+        count = len(list(expand(decoder.programs.table, decoder.programs.layers)))
         with bar(f"{self.tag}: weights ", count) as read:
             decoder.take(incoming, lambda _: read.update())
         decoder.origin = marked.marks

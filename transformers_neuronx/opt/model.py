@@ -1,6 +1,6 @@
 """OPT for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.opt import graph, weights
 from transformers_neuronx.opt.config import OPTConfig

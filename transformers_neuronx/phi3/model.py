@@ -1,6 +1,6 @@
 """Phi-3 for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.llama import graph
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.phi3 import weights

@@ -1,6 +1,6 @@
 """Qwen3 for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.qwen3.config import Qwen3Config

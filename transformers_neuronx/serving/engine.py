@@ -22,7 +22,8 @@ from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.layers.sampling import BROKEN
 from transformers_neuronx.runtimes.kernels import PAGE
 from transformers_neuronx.serving.choices import Chosen
-from transformers_neuronx.serving.guesses import PromptLookup, guesser_of, with_guesses
+from transformers_neuronx.serving.guesses import PromptLookup, drafts_of, guesser_of, with_guesses
+from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.paged import PagedSteps
 from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
@@ -196,22 +197,23 @@ class Engine:
             raise ConfigError(f"{model.tag}: an engine cannot run a model with an encoder yet")
         rows = (32 if paged else decoder.slots) if rows is None else rows
         _check(rows, step_tokens, None if paged else decoder.slots)
-        room = max(positions, rows * positions // 4) if cache_tokens is None else cache_tokens
-        pages = Pages(-(-room // PAGE), PAGE) if paged else Pages(rows, positions)
         guesses = 0 if draft is None else draft_tokens
         limits = Limits(step_tokens, step_tokens, rows, positions, waiting, waiting_tokens, guesses)
+        models = [model, *drafts_of(draft, model, limits)]
+        room = max(positions, rows * positions // 4) if cache_tokens is None else cache_tokens
+        cache = _paged_cache(models, room, limits) if paged else KVCache([Pages(rows, positions)])
         self._model, self._tokenizer = model, tokenizer
-        self._steps: Any = PagedSteps(decoder, pages, limits) if paged else SlotSteps(decoder)
+        self._steps: Any = PagedSteps(decoder, cache, limits) if paged else SlotSteps(decoder)
         self._within: AbstractContextManager[None] = nullcontext() if paged else model.turns.take("an engine")
         self._ends = frozenset(model.eos_token_ids)
         self._ids = itertools.count()
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._closed = False
-        self._guesser = None if draft is None else guesser_of(draft, model, pages, limits)
+        self._guesser = None if draft is None else guesser_of(draft, cache, limits)
         self._compile(model.tag)
         joined = self._steps.longest_joined() if joined_tokens is None else joined_tokens
-        self.scheduler = Scheduler(pages, replace(limits, joined=min(max(joined, rows), step_tokens)))
+        self.scheduler = Scheduler(cache, replace(limits, joined=min(max(joined, rows), step_tokens)))
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread must not be inside a program when the interpreter goes
@@ -322,7 +324,7 @@ class Engine:
     def _reset(self) -> None:
         """Forget all that the caches hold."""
         self._steps.reset()
-        self.scheduler.pages.forget()
+        self.scheduler.cache.forget()
         if self._guesser:
             self._guesser.reset()
 
@@ -356,6 +358,23 @@ class Engine:
     def _end_all(self, reason: str, error: BaseException | None = None) -> None:
         for handle in list(self._handles.values()):
             self._end(handle._request, reason, error)
+
+
+def _paged_cache(models: Sequence[Any], room: int, limits: Limits) -> KVCache:
+    """Make pages for the layers with each window: for `room` positions, or all windows if that is less."""
+    layouts = [model.decoder.programs.cache for model in models]
+    whole = -(-room // PAGE)
+    at_once = -(-limits.tokens // PAGE) + 1  # more than their windows, in a step of tokens of prompts
+
+    def pool(window: int | None) -> Pages:
+        if window is None:
+            return Pages(whole, PAGE)
+        each = -(-(window + limits.guesses) // PAGE) + 1
+        return Pages(min(whole, limits.rows * each + at_once), PAGE, window)
+
+    windows = dict.fromkeys(window for layout in layouts for window in layout.windows)
+    places = (2 if limits.guesses else 1) * any(layout.has_states for layout in layouts)
+    return KVCache([pool(window) for window in windows], limits.rows, places)
 
 
 def _check(rows: int, step_tokens: int, slots: int | None) -> None:

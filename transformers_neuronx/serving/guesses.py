@@ -11,11 +11,10 @@ import numpy as np
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.layers.step import segment_row
 from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.choices import sampled_rows
+from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.paged import PackedTokens, PagedSteps
-from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.scheduler import Limits, Work
 from transformers_neuronx.serving.steps import TOKEN, smallest
 
@@ -38,8 +37,8 @@ class Guesser(Protocol):
         """Return draft tokens for each of these works: at most as many as it has room for."""
         ...
 
-    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
-        """See the pages that are copied next: from, to."""
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """See the pages that are copied next."""
         ...
 
     def follow(self, packed: PackedTokens) -> None:
@@ -95,7 +94,7 @@ class TextGuesser:
     def guess(self, works: Sequence[Work]) -> list[list[int]]:
         return [self._lookup.find(work.request.tokens, work.guesses) for work in works]
 
-    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+    def copy(self, copies: Sequence[Copy]) -> None:
         """Do nothing."""
 
     def follow(self, packed: PackedTokens) -> None:
@@ -112,8 +111,8 @@ class ModelGuesser:
     for both. What it writes for a draft token that was wrong is written again later.
     """
 
-    def __init__(self, decoder: Decoder, pages: Pages, limits: Limits) -> None:
-        self._steps = PagedSteps(decoder, pages, limits)
+    def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
+        self._steps = PagedSteps(decoder, cache, limits)
 
     @property
     def programs(self) -> int:
@@ -131,21 +130,21 @@ class ModelGuesser:
         """Feed each request's last token, or the one that was guessed last, and guess the next."""
         steps = self._steps
         key = smallest(steps.keys, len(works), len(works))
-        tokens, segments = np.zeros(key.tokens, TOKEN), np.zeros(key.segments, segment_row(key.pages))
+        tokens, segments = np.zeros(key.tokens, TOKEN), steps.segments(key)
         for row, (token, segment, work) in enumerate(zip(tokens, segments, works, strict=False)):
             request, position = work.request, work.start + place
             token["id"], token["position"], token["end"] = request.tokens[-1], position, position + 1
             token["chosen"] = row if place else -1
             if place < work.guesses:
                 segment["first"], segment["count"], segment["start"] = row, 1, position
-                segment["pages"][: len(request.pages)] = request.pages
+                steps.place(segment, request, keeps=False)
         samples = sampled_rows([work.request for work in works], key.samples, range(len(works)))
         samples["position"][: len(works)] += place
         packed = PackedTokens(key, tokens, segments, samples, [])
         return steps.choose(steps.start(packed), None).tokens
 
-    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
-        self._steps.copy(pages)
+    def copy(self, copies: Sequence[Copy]) -> None:
+        self._steps.copy(copies)
 
     def follow(self, packed: PackedTokens) -> None:
         self._steps.start(packed)
@@ -154,20 +153,31 @@ class ModelGuesser:
         self._steps.reset()
 
 
-def guesser_of(draft: Any, model: Any, pages: Pages, limits: Limits) -> Guesser:
-    """Return what makes draft tokens. Raises ConfigError if `draft` does not fit the model."""
+def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
+    """Return the models that make draft tokens, none or one. Raises ConfigError if `draft` does not fit the model."""
+    if draft is None:
+        return []
     if not model.decoder.programs.in_place:
         raise ConfigError(f"{model.tag}: draft tokens need a cache in pages, which this runtime does not have")
     if limits.guesses < 1:
         raise ConfigError(f"draft_tokens must be at least 1, got {limits.guesses}")
     if isinstance(draft, PromptLookup):
-        return TextGuesser(draft)
+        return []
     decoder: Decoder = draft.decoder
     if decoder.config.vocab_size != model.decoder.config.vocab_size:
         sizes = f"{model.decoder.config.vocab_size}, got {decoder.config.vocab_size}"
         raise ConfigError(f"{draft.tag}: a draft must have the vocabulary of {model.tag}: {sizes}")
+    if decoder.programs.cache.has_states:
+        raise ConfigError(
+            f"{draft.tag} keeps states of sequences, so it cannot be a draft: wrong tokens would stay in them"
+        )
     if decoder.reads_sources or not decoder.programs.in_place:
         raise ConfigError(f"{draft.tag}: a draft must be a decoder whose cache can be in pages")
     if (longest := decoder.options.buckets.longest) < limits.positions:
         raise ConfigError(f"{draft.tag}: n_positions of a draft must be at least {limits.positions}, got {longest}")
-    return ModelGuesser(decoder, pages, limits)
+    return [draft]
+
+
+def guesser_of(draft: Any, cache: KVCache, limits: Limits) -> Guesser:
+    """Return what makes draft tokens."""
+    return TextGuesser(draft) if isinstance(draft, PromptLookup) else ModelGuesser(draft.decoder, cache, limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -12,10 +12,9 @@ import numpy as np
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.layers.rows import words
-from transformers_neuronx.layers.step import segment_row
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows
-from transformers_neuronx.serving.pages import Pages
+from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
 from transformers_neuronx.serving.steps import (
@@ -25,6 +24,7 @@ from transformers_neuronx.serving.steps import (
     TokensKey,
     copy_module,
     keys_of,
+    sequence_row,
     smallest,
     step_module,
 )
@@ -38,7 +38,7 @@ class PackedTokens:
 
     key: TokensKey
     tokens: Array  # TOKEN
-    segments: Array  # segment_row
+    segments: Array  # sequence_row
     samples: Array  # SAMPLED
     requests: list[Request]  # those that sample, once for each sample
 
@@ -54,11 +54,15 @@ class Started(NamedTuple):
 class PagedSteps:
     """The steps of one model over pages, for one thread: `pack`, `start`, and once the last one was read, `choose`."""
 
-    def __init__(self, decoder: Decoder, pages: Pages, limits: Limits) -> None:
+    def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
         self.decoder = decoder
-        self.layout = replace(decoder.programs.cache, slots=pages.count + 1, positions=pages.size, by_position=False)
+        windows = [pool.window for pool in cache.pools]
+        counts = {pool.window: pool.count + 1 for pool in cache.pools}
+        self.layout = decoder.programs.cache.paged(cache.size, counts, len(cache.free_places) + 1)
+        self._pools = [windows.index(window) for window in self.layout.windows]  # those that this model uses
         self.overlaps = not limits.guesses  # whether a step may start before the tokens of the one before are read
-        self.keys = keys_of(limits.tokens, limits.rows, pages.needed(limits.positions), limits.guesses)
+        self.keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses)
+        self._row = sequence_row(self.layout, self.keys[0].pages)
         self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}))
         self._programs: dict[TokensKey, Executable] = {}
         self.reset()
@@ -75,10 +79,8 @@ class PagedSteps:
         """
         programs, store = self.decoder.programs, self.decoder.store
         self._programs = store.compile_modules(self.keys, lambda key: step_module(programs, self.layout, key), progress)
-        layers = self.decoder.config.n_layer
-        [self._copy] = store.compile_modules(
-            [CopyKey(1)], lambda key: copy_module(self.layout, layers, key), progress
-        ).values()
+        copy = [CopyKey(len(self._pools))]
+        [self._copy] = store.compile_modules(copy, lambda key: copy_module(self.layout, key), progress).values()
         if chooses:
             self.chooser.compile(progress)
 
@@ -98,30 +100,42 @@ class PagedSteps:
         """Measure a step of no sequence: the shortest of three times."""
         tokens = np.zeros(key.tokens, TOKEN)
         tokens["end"], tokens["chosen"] = 1, -1
-        segments = np.zeros(key.segments, segment_row(key.pages))
         rows = sampled_rows([], key.samples)
         times = [perf_counter()]
         for _ in range(3):
-            self.start(PackedTokens(key, tokens, segments, rows, [])).tokens.numpy()
+            self.start(PackedTokens(key, tokens, self.segments(key), rows, [])).tokens.numpy()
             times.append(perf_counter())
         return float(np.diff(times).min())
 
     def reset(self) -> None:
         """Fill the cache with zeros."""
-        empty = self.layout.zeros(self.decoder.config.n_layer)
+        empty = self.layout.zeros()
         self._before = self.chooser.none()
         self.caches: list[DeviceTensor] = [self.decoder.runtime.put([zeros]) for zeros in empty]
 
-    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
-        """Copy pages of the cache, in order: from, to."""
-        for pair in pages:
-            self.caches = self._copy(self.decoder.runtime.put([np.array([pair], np.int32)]), *self.caches)
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy pages of the cache, in order."""
+        for pairs in copies:
+            own = np.array([pairs[pool] for pool in self._pools], np.int32)
+            self.caches = self._copy(self.decoder.runtime.put([own]), *self.caches)
+
+    def segments(self, key: TokensKey) -> Array:
+        """Return rows of no sequence."""
+        return np.zeros(key.segments, self._row)
+
+    def place(self, segment: Any, request: Request, keeps: bool) -> None:
+        """Fill a row with where a request's cache is. A step that `keeps` its states writes new ones elsewhere."""
+        tables = segment["pages"].reshape(len(self._pools), -1)
+        for row, pool in zip(tables, self._pools, strict=True):
+            row[: len(request.tables[pool])] = request.tables[pool]
+        if request.places:
+            segment["places"] = request.places[0], request.places[keeps]
 
     def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""
         requests = [work.request for work in step for _ in range(work.samples)]
         key = smallest(self.keys, sum(work.count for work in step), len(requests))
-        tokens, segments = np.zeros(key.tokens, TOKEN), np.zeros(key.segments, segment_row(key.pages))
+        tokens, segments = np.zeros(key.tokens, TOKEN), self.segments(key)
         tokens["chosen"] = -1
         samples: list[int] = []
         first = 0
@@ -129,7 +143,8 @@ class PagedSteps:
             last = first + work.count
             _fill(tokens[first:last], work)
             segment["first"], segment["count"], segment["start"] = first, work.count, work.start
-            segment["of_prompt"], segment["pages"][: len(work.request.pages)] = work.of_prompt, work.request.pages
+            segment["of_prompt"] = work.of_prompt
+            self.place(segment, work.request, keeps=work.guesses > 0)
             samples += range(last - work.samples, last)
             first = last
         for row, request in enumerate(requests):

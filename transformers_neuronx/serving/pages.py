@@ -9,6 +9,7 @@ sequence that is alike for a part of the page can copy it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
@@ -30,10 +31,10 @@ def digests(tokens: Sequence[int], page: int, salt: bytes = b"") -> list[bytes]:
 
 
 class Pages:
-    """`count` pages of `size` positions each, without the reserved one."""
+    """`count` pages of `size` positions each, without the reserved one. Tokens read the last `window` positions."""
 
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
+    def __init__(self, count: int, size: int, window: int | None = None) -> None:
+        self.count, self.size, self.window = count, size, window
         self._holders = [0] * (count + 1)  # sequences that have each page
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, count + 1))  # the next to give away first
         self._page_of: dict[bytes, int] = {}
@@ -46,9 +47,24 @@ class Pages:
         """Number of pages that no sequence has."""
         return len(self._free)
 
+    @property
+    def positions(self) -> int:
+        return self.count * self.size
+
     def needed(self, positions: int) -> int:
         """Return the number of pages for this many positions."""
         return -(-positions // self.size)
+
+    def longest(self, tokens: int) -> float:
+        """Return the most positions of a sequence, with up to `tokens` in a step: any number, if its window fits."""
+        if self.window is None:
+            return self.positions
+        read = self.window + tokens - 1  # they may begin and end inside a page
+        return math.inf if self.needed(read - 1) + 1 <= self.count else self.positions
+
+    def first(self, position: int) -> int:
+        """Return the number of the first page that a token at this position reads."""
+        return 0 if self.window is None else max(position - self.window + 1, 0) // self.size
 
     def allocate(self, count: int) -> list[int]:
         """Give away free pages, those first that have been free for the longest time. What they held is forgotten."""
@@ -64,14 +80,13 @@ class Pages:
                     del self._after[before]
         return pages
 
-    def matching(self, wanted: Iterable[bytes]) -> list[int]:
-        """Return the pages published under these digests, up to the first that is unknown."""
-        found = []
-        for digest in wanted:
-            if (page := self._page_of.get(digest)) is None:
-                break
-            found.append(page)
-        return found
+    def page_of(self, digest: bytes) -> int:
+        """Return the page published under this digest, or NO_PAGE."""
+        return self._page_of.get(digest, NO_PAGE)
+
+    def known(self, digests: Sequence[bytes]) -> int:
+        """Return how many of these digests are known, up to the first that is not."""
+        return next((place for place, digest in enumerate(digests) if digest not in self._page_of), len(digests))
 
     def unused(self, pages: Iterable[int]) -> int:
         """Return how many of these pages no sequence has: taking them leaves fewer free ones."""
@@ -79,13 +94,13 @@ class Pages:
 
     def take(self, pages: Iterable[int]) -> None:
         """Let one more sequence have each of these pages."""
-        for page in pages:
+        for page in filter(None, pages):
             self._free.pop(page, None)
             self._holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
         """Let one sequence fewer have each of these pages. The last page is given away before the first."""
-        for page in reversed(pages):
+        for page in filter(None, reversed(pages)):
             assert self._holders[page] > 0, f"page {page} is free already"
             self._holders[page] -= 1
             if not self._holders[page]:
@@ -105,14 +120,13 @@ class Pages:
             self._held[page] = before, tuple(tokens)
             self._after.setdefault(before, {})[page] = None
 
-    def most_alike(self, before: bytes, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the published page that begins with most of `tokens`, after what `before` stands for, and how many.
-
-        Only the COMPARED latest are looked at.
+    def most_alike(self, before: bytes, tokens: Sequence[int]) -> tuple[bytes, int]:
+        """Return the digest of the published page that begins with most of `tokens`, after what `before` stands for,
+        and how many these are. Only the COMPARED latest are looked at.
         """
-        best = NO_PAGE, 0
+        best = b"", 0
         for page in islice(reversed(self._after.get(before, {})), COMPARED):
             pairs = zip(tokens, self._held[page][1], strict=False)
             alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            best = max(best, (page, alike), key=lambda each: each[1])
+            best = max(best, (self._digest_of[page], alike), key=lambda each: each[1])
         return best

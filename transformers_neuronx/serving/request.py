@@ -99,8 +99,9 @@ class Request:
     """One sequence on its way.
 
     `tokens` are those of the prompt, then the generated ones. The keys and values of the first `computed` of them are
-    in the cache, in `pages`, after all steps that were planned. `guesses` are draft tokens after them, which a step
-    verifies. A request has ended when it has a `reason`: "stop", "length", "abort" or "error".
+    in the cache after all steps that were planned: in the pages of `tables`, see `KVCache`, and their states are at the
+    first of `places`. `guesses` are draft tokens after them, which a step verifies. A request has ended when it has a
+    `reason`: "stop", "length", "abort" or "error".
     """
 
     id: int
@@ -116,8 +117,10 @@ class Request:
     guesses: list[int] = field(default_factory=list)
     accepted: int = 0  # generated tokens that were draft tokens
     cached: int = 0  # tokens of the prompt that were in the cache when it was first admitted
-    pages: list[int] = field(default_factory=list)
-    published: int = 0  # full pages of the prompt that others may find
+    tables: list[list[int]] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # of the full pages of the prompt
+    published: int = 0  # those that others may find
     preempted: int = 0  # times that its pages were taken away
     reason: str | None = None
     error: Exception | None = None  # of its mask
@@ -155,6 +158,10 @@ class Request:
         if self.generated < params.min_tokens:
             added[list(self.ends)] = -np.inf
 
+    def before(self, page: int) -> bytes:
+        """What stands for all tokens of the prompt before one of its pages."""
+        return self.digests[page - 1] if page else self.salt
+
     @property
     def order(self) -> tuple[int, int]:
         """Requests with a smaller order go first."""
@@ -174,8 +181,12 @@ class Request:
         """Number of its tokens, with the pending ones, which only the devices know."""
         return len(self.tokens) + self.pending
 
-    def accept(self, sampled: Sequence[int]) -> None:
-        """Add what a step sampled: the next token, and those after right draft tokens, if it still has these."""
+    def accept(self, sampled: Sequence[int]) -> int:
+        """Add what a step sampled: the next token, and those after right draft tokens, if it still has these.
+
+        Return how many draft tokens were right.
+        """
+        before = self.accepted
         self.pending -= 1
         guesses, self.guesses = self.guesses, []
         for token, guess in zip(sampled, [*guesses, None], strict=False):
@@ -185,6 +196,7 @@ class Request:
             self.computed += 1  # the step wrote its key and value
             self.accepted += 1
         del self.logprobs[self.generated :]
+        return self.accepted - before
 
     def append(self, token: int) -> None:
         """Add a generated token, which may complete the request."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from transformers_neuronx.errors import InputError, QueueFullError
-from transformers_neuronx.serving.pages import NO_PAGE, Pages, digests
+from transformers_neuronx.serving.kv_cache import Copy, Found, KVCache
 from transformers_neuronx.serving.request import Request
 
 
@@ -74,24 +73,15 @@ class Limits:
     guesses: int = 0
 
 
-class Found(NamedTuple):
-    """What there is of a prompt: full pages, the number of positions with a part of one more, and that one's number."""
-
-    pages: list[int]
-    positions: int
-    copied: int = NO_PAGE
-
-
 class Scheduler:
     """Requests that wait, and those that run, in order: by priority, then first come, first served."""
 
-    def __init__(self, pages: Pages, limits: Limits) -> None:
-        self.pages, self.limits = pages, limits
+    def __init__(self, cache: KVCache, limits: Limits) -> None:
+        self.cache, self.limits = cache, limits
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.waiting_tokens = 0
-        self.copies: list[tuple[int, int]] = []  # pages that must be copied, in order, before the step: from, to
-        self._digests: dict[int, list[bytes]] = {}
+        self.copies: list[Copy] = []  # pages that must be copied, in order, before the step
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
@@ -99,7 +89,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait. Raises InputError if it can never run, and QueueFullError if too much is waiting."""
         limits, length = self.limits, request.prompt_length
-        most = min(limits.positions, self.pages.count * self.pages.size)
+        most = min(limits.positions, self.cache.longest(limits.tokens))
         if not length:
             raise InputError("the prompt is empty")
         if request.longest > most:
@@ -110,7 +100,7 @@ class Scheduler:
         waiting, tokens = len(self.waiting), self.waiting_tokens
         if waiting >= limits.waiting or (waiting and tokens + length > limits.waiting_tokens):
             raise QueueFullError(f"{waiting} requests with {tokens} tokens are waiting: submit the request later")
-        self._digests[request.id] = digests(request.tokens, self.pages.size, request.salt)
+        self.cache.name(request)
         self._wait(request)
 
     def abort(self, request: Request, reason: str = "abort") -> None:
@@ -149,15 +139,19 @@ class Scheduler:
             step = self._with_room_for_guesses(step)
         for work in step:
             work.request.pending += work.samples > 0
-            self._publish(work.request)  # from the next step on, others may read what this one writes
+            self.cache.publish(work.request)  # from the next step on, others may read what this one writes
         return sorted(step, key=lambda work: work.count > 1)
 
     def update(self, step: list[Work], sampled: Mapping[int, Sequence[int]]) -> list[Request]:
         """Record the tokens that a step sampled, by the id of the request. Return the requests that ended."""
         ended: list[Request] = []
-        for request in (work.request for work in step if work.samples):
+        for work in (work for work in step if work.samples):
+            request = work.request
             if request.reason is None:  # otherwise it ended while the step ran
-                request.accept(sampled[request.id])
+                verified = bool(request.guesses)  # not if it was preempted while the step ran
+                right = request.accept(sampled[request.id])
+                if verified and request.places:
+                    _keep_states(work, right)
                 if request.reason is not None:
                     self._leave(request)
                     ended.append(request)
@@ -179,10 +173,8 @@ class Scheduler:
         """Make room for up to `most` draft tokens, as far as there are free pages for them."""
         request, end = work.request, work.start + work.count
         left = request.params.max_tokens - request.generated - 1
-        room = (len(request.pages) + self.pages.free) * self.pages.size - end
-        guesses = max(min(self.limits.guesses, most, left, room), 0)
-        needed = self.pages.needed(end + guesses) - len(request.pages)
-        request.pages += self.pages.allocate(max(needed, 0))
+        guesses = max(int(min(self.limits.guesses, most, left, self.cache.room(request) - end)), 0)
+        self.cache.grow(request, end + guesses)
         return work.with_guesses(guesses)
 
     def _missing(self, request: Request) -> int:
@@ -211,15 +203,16 @@ class Scheduler:
         for request in list(self.waiting):
             if chunk <= 0:
                 return
-            found = self._found(request)
-            if coming and set(self._digests[request.id][len(found.pages) :]) & coming:
+            found = self.cache.found(request)
+            if coming and set(request.digests[found.full :]) & coming:
                 continue  # it takes these pages when they are there; others may pass
             if (end := self._end_of_first_chunk(request, found, chunk)) is None:
                 return
             self._start(request, found)
             self._reserve(request, end, step)
             if found.copied:
-                self.copies.append((found.copied, request.pages[len(found.pages)]))
+                targets = (table[found.full] for table in request.tables)
+                self.copies.append(tuple(zip(found.copied, targets, strict=True)))
             step.append(self._work(request, end - request.computed))
             chunk -= step[-1].count
             if end < request.prompt_length:
@@ -229,40 +222,22 @@ class Scheduler:
     def _coming(self) -> set[bytes]:
         """Return the digests of pages that prompts in this step or in chunks are about to fill."""
         prompts = (request for request in self.running if request.computed < request.prompt_length)
-        return {digest for request in prompts for digest in self._digests[request.id][request.published :]}
-
-    def _found(self, request: Request) -> Found:
-        """Return what there is of a prompt. At least its last token is computed again, as the next one is sampled from
-        its logits.
-        """
-        size, last = self.pages.size, request.prompt_length - 1
-        pages = self.pages.matching(self._digests[request.id][: last // size])
-        start = len(pages) * size
-        rest = request.tokens[start : min(start + size, last)]
-        copied, alike = self.pages.most_alike(self._before(request, len(pages)), rest)
-        return Found(pages, start + alike, copied) if alike > size // 8 else Found(pages, start)
-
-    def _before(self, request: Request, page: int) -> bytes:
-        """Return what stands for all tokens of a prompt before a page."""
-        return self._digests[request.id][page - 1] if page else request.salt
+        return {digest for request in prompts for digest in request.digests[request.published :]}
 
     def _fits(self, request: Request) -> bool:
-        return self._end_of_first_chunk(request, self._found(request), self.limits.tokens) is not None
+        return self._end_of_first_chunk(request, self.cache.found(request), self.limits.tokens) is not None
 
     def _end_of_first_chunk(self, request: Request, found: Found, chunk: int) -> int | None:
         """Return where the first chunk of a prompt ends; None if there are too few rows or pages to start it."""
         end = min(request.prompt_length, found.positions + chunk)
-        needed = self.pages.needed(end) - len(found.pages) + self.pages.unused(found.pages)
-        room = self.pages.free - len(self.running)  # those that run will soon need a page each
-        return end if len(self.running) < self.limits.rows and needed <= room else None
+        running = len(self.running)  # these will soon need a page each
+        return end if running < self.limits.rows and self.cache.fits(found, end, running) else None
 
     def _start(self, request: Request, found: Found) -> None:
         self.waiting.remove(request)
         self.waiting_tokens -= request.prompt_length
-        self.pages.take(found.pages)
-        request.pages = list(found.pages)
+        self.cache.start(request, found)
         request.computed = found.positions
-        request.published = len(found.pages)
         if not request.preempted:
             request.cached = request.computed
         insort(self.running, request, key=lambda each: each.order)
@@ -272,22 +247,20 @@ class Scheduler:
 
         If that is not enough, the request keeps what it has until the next step.
         """
-        needed = self.pages.needed(positions) - len(request.pages)
-        while needed > self.pages.free:
+        self.cache.leave_behind(request, request.computed)
+        while not self.cache.grow(request, positions):
             busy = {work.request.id for work in step}
             last = next(each for each in reversed(self.running) if each.id not in busy)
             if last is request:
                 return False
             self._preempt(last)
-        if needed > 0:
-            request.pages += self.pages.allocate(needed)
         return True
 
     def _preempt(self, request: Request) -> None:
         """Take a request's pages away. It waits, and computes all of its tokens again."""
         self.running.remove(request)
-        self.pages.release(request.pages)
-        request.pages, request.computed, request.published, request.guesses = [], 0, 0, []
+        self.cache.release(request)
+        request.computed, request.guesses = 0, []
         request.preempted += 1
         self._wait(request)
 
@@ -301,15 +274,15 @@ class Scheduler:
             self.waiting_tokens -= request.prompt_length
         elif request in self.running:
             self.running.remove(request)
-            self.pages.release(request.pages)
-            request.pages = []
-        self._digests.pop(request.id, None)
+            self.cache.release(request)
 
-    def _publish(self, request: Request) -> None:
-        """Let others find the pages that are full of computed tokens of the prompt."""
-        full = min(request.computed, request.prompt_length) // self.pages.size
-        for place in range(request.published, full):
-            held = request.tokens[place * self.pages.size : (place + 1) * self.pages.size]
-            before = self._before(request, place)
-            self.pages.publish(request.pages[place], self._digests[request.id][place], before, held)
-        request.published = max(request.published, full)
+
+def _keep_states(work: Work, right: int) -> None:
+    """Keep the states after a step whose first `right` draft tokens were right: those that it wrote, if all were.
+
+    Otherwise those before it stay, and its tokens are computed once more.
+    """
+    if right == work.guesses:
+        work.request.places.reverse()
+    else:
+        work.request.computed = work.start

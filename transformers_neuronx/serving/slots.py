@@ -17,6 +17,7 @@ from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows
+from transformers_neuronx.serving.kv_cache import Copy
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Work
 
@@ -69,14 +70,14 @@ class SlotSteps:
         """Forget all sequences."""
         self.decoder.reset()
 
-    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+    def copy(self, copies: Sequence[Copy]) -> None:
         """Do nothing: a page is a whole sequence, so none begins like another."""
-        assert not pages
+        assert not copies
 
     def pack(self, step: Sequence[Work]) -> PackedRows:
         """Bring a step into the form of the model's programs."""
         tokens = [np.array(work.tokens, np.int64) for work in step]
-        start, ends, slots = np.array([(work.start, work.ends[-1], work.request.pages[0] - 1) for work in step]).T
+        start, ends, slots = np.array([(work.start, work.ends[-1], work.request.tables[0][0] - 1) for work in step]).T
         rows = Chunks(tokens, start, np.ones((len(step), 1), bool), slots, ends)
         sampling = [place for place, work in enumerate(step) if work.samples]
         requests = [step[place].request for place in sampling]

@@ -194,7 +194,7 @@ class FusedSpeculativeDecoder(torch.nn.Module):
             parameters = hlo.Parameters()
             packed = declare_rows(parameters, PAIR, target.slots, "rows")
             seen = target.declare_seen(parameters)
-            caches = [each.cache.declare(parameters, len(each.layers)) for each in (target, draft)]
+            caches = [each.cache.declare(parameters, each.layers) for each in (target, draft)]
             visible = target.visible(caches[0], width) + draft.visible(caches[1], width)
             checker, guesser = (_Model(scribe, each, parameters, width) for each in (target, draft))
             tokens = hlo.full(NOTHING, "s32", [target.slots, steps + self.k])
@@ -214,7 +214,8 @@ class FusedSpeculativeDecoder(torch.nn.Module):
     def _round(self, target: _Model, draft: _Model, packed: Tensor) -> Callable[..., list[Tensor]]:
         """Return the body of the loop: make draft tokens, verify them, and keep those that are right."""
         policy, eos = rules_of(packed, PAIR)
-        split = len(target.programs.layers) * len(target.programs.cache.arrays)
+        layout = target.programs.cache
+        split = layout.span(range(len(layout.layers))).stop
 
         def body(
             made: Tensor, token: Tensor, position: Tensor, wanted: Tensor, previous: Tensor, seen: Tensor,

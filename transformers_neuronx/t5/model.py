@@ -1,6 +1,6 @@
 """T5 for sampling."""
 
-from transformers_neuronx.engine.programs import Family
+from transformers_neuronx.engine.family import Family
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.t5 import graph, weights
 from transformers_neuronx.t5.config import T5Config

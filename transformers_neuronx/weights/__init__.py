@@ -19,6 +19,7 @@ from transformers_neuronx.weights.rows import (
     gated_mlp as gated_mlp,
     linear as linear,
     norm as norm,
+    of_kinds as of_kinds,
 )
 from transformers_neuronx.weights.splits import (
     Heads as Heads,

@@ -21,15 +21,15 @@ from transformers_neuronx.weights.splits import Split
 Key = tuple[int | None, str]  # the layer, or None for a weight outside the layers, and the weight's name
 
 
-def expand(table: Sequence[Weight], layers: int) -> Iterator[tuple[Key, Weight]]:
-    """Iterate over all weights of the model."""
+def expand(table: Sequence[Weight], kinds: Sequence[str]) -> Iterator[tuple[Key, Weight]]:
+    """Iterate over all weights of the model, whose layers are of these kinds."""
     for row in table:
-        for layer in range(row.layers or layers) if row.layered else [None]:
+        for layer in row.numbers(kinds) if row.layered else [None]:
             yield (layer, row.name), row if layer is None else row.at(layer)
 
 
 def resolve(
-    table: Sequence[Weight], layers: int, checkpoint: Checkpoint, prefix: str, ignored: Sequence[str]
+    table: Sequence[Weight], kinds: Sequence[str], checkpoint: Checkpoint, prefix: str, ignored: Sequence[str]
 ) -> dict[Key, Weight]:
     """Return the table's rows with `source` set to the names in `checkpoint`. Reads headers only.
 
@@ -38,7 +38,7 @@ def resolve(
     """
     found: dict[Key, Weight] = {}
     missing, misshapen = [], []
-    for key, row in expand(table, layers):
+    for key, row in expand(table, kinds):
         if row.value is not None:
             found[key] = row
             continue

@@ -6,7 +6,7 @@ in it, the parameters of every program, and each device's shard. This file depen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +28,8 @@ class Weight:
     `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is
     computed, not read; its `source` only says whether every layer has it. With a `word`, devices hold their shards in
     panels of words of that many elements. With `rounded`, activations are rounded to 8 bits before the product, with
-    one scale per `rounded` inputs. `layers` is the number of layers that have it, if not each of the decoder's does.
+    one scale per `rounded` inputs. `layers` is the number of layers that have it, if they are not the
+    decoder's. `kinds` are the kinds of layers that have it, if not all do.
     """
 
     name: str
@@ -43,6 +44,15 @@ class Weight:
     word: int | None = None
     rounded: int | None = None
     layers: int | None = None
+    kinds: frozenset[str] | None = None
+
+    def has(self, kind: str) -> bool:
+        """Whether a layer of this kind has it."""
+        return self.kinds is None or kind in self.kinds
+
+    def numbers(self, kinds: Sequence[str]) -> list[int]:
+        """The numbers of the layers that have it, given the kind of each layer of the decoder."""
+        return [*range(self.layers)] if self.layers else [n for n, kind in enumerate(kinds) if self.has(kind)]
 
     @property
     def layered(self) -> bool:
@@ -69,6 +79,11 @@ class Weight:
         """Shape of that shard in memory."""
         share = self.share(degree)
         return panels.sizes(share, self.word) if self.word else share
+
+
+def of_kinds(kinds: Collection[str], rows: Sequence[Weight]) -> list[Weight]:
+    """Return rows that only layers of these kinds have."""
+    return [replace(row, kinds=frozenset(kinds)) for row in rows]
 
 
 # Split a linear layer's [out, in] by outputs, so that each device computes some of them, or by inputs, so that the

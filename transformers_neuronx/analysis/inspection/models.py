@@ -135,7 +135,7 @@ def _same_memory(programs: Programs, held: Mapping[str, int]) -> dict[str, str]:
     same = {}
     for row in programs.table:
         read = row.value or row.source, row.layout, row.store, row.split, row.word, row.dtype or programs.dtype
-        where = held.get(_name(0 if row.layered else None, row.name), read)
+        where = held.get(_name(row.numbers(programs.layers)[0] if row.layered else None, row.name), read)
         if (other := first.setdefault(where, row.name)) != row.name:
             same[row.name] = other
     return same
@@ -146,7 +146,7 @@ def _by_parameter(programs: Programs) -> Iterator[tuple[str, Weight]]:
     for row in programs.table:
         scopes = {"layer", row.name.partition(".")[0]} if row.layered else {""}
         for scope in scopes:
-            for layer in range(row.layers or programs.config.n_layer) if row.layered else [None]:
+            for layer in row.numbers(programs.layers) if row.layered else [None]:
                 own = row.name.removeprefix(ENCODER_LAYER)
                 yield row.name if layer is None else f"{scope}.{layer}.{own}", row
 
@@ -166,7 +166,7 @@ def _weight(row: Weight, programs: Programs, same_as: str | None) -> WeightFacts
         WEIGHT,
         **split_of(row, programs.degree),
         same_as=same_as,
-        layers=(row.layers or programs.config.n_layer) if row.layered else 1,
+        layers=len(row.numbers(programs.layers)) if row.layered else 1,
         elements=math.prod(row.matrix or row.shape) if own else 0,
     )
 
@@ -178,7 +178,7 @@ def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
 def _caches(programs: Programs) -> int:
     """Return the bytes of one device's caches, and of the encoder output that cross-attention reads."""
     layers = programs.config.n_layer
-    total = layers * sum(_bytes(array.dtype, array.sizes) for array in programs.cache.arrays)
+    total = sum(_bytes(a.dtype, a.sizes) for cache in programs.cache.of_layers for a in cache.arrays)
     if isinstance(programs, EncoderDecoderPrograms):
         total += 2 * layers * _bytes(programs.dtype, programs.memory_sizes) + _bytes("s32", (programs.slots,))
     return total
