@@ -61,7 +61,7 @@ def test_pages_behind_a_window_go_back(family, tmp_path):
                 torch.tensor([prompt]), max_new_tokens=15, do_sample=False, eos_token_id=None, pad_token_id=0
             )
             assert handle.result() == wanted[0, len(prompt) :].tolist()
-        assert [handle.usage.cached_tokens for handle in handles] == [0, 520, 520, 520]
+        assert [handle.usage.cached_tokens for handle in handles] == [0, 512, 512, 512]
         assert engine.scheduler.cache.unused
 
 

@@ -200,8 +200,7 @@ class Engine:
         guesses = 0 if draft is None else draft_tokens
         limits = Limits(step_tokens, step_tokens, rows, positions, waiting, waiting_tokens, guesses)
         models = [model, *drafts_of(draft, model, limits)]
-        room = max(positions, rows * positions // 4) if cache_tokens is None else cache_tokens
-        cache = _paged_cache(models, room, limits) if paged else KVCache([Pages(rows, positions)])
+        cache = _paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, positions)])
         self._model, self._tokenizer = model, tokenizer
         self._steps: Any = PagedSteps(decoder, cache, limits) if paged else SlotSteps(decoder)
         self._within: AbstractContextManager[None] = nullcontext() if paged else model.turns.take("an engine")
@@ -360,8 +359,9 @@ class Engine:
             self._end(handle._request, reason, error)
 
 
-def _paged_cache(models: Sequence[Any], room: int, limits: Limits) -> KVCache:
+def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCache:
     """Make pages for the layers with each window: for `room` positions, or all windows if that is less."""
+    room = max(limits.positions, limits.rows * limits.positions // 4) if room is None else room
     layouts = [model.decoder.programs.cache for model in models]
     whole = -(-room // PAGE)
     at_once = -(-limits.tokens // PAGE) + 1  # more than their windows, in a step of tokens of prompts
