@@ -9,7 +9,7 @@ from typing import Any
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.hlo.contraction import combiner, element
 from transformers_neuronx.hlo.shaping import axis_of
-from transformers_neuronx.pyhlo import HloScribe, Shape, Tensor, TupleShape, active_scribe, dtype_named
+from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Shape, Tensor, TupleShape, active_scribe, dtype_named
 
 COMPOSITE_NAME = "composite.name"
 COMPOSITE_ATTRIBUTES = "composite.attributes"
@@ -28,6 +28,13 @@ class Parameters:
         self.count += 1
         attributes = dict(map={WEIGHT: "true"} if weight else {})
         return shape.Parameter(parameter_number=self.count - 1, name=name, frontend_attributes=attributes)
+
+
+def weights_of(module: HloModuleProto) -> list[int]:
+    """Return the numbers of the parameters that were declared as weights, ascending."""
+    entry = next(each for each in module.computations if each.id == module.entry_computation_id)
+    parameters = (each for each in entry.instructions if each.opcode == "parameter")
+    return sorted(each.parameter_number for each in parameters if WEIGHT in each.frontend_attributes.map)
 
 
 def _parameters(shapes: Sequence[Shape]) -> list[Tensor]:

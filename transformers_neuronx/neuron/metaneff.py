@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transformers_neuronx.errors import EngineError
-from transformers_neuronx.hlo.control import WEIGHT
+from transformers_neuronx.hlo.control import weights_of
 from transformers_neuronx.neuron.metaneff_pb2 import MetaNeff, MetaTensor
 from transformers_neuronx.pyhlo import HloModuleProto, hlo_pb2
 from transformers_neuronx.pyhlo.hlo_pb2 import ShapeProto
@@ -37,7 +37,7 @@ def metaneff_of(module: HloModuleProto) -> MetaNeff:
     signature = module.host_program_shape
     results = signature.result.tuple_shapes if signature.result.element_type == hlo_pb2.TUPLE else [signature.result]
     aliases = {(*entry.output_shape_index, 0)[0]: entry.parameter_number for entry in module.input_output_alias.entries}
-    kinds = dict.fromkeys(_weights(module), MetaTensor.INPUT_WEIGHT)
+    kinds = dict.fromkeys(weights_of(module), MetaTensor.INPUT_WEIGHT)
     kinds |= dict.fromkeys(aliases.values(), MetaTensor.INPUT_STATE)
     meta = MetaNeff(output_aliases_to=aliases)
     for number, shape in enumerate(signature.parameters):
@@ -50,13 +50,6 @@ def metaneff_of(module: HloModuleProto) -> MetaNeff:
     meta.num_states = types.count(MetaTensor.INPUT_STATE)
     meta.num_weights = types.count(MetaTensor.INPUT_WEIGHT)
     return meta
-
-
-def _weights(module: HloModuleProto) -> list[int]:
-    """Return the numbers of the parameters that were declared as weights."""
-    entry = next(each for each in module.computations if each.id == module.entry_computation_id)
-    parameters = (each for each in entry.instructions if each.opcode == "parameter")
-    return [each.parameter_number for each in parameters if WEIGHT in each.frontend_attributes.map]
 
 
 def _tensor(module: HloModuleProto, name: str, shape: ShapeProto) -> MetaTensor:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from transformers_neuronx.errors import EngineError
+from transformers_neuronx.hlo.control import weights_of
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.pyhlo.hlo_pb2 import PrimitiveType, ShapeProto
@@ -58,22 +59,27 @@ class Signature:
         self.results = [_aval(array) for array in arrays_of(shape.result)]
         self.aliases = {(*entry.output_shape_index, 0)[0]: entry.parameter_number for entry in aliases}
         self.donated = dict.fromkeys(self.aliases.values())
+        numbers = weights_of(module)
+        adjacent = bool(numbers) and numbers == [*range(numbers[0], numbers[-1] + 1)]
+        self.weights = slice(numbers[0], numbers[-1] + 1) if adjacent else slice(0, 0)
+        self._all = range(len(self.parameters))
+        self._others = [number for number in self._all if not self.weights.start <= number < self.weights.stop]
 
-    def take(self, tensors: Sequence[Argument]) -> None:
-        """Check a program's arguments, and mark those that it takes over. Raises EngineError if one is wrong."""
-        got = [tensor.aval for tensor in tensors]
-        if len(got) != len(self.parameters):
-            raise EngineError(f"{self.name} needs {len(self.parameters)} arguments, got {len(got)}")
-        if got != self.parameters:
-            wrong = next(i for i, (have, want) in enumerate(zip(got, self.parameters, strict=True)) if have != want)
-            raise EngineError(
-                f"{self.name} needs {self.parameters[wrong]} as parameter {wrong}, "
-                f"{self.parameter_names[wrong]}, got {got[wrong]}"
-            )
-        if spent := [name for name, tensor in zip(self.parameter_names, tensors, strict=True) if tensor.donated]:
+    def take(self, tensors: Sequence[Argument], known: bool = False) -> None:
+        """Check a program's arguments, and mark those that it takes over. Raises EngineError if one is wrong.
+
+        If the weights are `known`, those of the call before, they are not checked again.
+        """
+        if len(tensors) != len(self.parameters):
+            raise EngineError(f"{self.name} needs {len(self.parameters)} arguments, got {len(tensors)}")
+        names, checked = self.parameter_names, self._others if known else self._all
+        for number in checked:
+            if (got := tensors[number].aval) != (wanted := self.parameters[number]):
+                raise EngineError(f"{self.name} needs {wanted} as parameter {number}, {names[number]}, got {got}")
+        if spent := [names[number] for number in checked if tensors[number].donated]:
             raise EngineError(f"{self.name} got a tensor as {spent[0]} that was donated to an earlier program")
         taken = {id(tensors[number]) for number in self.donated}
-        if sum(id(tensor) in taken for tensor in tensors) > len(taken):
+        if sum(id(tensors[number]) in taken for number in checked) > len(taken):
             raise EngineError(f"{self.name} got one tensor twice, but can take over its memory only once")
         for number in self.donated:
             tensors[number].donated = True

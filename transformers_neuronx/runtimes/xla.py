@@ -149,11 +149,20 @@ class XlaExecutable:
         self.data = data
         self.devices = devices
         self.signature = Signature(module)
+        # The weights of the last call, checked, and as arguments: hundreds at each call would take as long as the rest.
+        self._held: tuple[tuple[Any, ...], list[Any]] = (), []
 
     def __call__(self, *tensors: Any) -> list[DeviceTensor]:
-        self.signature.take(tensors)
+        place = self.signature.weights
+        weights, as_arguments = self._held
+        known = tensors[place] == weights
+        self.signature.take(tensors, known)
+        if not known:
+            as_arguments = [tensor.argument for tensor in tensors[place]]
+            self._held = tensors[place], as_arguments
         with _engine_errors(self.signature.name):
-            arguments = [tensor.argument for tensor in tensors]
+            before, after = ([x.argument for x in part] for part in (tensors[: place.start], tensors[place.stop :]))
+            arguments = [*before, *as_arguments, *after]
             results = self.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
         return [
             XlaTensor(arrays, self.devices, aval) for arrays, aval in zip(results, self.signature.results, strict=True)
