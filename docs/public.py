@@ -23,7 +23,8 @@ PUBLIC: dict[str, list[str] | None] = {
     "models.encoder_decoder": ["EncoderDecoderForSampling"],
     **{f"{family}.model": None for family in FAMILIES},
     "engine.rules": ["Rules"],
-    "serving.engine": ["Engine", "Handle", "Usage"],
+    "serving.engine": ["Engine"],
+    "serving.handles": ["Handle", "Usage"],
     "serving.request": ["SamplingParams"],
     "huggingface.adapter": ["HuggingFaceGenerationModelAdapter"],
     "speculation": [

@@ -30,7 +30,8 @@ INSIDE = {
         "encoder_decoder", "profiling", "metrics", "manifest", "artifacts", "rules", "inputs", "feeding",
     ],
     "serving": [
-        "text", "request", "pages", "kv_cache", "scheduler", "steps", "choices", "paged", "guesses", "slots", "engine",
+        "text", "request", "pages", "kv_cache", "scheduler", "steps", "choices", "sources", "paged", "guesses",
+        "slots", "handles", "engine",
     ],
     "models": ["generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],

@@ -12,7 +12,8 @@ from transformers_neuronx.cli.engines import FEW, ROWS, WINDOW
 from transformers_neuronx.cli.text import complete
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.serving.engine import Engine, Handle
+from transformers_neuronx.serving.engine import Engine
+from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.t5.model import T5ForSampling
 
 TOKENIZER = AutoTokenizer.from_pretrained(TINY_KJV)

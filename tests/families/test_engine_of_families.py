@@ -7,10 +7,14 @@ from parity import DECODERS, randomized
 from test_every_family import tiny
 from test_llama import config as llama
 from test_phi3 import config as phi3, longrope
-from transformers import Gemma2Config, MistralConfig
+from test_t5 import config as t5
+from transformers import AutoModelForSeq2SeqLM, Gemma2Config, MistralConfig
 
-from transformers_neuronx import Engine, SamplingParams
+from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
+from transformers_neuronx.config import NeuronConfig
+from transformers_neuronx.errors import InputError
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.t5.model import T5ForSampling
 
 EACH_TIME = {"bloom", "gemma2", "mixtral"}  # slopes; windows, soft caps and rotations; experts
 DRAW = np.random.default_rng(0)
@@ -87,3 +91,24 @@ def test_prompts_whose_lengths_turn_their_keys_differently_share_no_pages(kind, 
             assert handle.result() == wanted[0, len(prompt) :].tolist()
         shared = handle.usage.cached_tokens
     assert shared == 64, "prompts of one kind share"
+
+
+@pytest.mark.parametrize("pages", [True, False])
+def test_sources_of_an_encoder(pages, tmp_path):
+    """Requests with sources of many lengths get what each gets alone, over pages and over the model's slots."""
+    reference = randomized(t5(), AutoModelForSeq2SeqLM)
+    reference.save_pretrained(tmp_path)
+    mask = torch.ones(32, 32, dtype=torch.bool).tril()
+    sparse = None if pages else SparseAttnConfig("custom", sparse_mask_dict={(32, 32): mask})
+    sizes = dict(n_positions=32, context_length_estimate=[16, 32], batch_size=3, prompt_batch_size=1)
+    model = T5ForSampling.from_pretrained(tmp_path, neuron_config=NeuronConfig(sparse_attn=sparse), **sizes)
+    model.to_neuron()
+    wanted = [model.sample(torch.tensor([prompt] * 3), 16, top_k=1, eos_token_override=-1)[0, 1:] for prompt in PROMPTS]
+    with Engine(model, rows=3, step_tokens=16) as engine:
+        params = SamplingParams(max_tokens=15, temperature=0, ignore_eos=True)
+        handles = [engine.submit(prompt, params) for prompt in PROMPTS * 2]
+        for prompt, tokens, handle in zip(PROMPTS * 2, wanted * 2, handles, strict=True):
+            assert handle.result() == tokens.tolist() and handle.usage.prompt_tokens == len(prompt)
+        with pytest.raises(InputError, match=r"from 1 to 32 tokens \(context_length_estimate\), got 33"):
+            engine.submit([5] * 33)
+        assert engine.scheduler.cache.unused

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -14,7 +15,18 @@ from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 
 VOCAB = 7
 END = 0
-HAPPENS = "preempted", "cached", "aborted", "refused", "guessed", "accepted", "copied", "left behind", "gone back"
+HAPPENS = (
+    "preempted",
+    "cached",
+    "aborted",
+    "refused",
+    "guessed",
+    "accepted",
+    "copied",
+    "left behind",
+    "gone back",
+    "rounds",
+)
 
 
 def following(tokens):
@@ -52,11 +64,14 @@ class Device:
             if work.start + work.count > len(known):
                 known = [*known, *self.sampled[request.id]]
             tokens_of[request.id] = known
+        lost = [work for work in step if work.start + work.count > len(tokens_of[work.request.id])]
+        assert all(END in tokens_of[work.request.id] for work in lost), "it ended in the step before"
+        step = [work for work in step if work not in lost]
         for work in step:
             request, start, count = work.request, work.start, work.count
             tokens, end = tokens_of[request.id], start + count - work.guesses
-            assert request.reason is None and count > 0 and end == request.computed <= len(tokens) - work.guesses
-            whole = end == request.known - (work.samples > 0)
+            assert request.reason is None and count > 0 and end + work.rounds - 1 == request.computed
+            whole = request.computed == request.known - (work.samples > 0)
             assert work.samples == (work.guesses + 1 if whole else 0) and work.guesses == len(request.guesses) * whole
             assert start + count <= request.prompt_length or start >= request.prompt_length
             self.write(request, tokens, start, count)
@@ -66,8 +81,21 @@ class Device:
             self.read(request, tokens_of[request.id], work.start, work.count)
             ends = range(work.start + work.count - work.samples, work.start + work.count)
             sampled[request.id] = [following(tokens_of[request.id][: end + 1]) for end in ends]
-        self.sampled = sampled
-        return sampled
+        for work in step:
+            self.run_on(work, tokens_of[work.request.id], sampled[work.request.id])
+        self.sampled = sampled | {work.request.id: [] for work in lost}
+        return self.sampled
+
+    def run_on(self, work, tokens, sampled):
+        """Compute what was sampled, and sample again, up to the number of rounds or the end."""
+        for place in range(work.start + 1, work.start + work.rounds):
+            if sampled[-1] == END:
+                return
+            tokens.append(sampled[-1])
+            self.write(work.request, tokens, place, 1)
+            self.replace_state(replace(work, start=place), tokens)
+            self.read(work.request, tokens, place, 1)
+            sampled.append(following(tokens))
 
     def write(self, request, tokens, start, count):
         for pool, places, table in zip(self.cache.pools, self.places, request.tables, strict=True):
@@ -130,7 +158,8 @@ def drive(seed, count=12):
     draw = random.Random(seed)
     tokens = draw.randint(4, 12)
     guesses = draw.choice([0, 0, 1, 3])
-    limits = Limits(tokens, draw.randint(4, tokens), rows=draw.randint(1, 4), positions=40, guesses=guesses)
+    sizes = dict(rows=draw.randint(1, 4), positions=40, guesses=guesses, rounds=draw.choice([1, 1, 2, 5]))
+    limits = Limits(tokens, draw.randint(4, tokens), **sizes)
     cache = random_cache(draw, limits.rows, tokens, guesses)
     scheduler, device, happened = Scheduler(cache, limits), Device(cache), Counter()
     stem = [draw.randrange(VOCAB) for _ in range(12)]
@@ -165,6 +194,7 @@ def drive(seed, count=12):
         device.copy(scheduler.copies)
         happened["copied"] += len(scheduler.copies)
         happened["guessed"] += sum(work.guesses for work in step)
+        happened["rounds"] += sum(work.rounds > 1 for work in step)
         check_cache(scheduler)
         happened["left behind"] += any(NO_PAGE in table for each in scheduler.running for table in each.tables)
         assert sum(work.count for work in step) <= limits.tokens and len(scheduler.running) <= limits.rows

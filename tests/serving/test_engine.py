@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,7 @@ def preempted(engine, ids):
         urgent = SamplingParams(max_tokens=60, priority=-1, ignore_eos=True)
         others = [engine.submit(prompt(n), urgent) for n in range(3)]
         handle.result(), [other.result() for other in others]
-        if handle._request.preempted:
+        if handle.request.preempted:
             return handle
     pytest.fail("it always ended before the others came")
 
@@ -298,6 +299,27 @@ def test_tokens_come_one_by_one_to_threads_and_event_loops(engine):
         assert asyncio.run(all_of_them()) == [wanted] * 3
         assert [each.result() for each in by_thread] == [wanted] * 2
     assert list(handle) == wanted, "also after its end"
+
+
+def test_steps_generate_several_tokens_unless_someone_waits_for_each(engine, monkeypatch):
+    steps, count = [], 40
+    monkeypatch.setattr(engine.scheduler, "limits", replace(engine.scheduler.limits, rounds=8))
+    start = engine._steps.start
+    monkeypatch.setattr(engine._steps, "start", lambda packed: steps.append(packed) or start(packed))
+    params = SamplingParams(max_tokens=count, temperature=0.9, seed=3, ignore_eos=True)
+
+    def run(params, streams=False):
+        steps.clear()
+        handle = engine.submit(prompt(4), params)
+        handle.request.streamed = streams
+        return handle.result(), len(steps)
+
+    tokens, few = run(params)
+    assert run(params, streams=True) == (tokens, count) and few == 1 + -(-(count - 1) // 8)
+    place = next(place for place in range(11, count) if place % 8 == 4 and tokens[place] not in tokens[:place])
+    ended, _ = run(replace(params, stop_token_ids=[tokens[place]]))
+    assert ended == tokens[: place + 1], "it ends between two steps"
+    assert list(engine.submit(prompt(4), params)) == tokens
 
 
 def test_requests_can_be_cancelled_at_any_moment(engine):

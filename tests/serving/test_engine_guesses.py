@@ -107,7 +107,7 @@ def test_cancelled_requests(model, small):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(draft_tokens=0), "draft_tokens must be at least 1, got 0"),
+        (dict(draft_tokens=0), "draft_tokens must be from 1 to 32, got 0"),
         (dict(draft="short"), "n_positions of a draft must be at least 192, got 128"),
     ],
 )

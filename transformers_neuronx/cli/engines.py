@@ -12,7 +12,8 @@ from transformers_neuronx.errors import EngineError
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.runtimes import get_runtime
-from transformers_neuronx.serving.engine import Engine, Handle
+from transformers_neuronx.serving.engine import Engine
+from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.serving.request import SamplingParams
 
 ROWS = 16  # requests at once by default, over pages

@@ -19,7 +19,7 @@ from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import CheckpointError, ConfigError, EngineError
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
-from transformers_neuronx.serving.engine import Handle
+from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.serving.request import SamplingParams
 from transformers_neuronx.support.progress import bar
 

@@ -75,7 +75,6 @@ class Decoder:
     """A family's graph and one checkpoint's weights on a runtime."""
 
     programs_of: ClassVar[type[Programs]] = Programs
-    reads_sources: ClassVar[bool] = False  # whether each slot attends to what an encoder has read
 
     def __init__(self, family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions) -> None:
         self.family = family
@@ -86,6 +85,7 @@ class Decoder:
         devices = runtime.device_count, runtime.panels, runtime.attends_in_place
         self.programs = self.programs_of(family, config, options, *devices)
         self.weights: dict[Key, DeviceTensor] = {}
+        self._operands: dict[tuple[range, bool], list[DeviceTensor]] = {}
         self.origin: Marks = {}  # of the checkpoint that the weights came from
         self.caches: list[DeviceTensor] = []
         self.seen: list[DeviceTensor] = []  # once needed, one: the tokens that each slot's sequence has
@@ -113,6 +113,7 @@ class Decoder:
         """Load weights onto the devices and reset all sequences. `progress` is called with each weight's name."""
         began = perf_counter()
         self.weights = put_all(self.runtime, weights, progress)
+        self._operands.clear()
         self.load_seconds += perf_counter() - began
         self.reset()
 
@@ -166,7 +167,7 @@ class Decoder:
         with self.guarded():
             hidden = self.execute(parts if whole else parts[:-1], self.runtime.put([packed]))[-1]
         [(_, head)] = self.store.parts(HeadKey(rows, active))
-        return head(hidden, *self.operands([]))[0]
+        return head(hidden, *self.operands(range(0)))[0]
 
     def fill(self, slots: Array, start: Array, length: Array) -> None:
         """Record what is written to the slots. Raises InputError for a gap before it, which attention would read."""
@@ -296,12 +297,14 @@ class Decoder:
             first = layers.stop
         return [operands[1], *own[1:]]
 
-    def operands(self, layers: Iterable[int], shared: bool = True) -> list[DeviceTensor]:
+    def operands(self, layers: range, shared: bool = True) -> list[DeviceTensor]:
         """Return the weights outside the layers, then those of `layers`, in the order of a program's parameters."""
-        programs = self.programs
-        outside = [self.weights[None, row.name] for row in (programs.shared_table if shared else [])]
-        named = ((layer, row.name) for layer in layers for row in programs.rows_of(programs.layers[layer]))
-        return [*outside, *(self.weights[key] for key in named)]
+        if (layers, shared) not in self._operands:
+            programs = self.programs
+            outside = [self.weights[None, row.name] for row in (programs.shared_table if shared else [])]
+            named = ((layer, row.name) for layer in layers for row in programs.rows_of(programs.layers[layer]))
+            self._operands[layers, shared] = [*outside, *(self.weights[key] for key in named)]
+        return self._operands[layers, shared]
 
     @property
     def memory_use(self) -> MemoryUse:

@@ -11,9 +11,10 @@ of the decoder. Names in its weight table that begin with one of ENCODER_ONLY be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from transformers_neuronx.layers import Memory
 from transformers_neuronx.layers.rows import Row, declare_rows, field, row_of, words
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type
-from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
+from transformers_neuronx.runtimes.base import DeviceTensor, Executable, Runtime
 from transformers_neuronx.weights.parameters import declare
 from transformers_neuronx.weights.rows import Weight
 
@@ -73,9 +74,11 @@ class EncoderDecoderPrograms(Programs):
     """Writes the HLO modules of a model with an encoder."""
 
     config: EncoderDecoderConfig
+    reads_sources = True
 
     def __init__(self, *model: Any, **options: Any) -> None:
         super().__init__(*model, **options)
+        self.sources = self.slots
         layers = self.config.encoder_layers
         self.table = [replace(row, layers=layers) if row.name.startswith(ENCODER_LAYER) else row for row in self.table]
         encoder = [row for row in self.table if row.name.startswith(ENCODER_ONLY)]
@@ -87,11 +90,22 @@ class EncoderDecoderPrograms(Programs):
             for rows in (self.shared_table, self.layer_table)
         )
 
+    def with_sources(self, count: int) -> Self:
+        """Return the programs for a memory of this many sources."""
+        others = copy(self)
+        others.sources = count
+        return others
+
+    def empty_memory(self) -> list[Array]:
+        """Return the memory of no source, on one device."""
+        array = np.zeros(self.memory_sizes, element_type(self.dtype).numpy)
+        return [np.zeros(self.sources, np.int32), *[array] * 2 * len(self.layers)]
+
     @property
     def memory_sizes(self) -> tuple[int, ...]:
         """Sizes of one layer's keys, or values, on one device."""
         heads = self.config.attention_heads
-        return self.slots, self.options.buckets.sources[-1], heads.kv_share(self.degree), heads.head_dim
+        return self.sources, self.options.buckets.sources[-1], heads.kv_share(self.degree), heads.head_dim
 
     def module(self, key: ProgramKey, segment: Segment) -> HloModuleProto:
         match key:
@@ -154,8 +168,8 @@ class EncoderDecoderPrograms(Programs):
         return compile_py_func(program)
 
     def declare_memory(self, parameters: hlo.Parameters, layers: int) -> list[Tensor]:
-        """Declare the lengths s32[slots], then keys and values of each layer, [slots, positions, kv_heads, d]."""
-        lengths = parameters.add(dtype_named("s32")[self.slots], "memory.lengths")
+        """Declare the lengths s32[sources], then keys and values of each layer, [sources, positions, kv_heads, d]."""
+        lengths = parameters.add(dtype_named("s32")[self.sources], "memory.lengths")
         sizes = dtype_named(self.dtype)[self.memory_sizes]
         names = [f"memory.{layer}.{name}" for layer in range(layers) for name in ("keys", "values")]
         return [lengths, *(parameters.add(sizes, name) for name in names)]
@@ -196,7 +210,7 @@ class EncoderDecoder(Decoder):
     `sources` has a number for each slot that identifies its source, or -1 if it has none.
     """
 
-    programs_of, reads_sources = EncoderDecoderPrograms, True
+    programs_of = EncoderDecoderPrograms
     programs: EncoderDecoderPrograms
 
     def __init__(self, family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions) -> None:
@@ -212,10 +226,7 @@ class EncoderDecoder(Decoder):
 
     def reset(self) -> None:
         super().reset()
-        programs = self.programs
-        array = np.zeros(programs.memory_sizes, element_type(programs.dtype).numpy)
-        arrays = [np.zeros(self.slots, np.int32), *[array] * 2 * self.config.n_layer]
-        self.memory = [self.runtime.put([each]) for each in arrays]
+        self.memory = [self.runtime.put([each]) for each in self.programs.empty_memory()]
         self.sources[:] = -1
 
     def encode(self, tokens: Sequence[Array], slots: Array) -> None:
@@ -223,16 +234,30 @@ class EncoderDecoder(Decoder):
         rows = self.options.prompt_batch_size
         for first in range(0, len(tokens), rows):
             group = tokens[first : first + rows]
-            longest = max(map(len, group))
-            size = next(size for size in self.options.buckets.sources if size >= longest)
-            packed = np.zeros(rows, source_row(size))
-            for row, ids, slot in zip(packed, group, slots[first:], strict=False):
-                row["slot"], row["length"], row["ids"][: len(ids)] = slot, len(ids), ids
-            [(_, program)] = self.store.parts(EncodeKey(rows, size))
+            key = self.encoder(rows, max(map(len, group)))
+            [(_, program)] = self.store.parts(key)
             with self.guarded():
-                self.memory = program(self.runtime.put([words(packed)]), *self.memory, *self._encoder_operands())
+                self.memory = self.encoded(program, key, group, slots[first:].tolist(), self.memory)
         self.sources[slots] = self._read + np.arange(len(slots))
         self._read += len(slots)
+
+    def encoder(self, rows: int, tokens: int) -> EncodeKey:
+        """Return the key of the smallest encoder for sources of up to so many tokens."""
+        return EncodeKey(rows, next(size for size in self.options.buckets.sources if size >= tokens))
+
+    def encoded(
+        self,
+        program: Executable,
+        key: EncodeKey,
+        tokens: Sequence[Array],
+        places: Sequence[int],
+        memory: list[DeviceTensor],
+    ) -> list[DeviceTensor]:
+        """Encode sources, s32[·] each, with the program of a key. Return the memory with them at these places."""
+        packed = np.zeros(key.rows, source_row(key.tokens))
+        for row, ids, place in zip(packed, tokens, places, strict=False):
+            row["slot"], row["length"], row["ids"][: len(ids)] = place, len(ids), ids
+        return program(self.runtime.put([words(packed)]), *memory, *self._encoder_operands())
 
     @property
     def memory_use(self) -> MemoryUse:
@@ -246,10 +271,13 @@ class EncoderDecoder(Decoder):
         encoder = [self.weights[layer, row.name] for layer in layers[0] for row in programs.encoder_table]
         return [*shared, *encoder, *(self.weights[n, row.name] for n in layers[1] for row in programs.memory_table)]
 
-    def operands(self, layers: Iterable[int], shared: bool = True) -> list[DeviceTensor]:
-        layers = list(layers)
-        memory = [array for layer in layers for array in self.memory[1 + 2 * layer : 3 + 2 * layer]]
-        return [*super().operands(layers, shared), *self.memory[:1] * bool(layers), *memory]
+    def operands(
+        self, layers: range, shared: bool = True, memory: Sequence[DeviceTensor] | None = None
+    ) -> list[DeviceTensor]:
+        """Return the weights, and after them the memory of these layers: this one, by default the decoder's own."""
+        lengths, *arrays = self.memory if memory is None else memory
+        own = arrays[2 * layers.start : 2 * layers.stop]
+        return [*super().operands(layers, shared), *[lengths] * bool(layers), *own]
 
     def fill(self, slots: Array, start: Array, length: Array) -> None:
         active = slots[length > 0]

@@ -89,10 +89,14 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The caches of a model's layers, given the kind of each layer, and the cache of each kind."""
+    """The caches of a model's layers, given the kind of each layer, and the cache of each kind.
+
+    `sources` says whether each sequence has a place for what an encoder has read, too.
+    """
 
     layers: tuple[str, ...]
     kinds: Mapping[str, LayerCache]
+    sources: bool = False
 
     @property
     def of_layers(self) -> list[LayerCache]:
@@ -107,6 +111,11 @@ class CacheLayout:
     @property
     def has_states(self) -> bool:
         return any(cache.states for cache in self.kinds.values())
+
+    @property
+    def has_places(self) -> bool:
+        """Whether sequences have more than pages."""
+        return self.has_states or self.sources
 
     def paged(self, page: int, counts: Mapping[int | None, int], places: int) -> CacheLayout:
         """Return the layout with pages of `page` positions instead of slots: so many for layers with each window."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
@@ -52,6 +52,8 @@ class Programs:
     reads caches in place, and only the positions in use; then loops carry whole caches.
     """
 
+    reads_sources: ClassVar[bool] = False  # whether each sequence attends to what an encoder has read
+
     def __init__(
         self,
         family: Family,
@@ -69,7 +71,8 @@ class Programs:
         self.positions = options.buckets.longest
         self.degree = degree
         self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
-        self.cache = CacheLayout(self.layers, {kind: self._cache_of(kind) for kind in dict.fromkeys(self.layers)})
+        kinds = {kind: self._cache_of(kind) for kind in dict.fromkeys(self.layers)}
+        self.cache = CacheLayout(self.layers, kinds, self.reads_sources)
         dense = options.sparse is None or options.sparse.window is not None
         kept = [(each.heads or config.attention_heads, each) for each in self.cache.kinds.values()]
         self.in_place = dense and all(not one.spread and attends(one.dtype, heads.head_dim) for heads, one in kept)

@@ -37,6 +37,22 @@ def declare_rows(parameters: hlo.Parameters, row: Row, count: int, name: str) ->
     return parameters.add(dtype_named("s32")[count, columns(row)], name)
 
 
+def joined(*rows: Array) -> Array:
+    """Return several arrays of rows as one for a single transfer, s32[·]."""
+    return np.concatenate([words(each).reshape(-1) for each in rows])
+
+
+def declare_joined(parameters: hlo.Parameters, name: str, *rows: tuple[Row, int]) -> list[Tensor]:
+    """Declare several arrays of rows, each with its type and count, as one parameter. -> s32[count, columns] each"""
+    sizes = [count * columns(row) for row, count in rows]
+    whole, first = parameters.add(dtype_named("s32")[[sum(sizes)]], name), 0
+    arrays = []
+    for (row, count), size in zip(rows, sizes, strict=True):
+        arrays.append(hlo.reshape(hlo.slice(whole, 0, first, first + size), count, columns(row)))
+        first += size
+    return arrays
+
+
 def field(packed: Tensor, row: Row, name: str) -> Tensor:
     """Return a field of each row: s32[b], or s32[b, size] if it has a size. packed s32[b, columns]"""
     assert row.fields is not None

@@ -32,8 +32,9 @@ class Step:
     may attend to. If attention is sparse, `pattern` tells to which. With `spread`, devices divide the cache.
 
     With `segments`, a row is a single token (n = 1), and adjacent rows may be of one sequence, whose cache is in pages.
-    segments are rows of `segment_row`. `places`, s32[segments, 2], are where each sequence's states are, and where they
-    will be. Both are needed to keep the old ones until it is known which draft tokens are right.
+    segments are rows of `segment_row`. slots are then where sequences have what is not in pages. `places`,
+    s32[segments, 2], are these places again, and where states will be: both are needed to keep the old ones until it
+    is known which draft tokens are right.
     """
 
     ids: Tensor

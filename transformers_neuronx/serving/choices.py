@@ -20,7 +20,7 @@ from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.rows import declare_rows, field, words
-from transformers_neuronx.layers.sampling import sample, unpacked
+from transformers_neuronx.layers.sampling import NOTHING, sample, unpacked
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.request import LIKELIEST, Request
@@ -50,10 +50,11 @@ class LogprobsKey(ProgramKey):
 def sampled_rows(requests: Sequence[Request], count: int, tokens: Sequence[int] = ()) -> Array:
     """Return `count` rows of `SAMPLED` for what requests sample, after these tokens of the step, if given.
 
-    A request that verifies draft tokens has adjacent rows. Rows without a request are greedy.
+    A request that verifies draft tokens has adjacent rows. Rows without a request are greedy. All generate one token.
     """
     rows = np.zeros(count, SAMPLED)
-    rows["token"][: len(tokens)], rows["policy"] = tokens, _GREEDY
+    rows["token"][: len(tokens)], rows["policy"], rows["eos"] = tokens, _GREEDY, -1
+    rows["left"][: len(requests)] = 1
     place = 0
     for number, request in enumerate(requests):
         place = place + 1 if number and request is requests[number - 1] else 0
@@ -83,7 +84,9 @@ class Changes:
 
 
 class Chosen:
-    """Tokens that were chosen, still on the devices: `tokens` s32[·], in the order of the requests."""
+    """Tokens that were chosen, still on the devices: s32[·] in the order of the requests, or s32[·, rounds], with
+    NOTHING where there are fewer.
+    """
 
     def __init__(self, requests: list[Request], tokens: DeviceTensor, logprobs: list[DeviceTensor]) -> None:
         self.tokens = tokens
@@ -91,14 +94,15 @@ class Chosen:
 
     def read(self) -> dict[int, list[int]]:
         """Wait for the tokens. Return those of each request, by its id, or BROKEN; note their log-probabilities."""
-        tokens = self.tokens.numpy().tolist()
+        tokens = self.tokens.numpy()
+        rows = tokens.reshape(len(tokens), -1).tolist()
         if self._logprobs:
             own, ids, values = (result.numpy() for result in self._logprobs)
-            for row, request in enumerate(self._requests):
-                request.note(float(own[row]), ids[row].tolist(), values[row].tolist())
+            for place, request in enumerate(self._requests):
+                request.note(float(own[place]), ids[place].tolist(), values[place].tolist())
         sampled: dict[int, list[int]] = {}
-        for request, token in zip(self._requests, tokens, strict=False):
-            sampled.setdefault(request.id, []).append(token)
+        for request, row in zip(self._requests, rows, strict=False):
+            sampled.setdefault(request.id, []).extend(token for token in row if token != NOTHING)
         return sampled
 
 
@@ -124,12 +128,14 @@ class Chooser:
         [tokens] = self._programs[ChooseKey(len(rows), self.most)](logits, *operands)
         return tokens
 
-    def chosen(self, requests: list[Request], tokens: DeviceTensor, logits: DeviceTensor) -> Chosen:
-        """Return tokens with their log-probabilities, if a request is to have them."""
+    def chosen(
+        self, requests: list[Request], tokens: DeviceTensor, logits: DeviceTensor, rounds: DeviceTensor | None = None
+    ) -> Chosen:
+        """Return tokens with their log-probabilities, if a request is to have them; or those of several rounds."""
         rows = logits.shape[0]
         wanted = any(request.params.logprobs is not None for request in requests)
         logprobs = self._programs[LogprobsKey(rows, self.most)](logits, tokens) if wanted else []
-        return Chosen(requests, tokens, logprobs)
+        return Chosen(requests, tokens if rounds is None else rounds, logprobs)
 
 
 _GREEDY = Rules(1, seed=0).packed(1)[0]

@@ -7,12 +7,11 @@ tokens = list(handle)  # or: async for token in handle
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import itertools
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from transformers_neuronx.layers.sampling import BROKEN
 from transformers_neuronx.runtimes.kernels import PAGE
 from transformers_neuronx.serving.choices import Chosen
 from transformers_neuronx.serving.guesses import PromptLookup, drafts_of, guesser_of, with_guesses
+from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.paged import PagedSteps
 from transformers_neuronx.serving.pages import Pages
@@ -31,122 +31,6 @@ from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 from transformers_neuronx.serving.slots import SlotSteps
 from transformers_neuronx.serving.text import TextStream
 from transformers_neuronx.support.progress import bar
-
-
-class Usage(NamedTuple):
-    """Numbers of tokens: of the prompt, generated ones, those of the prompt that were in the cache already, and
-    generated ones that were draft tokens.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    accepted_tokens: int
-
-
-class Handle:
-    """A request that was submitted.
-
-    Iterating, or `async for`, gives its tokens as they are generated. Any number of threads and event loops may
-    iterate; each gets all tokens. Raises EngineError if the request failed. `choices` are the handles of the `n`
-    sequences of the request; this is the first of them.
-    """
-
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self._engine, self._request = engine, request
-        self.choices: tuple[Handle, ...] = (self,)
-        self._changed = threading.Condition()
-        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
-        self._tokens: list[int] = []
-        self._text = ""
-        self._ended = False
-        self._error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        given = 0
-        while new := self._after(given):
-            yield from new
-            given += len(new)
-        self._check()
-
-    async def __aiter__(self) -> AsyncIterator[int]:
-        waiter = asyncio.get_running_loop(), asyncio.Event()
-        with self._changed:
-            self._waiters.add(waiter)
-        try:
-            place = 0
-            while True:
-                waiter[1].clear()
-                while place < len(self._tokens):
-                    yield self._tokens[place]
-                    place += 1
-                if self._ended and place == len(self._tokens):
-                    self._check()
-                    return
-                await waiter[1].wait()
-        finally:
-            with self._changed:
-                self._waiters.discard(waiter)
-
-    def result(self, timeout: float | None = None) -> list[int]:
-        """Wait for the end, at most `timeout` seconds, and return all generated tokens. Raises TimeoutError."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._ended, timeout):
-                raise TimeoutError(f"request {self._request.id} has not ended after {timeout} seconds")
-        self._check()
-        return list(self._tokens)
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why the request ended: "stop" (an end token), "length", "abort" or "error"; None while it runs."""
-        return self._request.reason if self._ended else None
-
-    @property
-    def text(self) -> str:
-        """The text so far, without what may become a part of a stop string; "" if the engine has no tokenizer."""
-        return self._text
-
-    @property
-    def usage(self) -> Usage:
-        """The numbers of tokens so far."""
-        request = self._request
-        return Usage(request.prompt_length, len(self._tokens), request.cached, request.accepted)
-
-    @property
-    def logprobs(self) -> list[tuple[float, dict[int, float]]]:
-        """For each token its log-probability, and the likeliest tokens with theirs; empty without `logprobs`."""
-        return self._request.logprobs[: len(self._tokens)]
-
-    def cancel(self) -> None:
-        """End the request now. Tokens that were generated stay. One that has ended stays as it is."""
-        with self._engine._turn:
-            self._engine._end(self._request)
-
-    def _after(self, given: int) -> list[int]:
-        """Wait for tokens after the first `given`, and return them; none if the request has ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or len(self._tokens) > given)
-            return self._tokens[given:]
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise EngineError(f"request {self._request.id} failed: {self._error}") from self._error
-
-    def _tell(self, ended: bool, error: BaseException | None = None) -> None:
-        """Take over the tokens that there are, and wake all who wait. Called by the engine alone."""
-        with self._changed:
-            if self._ended:
-                return
-            self._tokens += self._request.tokens[self._request.prompt_length + len(self._tokens) :]
-            if text := self._request.text:
-                if ended and self._request.reason != "stop":
-                    text.finish()
-                self._text = text.shown
-            self._ended, self._error = ended, error
-            self._changed.notify_all()
-            for loop, event in self._waiters:
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(event.set)
 
 
 class Flight(NamedTuple):
@@ -193,8 +77,6 @@ class Engine:
         decoder: Decoder = model.decoder
         positions = decoder.options.buckets.longest
         paged = decoder.programs.in_place
-        if decoder.reads_sources:
-            raise ConfigError(f"{model.tag}: an engine cannot run a model with an encoder yet")
         rows = (32 if paged else decoder.slots) if rows is None else rows
         _check(rows, step_tokens, None if paged else decoder.slots)
         guesses = 0 if draft is None else draft_tokens
@@ -212,7 +94,9 @@ class Engine:
         self._guesser = None if draft is None else guesser_of(draft, cache, limits)
         self._compile(model.tag)
         joined = self._steps.longest_joined() if joined_tokens is None else joined_tokens
-        self.scheduler = Scheduler(cache, replace(limits, joined=min(max(joined, rows), step_tokens)))
+        self.scheduler = Scheduler(
+            cache, replace(limits, joined=min(max(joined, rows), step_tokens), rounds=self._steps.most_rounds())
+        )
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread must not be inside a program when the interpreter goes
@@ -224,7 +108,7 @@ class Engine:
                 part.compile(lambda _: built.update())
 
     def submit(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Handle:
-        """Let a prompt, token ids, be continued. Return at once.
+        """Let a prompt, token ids, be continued. Return at once. For a model with an encoder it is the source.
 
         Raises InputError for a prompt that the model cannot serve, and QueueFullError if too much is waiting.
         """
@@ -237,13 +121,25 @@ class Engine:
             raise InputError("stop strings need an engine with a tokenizer: Engine(model, tokenizer=…)")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
         salt = f"{rotation_group(config, len(tokens))} {params.cache_salt}".encode()
+        source, tokens = self._divided(tokens)
 
         def request(stream: int) -> Request:
             stop = params.stop, params.include_stop_str_in_output
             text = TextStream(self._tokenizer, tokens, *stop) if self._tokenizer else None
-            return Request(next(self._ids), list(tokens), params, ends, salt, text, stream)
+            return Request(next(self._ids), list(tokens), params, ends, salt, source, text, stream)
 
         return self._take([request(stream) for stream in range(params.n)])
+
+    def _divided(self, tokens: list[int]) -> tuple[list[int], list[int]]:
+        """Return what an encoder reads of a prompt, and what the decoder continues."""
+        decoder = self._model.decoder
+        if not decoder.programs.reads_sources:
+            return [], tokens
+        if not 1 <= len(tokens) <= (longest := decoder.options.buckets.sources[-1]):
+            raise InputError(
+                f"a source must have from 1 to {longest} tokens (context_length_estimate), got {len(tokens)}"
+            )
+        return tokens, [decoder.config.decoder_start_token_id]
 
     def _take(self, requests: list[Request]) -> Handle:
         with self._turn:
@@ -256,7 +152,7 @@ class Engine:
                     for earlier in requests[:number]:
                         self._end(earlier)
                     raise
-                self._handles[request.id] = Handle(self, request)
+                self._handles[request.id] = Handle(request, self._cancel)
             choices = tuple(self._handles[request.id] for request in requests)
             for handle in choices:
                 handle.choices = choices
@@ -312,6 +208,7 @@ class Engine:
             if not step:
                 return step, None
             self._steps.copy(self.scheduler.copies)
+            self._steps.sources.read([work.request for work in step if work.request.source and not work.start])
             if self._guesser:
                 self._guesser.copy(self.scheduler.copies)
                 step = with_guesses(step, self._guesser)
@@ -347,16 +244,20 @@ class Engine:
                 self._end(request)
             for request in sampling:
                 if handle := self._handles.get(request.id):
-                    handle._tell(ended=False)
+                    handle.tell(ended=False)
+
+    def _cancel(self, request: Request) -> None:
+        with self._turn:
+            self._end(request)
 
     def _end(self, request: Request, reason: str = "abort", error: BaseException | None = None) -> None:
         self.scheduler.abort(request, reason)  # nothing, if it has ended already
         if handle := self._handles.pop(request.id, None):
-            handle._tell(True, error)
+            handle.tell(True, error)
 
     def _end_all(self, reason: str, error: BaseException | None = None) -> None:
         for handle in list(self._handles.values()):
-            self._end(handle._request, reason, error)
+            self._end(handle.request, reason, error)
 
 
 def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCache:
@@ -373,7 +274,8 @@ def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVC
         return Pages(min(whole, limits.rows * each + at_once), PAGE, window)
 
     windows = dict.fromkeys(window for layout in layouts for window in layout.windows)
-    places = (2 if limits.guesses else 1) * any(layout.has_states for layout in layouts)
+    states = any(layout.has_states for layout in layouts)
+    places = 2 if states and limits.guesses else int(any(layout.has_places for layout in layouts))
     return KVCache([pool(window) for window in windows], limits.rows, places)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from transformers_neuronx.serving.choices import sampled_rows
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.paged import PackedTokens, PagedSteps
 from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.steps import TOKEN, smallest
+from transformers_neuronx.serving.steps import ROUNDS, TOKEN, smallest
 
 Array = np.ndarray[Any, Any]
 
@@ -122,26 +123,32 @@ class ModelGuesser:
         self._steps.compile(progress, chooses=False)
 
     def guess(self, works: Sequence[Work]) -> list[list[int]]:
-        made = [self._next(works, place) for place in range(max((work.guesses for work in works), default=0))]
-        tokens = [each.numpy()[: len(works)].tolist() for each in made]  # in order: the devices do not wait for it
-        return [[each[row] for each in tokens[: work.guesses]] for row, work in enumerate(works)]
+        if not any(work.guesses for work in works):
+            return [[] for _ in works]
+        found = self._next(works).numpy().tolist()
+        return [list(takewhile(lambda token: token >= 0, tokens)) for _, tokens in zip(works, found, strict=False)]
 
-    def _next(self, works: Sequence[Work], place: int) -> DeviceTensor:
-        """Feed each request's last token, or the one that was guessed last, and guess the next."""
+    def _next(self, works: Sequence[Work]) -> DeviceTensor:
+        """Feed each request's last token, and then what is guessed. Return the tokens of all rounds, s32[·, rounds]."""
         steps = self._steps
         key = smallest(steps.keys, len(works), len(works))
         tokens, segments = np.zeros(key.tokens, TOKEN), steps.segments(key)
         for row, (token, segment, work) in enumerate(zip(tokens, segments, works, strict=False)):
-            request, position = work.request, work.start + place
-            token["id"], token["position"], token["end"] = request.tokens[-1], position, position + 1
-            token["chosen"] = row if place else -1
-            if place < work.guesses:
+            request, position = work.request, work.start
+            token["id"], token["position"], token["end"], token["chosen"] = (
+                request.tokens[-1],
+                position,
+                position + 1,
+                -1,
+            )
+            if work.guesses:
                 segment["first"], segment["count"], segment["start"] = row, 1, position
                 steps.place(segment, request, keeps=False)
         samples = sampled_rows([work.request for work in works], key.samples, range(len(works)))
-        samples["position"][: len(works)] += place
-        packed = PackedTokens(key, tokens, segments, samples, [])
-        return steps.choose(steps.start(packed), None).tokens
+        samples["left"][: len(works)] = [work.guesses for work in works]
+        rounds = steps.start(PackedTokens(key, tokens, segments, samples, [])).rounds
+        assert rounds is not None
+        return rounds
 
     def copy(self, copies: Sequence[Copy]) -> None:
         self._steps.copy(copies)
@@ -159,8 +166,8 @@ def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
         return []
     if not model.decoder.programs.in_place:
         raise ConfigError(f"{model.tag}: draft tokens need a cache in pages, which this runtime does not have")
-    if limits.guesses < 1:
-        raise ConfigError(f"draft_tokens must be at least 1, got {limits.guesses}")
+    if not 1 <= limits.guesses <= ROUNDS:
+        raise ConfigError(f"draft_tokens must be from 1 to {ROUNDS}, got {limits.guesses}")
     if isinstance(draft, PromptLookup):
         return []
     decoder: Decoder = draft.decoder
@@ -171,7 +178,7 @@ def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
         raise ConfigError(
             f"{draft.tag} keeps states of sequences, so it cannot be a draft: wrong tokens would stay in them"
         )
-    if decoder.reads_sources or not decoder.programs.in_place:
+    if decoder.programs.reads_sources or not decoder.programs.in_place:
         raise ConfigError(f"{draft.tag}: a draft must be a decoder whose cache can be in pages")
     if (longest := decoder.options.buckets.longest) < limits.positions:
         raise ConfigError(f"{draft.tag}: n_positions of a draft must be at least {limits.positions}, got {longest}")

@@ -11,14 +11,16 @@ import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.loading import Progress
-from transformers_neuronx.layers.rows import words
+from transformers_neuronx.layers.rows import joined
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
+from transformers_neuronx.serving.sources import sources_of
 from transformers_neuronx.serving.steps import (
     FEW,
+    ROUNDS,
     TOKEN,
     CopyKey,
     TokensKey,
@@ -30,6 +32,7 @@ from transformers_neuronx.serving.steps import (
 )
 
 Array = np.ndarray[Any, Any]
+ROUND_SECONDS = 0.05  # a new request waits so long, at most, for a step that generates several tokens
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,11 @@ class PackedTokens:
 
 
 class Started(NamedTuple):
-    """A step that was started: its tokens and logits, or if none sample, something to wait for."""
+    """A step that was started: last tokens, those of all rounds, and logits; or if none sample, what to wait for."""
 
     packed: PackedTokens
     tokens: DeviceTensor
+    rounds: DeviceTensor | None = None
     logits: DeviceTensor | None = None
 
 
@@ -63,6 +67,7 @@ class PagedSteps:
         self.overlaps = not limits.guesses  # whether a step may start before the tokens of the one before are read
         self.keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses)
         self._row = sequence_row(self.layout, self.keys[0].pages)
+        self.sources = sources_of(decoder, len(cache.free_places) + 1)
         self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}))
         self._programs: dict[TokensKey, Executable] = {}
         self.reset()
@@ -70,17 +75,18 @@ class PagedSteps:
     @property
     def programs(self) -> int:
         """Number of programs that `compile` compiles."""
-        return len(self.keys) + 1 + len(self.chooser.keys)
+        return len(self.keys) + 1 + self.sources.count + len(self.chooser.keys)
 
     def compile(self, progress: Progress, chooses: bool = True) -> None:
         """Compile all programs, those of the choice of tokens only if it `chooses` by more than rules.
 
         `progress` is called with the name of each.
         """
-        programs, store = self.decoder.programs, self.decoder.store
+        programs, store = self.sources.programs, self.decoder.store
         self._programs = store.compile_modules(self.keys, lambda key: step_module(programs, self.layout, key), progress)
         copy = [CopyKey(len(self._pools))]
         [self._copy] = store.compile_modules(copy, lambda key: copy_module(self.layout, key), progress).values()
+        self.sources.compile(progress)
         if chooses:
             self.chooser.compile(progress)
 
@@ -95,6 +101,10 @@ class PagedSteps:
                 break
             most = key.tokens
         return most
+
+    def most_rounds(self) -> int:
+        """Measure a step of one row. Return the most rounds of one that nobody waits for longer than ROUND_SECONDS."""
+        return max(1, min(ROUNDS, int(ROUND_SECONDS / self._seconds(self.keys[0])))) if self.overlaps else 1
 
     def _seconds(self, key: TokensKey) -> float:
         """Measure a step of no sequence: the shortest of three times."""
@@ -112,6 +122,7 @@ class PagedSteps:
         empty = self.layout.zeros()
         self._before = self.chooser.none()
         self.caches: list[DeviceTensor] = [self.decoder.runtime.put([zeros]) for zeros in empty]
+        self.sources.reset()
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages of the cache, in order."""
@@ -129,7 +140,7 @@ class PagedSteps:
         for row, pool in zip(tables, self._pools, strict=True):
             row[: len(request.tables[pool])] = request.tables[pool]
         if request.places:
-            segment["places"] = request.places[0], request.places[keeps]
+            segment["places"] = request.places[0], request.places[-1 if keeps else 0]
 
     def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""
@@ -149,17 +160,24 @@ class PagedSteps:
             first = last
         for row, request in enumerate(requests):
             request.row = row
-        return PackedTokens(key, tokens, segments, sampled_rows(requests, key.samples, samples), requests)
+        rows = sampled_rows(requests, key.samples, samples)
+        if any(work.rounds > 1 for work in step):
+            rounds = np.array([work.rounds for work in step])
+            rows["left"][: len(step)] = rounds
+            rows["position"][: len(step)] -= rounds - 1  # of the first: the others are pending, too
+            for row, request in zip(rows["eos"], requests, strict=False):
+                some = sorted(request.ends)[: len(row)]  # the host knows the others
+                row[: len(some)] = some
+        return PackedTokens(key, tokens, segments, rows, requests)
 
     def start(self, packed: PackedTokens) -> Started:
         """Start a step. Returns before its results are there."""
-        rows = [packed.tokens, packed.segments, *[packed.samples] * bool(packed.key.samples)]
-        tokens, segments, *samples = (self.decoder.runtime.put([words(each)]) for each in rows)
-        weights = self.decoder.operands(range(self.decoder.config.n_layer))
-        results = self._programs[packed.key](tokens, segments, self._before, *samples, *self.caches, *weights)
-        own = 1 + len(samples)
+        rows = self.decoder.runtime.put([joined(packed.tokens, packed.segments, packed.samples)])
+        results = self._programs[packed.key](rows, self._before, *self.caches, *self.sources.operands())
+        own = 1 + bool(packed.key.samples) + packed.key.rounds
+        last, *more = results[:own]
         self.caches = results[own:]
-        return Started(packed, *results[:own])
+        return Started(packed, last, more[0] if packed.key.rounds else None, more[-1] if more else None)
 
     def changes(self, packed: PackedTokens) -> Changes | None:
         """Return how logits change before tokens are chosen, if they do. All tokens before must be known."""
@@ -169,11 +187,11 @@ class PagedSteps:
 
     def choose(self, started: Started, changes: Changes | None) -> Chosen:
         """Return the tokens of the step that was started last, before they are there."""
-        packed, tokens, logits = started
+        packed, tokens, rounds, logits = started
         if logits is None:
             return Chosen([], tokens, [])
         self._before = self.chooser.choose(logits, packed.samples, changes) if changes else tokens
-        return self.chooser.chosen(packed.requests, self._before, logits)
+        return self.chooser.chosen(packed.requests, self._before, logits, None if changes else rounds)
 
 
 def _fill(tokens: Array, work: Work) -> None:

@@ -109,6 +109,7 @@ class Request:
     params: SamplingParams
     ends: frozenset[int] = frozenset()  # tokens that end it
     salt: bytes = b""  # requests share pages only with those of the same salt
+    source: list[int] = field(default_factory=list)  # what an encoder reads, if the model has one
     text: TextStream | None = None
     stream: int = 0  # of random numbers: requests of one seed and prompt differ by it
     pending: int = 0  # tokens that were sampled in steps whose results nobody has read yet
@@ -123,6 +124,7 @@ class Request:
     published: int = 0  # those that others may find
     preempted: int = 0  # times that its pages were taken away
     reason: str | None = None
+    streamed: bool = False  # whether someone waits for each of its tokens
     error: Exception | None = None  # of its mask
     logprobs: list[tuple[float, dict[int, float]]] = field(default_factory=list)
     prompt_length: int = field(init=False)
@@ -143,6 +145,11 @@ class Request:
         params = self.params
         penalties = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
         return bool(penalties or params.logit_bias or params.mask or (self.ends and self.generated < params.min_tokens))
+
+    @property
+    def may_run_on(self) -> bool:
+        """Whether the devices may generate several of its tokens before anyone sees the first."""
+        return not (self.streamed or self.adjusts or self.params.logprobs is not None)
 
     def adjust(self, added: Array, seen: Array) -> None:
         """Fill arrays of zeros: what is added to logits, f32[vocab], and which tokens there are, pred[vocab]."""
@@ -181,13 +188,17 @@ class Request:
         """Number of its tokens, with the pending ones, which only the devices know."""
         return len(self.tokens) + self.pending
 
-    def accept(self, sampled: Sequence[int]) -> int:
-        """Add what a step sampled: the next token, and those after right draft tokens, if it still has these.
-
-        Return how many draft tokens were right.
+    def accept(self, sampled: Sequence[int], rounds: int = 1) -> int:
+        """Add what a step sampled: the next token and those after right draft tokens, if it still has these, or the
+        tokens of several rounds. Return how many draft tokens were right.
         """
         before = self.accepted
-        self.pending -= 1
+        self.pending -= rounds
+        for token in sampled[: rounds - 1]:
+            self.append(token)
+            if self.reason is not None:
+                return 0
+        sampled = sampled[rounds - 1 :]
         guesses, self.guesses = self.guesses, []
         for token, guess in zip(sampled, [*guesses, None], strict=False):
             self.append(token)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers_neuronx.errors import InputError, QueueFullError
 from transformers_neuronx.serving.kv_cache import Copy, Found, KVCache
@@ -22,6 +22,7 @@ class Work:
 
     If they reach the end of what is known, the next token is sampled. The last one may then be pending: sampled in the
     step before, and known to the devices alone. Or `guesses` draft tokens come after it, with one more sample for each.
+    With `rounds`, what is sampled is computed in the same step, and samples again, until there are so many.
     """
 
     request: Request
@@ -29,6 +30,7 @@ class Work:
     count: int
     samples: int
     guesses: int = 0
+    rounds: int = 1
 
     def with_guesses(self, guesses: int) -> Work:
         """Return the same work with this number of draft tokens."""
@@ -51,6 +53,11 @@ class Work:
         return [max(self.request.prompt_length, position + 1) for position in self.positions]
 
     @property
+    def may_run_on(self) -> bool:
+        """Whether there can be several rounds: it computes a generated token alone, and samples."""
+        return bool(self.samples) and self.count == 1 and not self.of_prompt and self.request.may_run_on
+
+    @property
     def of_prompt(self) -> bool:
         return self.start < self.request.prompt_length
 
@@ -61,7 +68,8 @@ class Limits:
 
     `tokens` is the most of one step, and `joined` of one while some requests wait for their next token. `rows` is the
     most requests that run at once, `positions` the longest sequence, `guesses` the most draft tokens of a request in a
-    step. `waiting` and `waiting_tokens` are the most requests, and tokens of prompts, that may wait.
+    step, `rounds` the most tokens that a step generates of each while none waits. `waiting` and `waiting_tokens` are
+    the most requests, and tokens of prompts, that may wait.
     """
 
     tokens: int
@@ -71,6 +79,7 @@ class Limits:
     waiting: int = 4096
     waiting_tokens: int = 2**24
     guesses: int = 0
+    rounds: int = 1
 
 
 class Scheduler:
@@ -137,8 +146,10 @@ class Scheduler:
             self._admit(step, chunk)
         if self.limits.guesses:
             step = self._with_room_for_guesses(step)
+        elif self.limits.rounds > 1 and not self.waiting and all(work.may_run_on for work in step):
+            step = [self._with_rounds(work) for work in step]
         for work in step:
-            work.request.pending += work.samples > 0
+            work.request.pending += work.rounds if work.samples else 0
             self.cache.publish(work.request)  # from the next step on, others may read what this one writes
         return sorted(step, key=lambda work: work.count > 1)
 
@@ -149,8 +160,8 @@ class Scheduler:
             request = work.request
             if request.reason is None:  # otherwise it ended while the step ran
                 verified = bool(request.guesses)  # not if it was preempted while the step ran
-                right = request.accept(sampled[request.id])
-                if verified and request.places:
+                right = request.accept(sampled[request.id], work.rounds)
+                if verified and len(request.places) > 1:
                     _keep_states(work, right)
                 if request.reason is not None:
                     self._leave(request)
@@ -176,6 +187,15 @@ class Scheduler:
         guesses = max(int(min(self.limits.guesses, most, left, self.cache.room(request) - end)), 0)
         self.cache.grow(request, end + guesses)
         return work.with_guesses(guesses)
+
+    def _with_rounds(self, work: Work) -> Work:
+        """Let a running row generate several tokens in the step, as far as there are free pages for them."""
+        request = work.request
+        left = request.params.max_tokens - request.generated - request.pending
+        rounds = max(int(min(self.limits.rounds, left, self.cache.room(request) - work.start)), 1)
+        self.cache.grow(request, work.start + rounds)
+        request.computed += rounds - 1
+        return replace(work, rounds=rounds)
 
     def _missing(self, request: Request) -> int:
         """Number of tokens that are not computed, up to the end of the prompt or of the sequence.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.encoder_decoder import EncoderDecoder
 from transformers_neuronx.engine.feeding import feed, sample_after
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.loading import Progress
@@ -20,6 +21,7 @@ from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampl
 from transformers_neuronx.serving.kv_cache import Copy
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Work
+from transformers_neuronx.serving.sources import Sources
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +46,16 @@ class PackedRows:
     requests: list[Request]
 
 
+class SlotSources(Sources):
+    """What an encoder has read for the model's own slots."""
+
+    def read(self, requests: Sequence[Request]) -> None:
+        if requests:
+            assert isinstance(self.decoder, EncoderDecoder)
+            sources = [np.array(request.source, np.int32) for request in requests]
+            self.decoder.encode(sources, np.array([_slot(request) for request in requests]))
+
+
 class SlotSteps:
     """The steps of one model over its slots, for one thread; nobody else may call the model."""
 
@@ -51,6 +63,7 @@ class SlotSteps:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+        self.sources = SlotSources(decoder)
         self.chooser = Chooser(decoder, [decoder.slots])
 
     @property
@@ -66,6 +79,10 @@ class SlotSteps:
         """Return the most prompt tokens that one program of the model takes."""
         return max([1, *self.decoder.options.buckets.context])
 
+    def most_rounds(self) -> int:
+        """Return 1: a step generates one token of each row."""
+        return 1
+
     def reset(self) -> None:
         """Forget all sequences."""
         self.decoder.reset()
@@ -77,7 +94,7 @@ class SlotSteps:
     def pack(self, step: Sequence[Work]) -> PackedRows:
         """Bring a step into the form of the model's programs."""
         tokens = [np.array(work.tokens, np.int64) for work in step]
-        start, ends, slots = np.array([(work.start, work.ends[-1], work.request.tables[0][0] - 1) for work in step]).T
+        start, ends, slots = np.array([(work.start, work.ends[-1], _slot(work.request)) for work in step]).T
         rows = Chunks(tokens, start, np.ones((len(step), 1), bool), slots, ends)
         sampling = [place for place, work in enumerate(step) if work.samples]
         requests = [step[place].request for place in sampling]
@@ -106,3 +123,7 @@ class SlotSteps:
         found[: len(rows)] = feed(self.decoder, packed.rows)[rows]
         logits = put([found])
         return self.chooser.chosen(packed.requests, self.chooser.choose(logits, samples, changes), logits)
+
+
+def _slot(request: Request) -> int:
+    return request.tables[0][0] - 1

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.kv_cache import CacheLayout, flattened, in_place
-from transformers_neuronx.engine.programs import Programs
-from transformers_neuronx.layers.rows import Row, columns, declare_rows, field, row_of
+from transformers_neuronx.engine.loops import EOS_COLUMNS, ends
+from transformers_neuronx.engine.programs import Programs, looped
+from transformers_neuronx.layers.rows import Row, columns, declare_joined, field, row_of
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
-from transformers_neuronx.layers.step import SEGMENT, Step
+from transformers_neuronx.layers.step import SEGMENT, Cache, Step, located
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 
 # A token: its id, its position, the length of its sequence when it was first known, and its row among those that the
 # step before chose, if only the devices know it; otherwise -1.
 TOKEN = row_of(id=None, position=None, end=None, chosen=None)
-# A sample: after which token, the position of the token that is sampled, and how.
-SAMPLED = row_of(token=None, position=None, policy=POLICY_COLUMNS)
+# A sample: after which token, the position of the token that is sampled, how, the number of tokens to generate, each
+# after the one before, and which end that, with -1 where there are fewer.
+SAMPLED = row_of(token=None, position=None, policy=POLICY_COLUMNS, left=None, eos=EOS_COLUMNS)
+ROUNDS = 32  # most tokens that a step generates of a sequence
 FEW = 8  # rows
 
 
@@ -36,6 +38,11 @@ class TokensKey(ProgramKey):
     pages: int
     samples: int
     chosen: int
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it can generate several tokens of each sequence."""
+        return self.samples == self.tokens == self.segments
 
 
 @dataclass(frozen=True)
@@ -95,19 +102,19 @@ def powers(most: int) -> list[int]:
 
 
 def sequence_row(layout: CacheLayout, pages: int) -> Row:
-    """Return the row of a sequence: `SEGMENT`, a table of so many pages for each of the layout's windows, and if layers
-    have states, the places where these are and will be.
+    """Return the row of a sequence: `SEGMENT`, a table of so many pages for each of the layout's windows, and if it has
+    more than pages, the place where that is, and the one where its states will be.
     """
-    sizes = dict(pages=len(layout.windows) * pages) | (dict(places=2) if layout.has_states else {})
+    sizes = dict(pages=len(layout.windows) * pages) | (dict(places=2) if layout.has_places else {})
     return row_of(**dict.fromkeys(SEGMENT.names or ()), **sizes)
 
 
 def segments_of(layout: CacheLayout, packed: Tensor) -> dict[int | None, Tensor]:
     """Return the segments of `Step` for layers with each window, given a `sequence_row` for each sequence."""
     own, windows = columns(SEGMENT), layout.windows
-    if len(windows) == 1 and not layout.has_states:
+    if len(windows) == 1 and not layout.has_places:
         return {windows[0]: packed}
-    pages = (packed.sizes[1] - own - 2 * layout.has_states) // max(len(windows), 1)
+    pages = (packed.sizes[1] - own - 2 * layout.has_places) // max(len(windows), 1)
     head, segments = hlo.slice(packed, 1, 0, own), {}
     for place, window in enumerate(windows):
         table = hlo.slice(packed, 1, own + place * pages, own + (place + 1) * pages)
@@ -118,44 +125,108 @@ def segments_of(layout: CacheLayout, packed: Tensor) -> dict[int | None, Tensor]
 def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloModuleProto:
     """Write the program of a step.
 
-    Parameters: a row of `TOKEN` for each token; a `sequence_row` for each sequence; the tokens that the step before
-    chose, s32[chosen]; if some sample, a row of `SAMPLED` for each; the caches; the weights. Results: tokens
-    s32[chosen], NOTHING after those of the samples, and logits f32[samples, 1, vocab]; or if none sample, any number,
-    f32[1], to wait for; the caches, in place.
+    Parameters: a row of `TOKEN` for each token, a `sequence_row` for each sequence and a row of `SAMPLED` for each that
+    samples, joined; the tokens that the step before chose, s32[chosen]; the caches; the weights.
+
+    Results: the last token of each sample, s32[chosen], and NOTHING after them; if there are `rounds`, all tokens,
+    s32[samples, ROUNDS], and NOTHING where there are fewer; logits f32[samples, 1, vocab] of the last round. If none
+    sample, only any number, f32[1], to wait for. Then the caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
-        parameters = hlo.Parameters()
-        packed = declare_rows(parameters, TOKEN, key.tokens, "tokens")
-        row_of_sequence = sequence_row(layout, key.pages)
-        segments = declare_rows(parameters, row_of_sequence, key.segments, "segments")
-        places = field(segments, row_of_sequence, "places") if layout.has_states else None
-        before = parameters.add(dtype_named("s32")[key.chosen], "before")
-        rules = [declare_rows(parameters, SAMPLED, key.samples, "samples")] if key.samples else []
-        ids, position, end, row = (field(packed, TOKEN, name) for name in ("id", "position", "end", "chosen"))
-        ids = hlo.select(row >= 0, hlo.maximum(hlo.take(before, hlo.maximum(row, 0)), 0), ids)
-        step = Step(hlo.reshape(ids, -1, 1), position, hlo.full(1, "s32", [key.tokens]), end, None, 0, places=places)
-        caches = layout.declare(parameters, layout.layers)
-        shared, layers = programs.declare_weights(parameters, programs.whole)
-        own = segments_of(layout, segments)
-        x, after = programs.body(scribe, programs.whole, shared, layers, None, caches, step, own)
-        results = [result for packed in rules for result in _sampled(scribe, programs, shared, x, packed, key.chosen)]
-        results = results or [hlo.convert(hlo.slice(hlo.reshape(x, -1), 0, 0, 1), "f32")]
-        return [*results, *in_place(flattened(after), flattened(caches))]
+        writer = _Writer(scribe, programs, layout, key)
+        ids, position, end, row = (field(writer.tokens, TOKEN, name) for name in ("id", "position", "end", "chosen"))
+        ids = hlo.select(row >= 0, hlo.maximum(hlo.take(writer.before, hlo.maximum(row, 0)), 0), ids)
+        if key.rounds:
+            return writer.rounds(ids, position, end)
+        x, after = writer.computed(ids, position, end, writer.sequences, writer.caches)
+        results = writer.sampled(x) if key.samples else [hlo.convert(hlo.slice(hlo.reshape(x, -1), 0, 0, 1), "f32")]
+        tokens = [padded(results[0], key.chosen)] if key.samples else results[:1]
+        return [*tokens, *results[1:], *in_place(flattened(after), flattened(writer.caches))]
 
     return compile_py_func(program)
 
 
-def _sampled(
-    scribe: HloScribe, programs: Programs, shared: Any, x: Tensor, packed: Tensor, chosen: int
-) -> list[Tensor]:
-    """Sample after some of the tokens x [tokens, 1, h]. Return tokens s32[chosen] and logits f32[samples, 1, vocab]."""
-    rows, position = (field(packed, SAMPLED, name) for name in ("token", "position"))
-    logits = programs.logits(scribe, shared, hlo.take(x, rows))
-    policy = unpacked(field(packed, SAMPLED, "policy"))
-    flat = hlo.reshape(logits, rows.sizes[0], -1)
-    tokens = sample(flat, hlo.full(0, "pred", flat.sizes), policy, position)
-    return [padded(tokens, chosen), logits]
+class _Writer:
+    """Writes one step: its parameters, and what is computed of them."""
+
+    def __init__(self, scribe: HloScribe, programs: Programs, layout: CacheLayout, key: TokensKey) -> None:
+        self.scribe, self.programs, self.layout, self.key = scribe, programs, layout, key
+        self.sequence = sequence_row(layout, key.pages)
+        parameters = hlo.Parameters()
+        rows = [(TOKEN, key.tokens), (self.sequence, key.segments), (SAMPLED, key.samples)]
+        self.tokens, self.sequences, self.samples = declare_joined(parameters, "step", *rows)
+        self.before = parameters.add(dtype_named("s32")[key.chosen], "before")
+        self.caches = layout.declare(parameters, layout.layers)
+        self.shared, self.weights = programs.declare_weights(parameters, programs.whole)
+
+    def computed(
+        self, ids: Tensor, position: Tensor, end: Tensor, sequences: Tensor, caches: list[Cache]
+    ) -> tuple[Tensor, list[Cache]]:
+        """Compute tokens. ids, position, end s32[tokens] -> hidden states [tokens, 1, h], and the caches after"""
+        places = slots = None
+        if self.layout.has_places:
+            places = field(sequences, self.sequence, "places")
+            slots = hlo.take(hlo.reshape(hlo.slice(places, 1, 0, 1), -1), located(sequences, self.key.tokens)[1])
+        one = hlo.full(1, "s32", ids.sizes)
+        step = Step(hlo.reshape(ids, -1, 1), position, one, end, slots, 0, places=places)
+        segments, programs = segments_of(self.layout, sequences), self.programs
+        return programs.body(
+            self.scribe, programs.whole, self.shared, self.weights, None, caches, step, segments
+        )  # fmt: skip
+
+    def sampled(self, x: Tensor, later: Tensor | int = 0) -> list[Tensor]:
+        """Sample after some of the tokens x [tokens, 1, h], so many positions later than the rows say.
+
+        -> s32[samples], logits f32[samples, 1, vocab]
+        """
+        rows, position = (field(self.samples, SAMPLED, name) for name in ("token", "position"))
+        logits = self.programs.logits(self.scribe, self.shared, hlo.take(x, rows))
+        flat = hlo.reshape(logits, rows.sizes[0], -1)
+        policy = unpacked(field(self.samples, SAMPLED, "policy"))
+        return [sample(flat, hlo.full(0, "pred", flat.sizes), policy, position + later), logits]
+
+    def rounds(self, ids: Tensor, position: Tensor, end: Tensor) -> list[Tensor]:
+        """Compute a step, and then, as long as rows have tokens left, what they sample, one more of each in a round.
+
+        There is more than one round only if each token samples, and is of a sequence of its own.
+        """
+        count, vocab = self.key.samples, self.programs.config.vocab_size
+        eos = field(self.samples, SAMPLED, "eos")
+
+        def one(
+            i: Tensor, ids: Tensor, position: Tensor, end: Tensor, left: Tensor, sequences: Tensor, tokens: Tensor,
+            _: Tensor, *flat: Tensor,
+        ) -> list[Tensor]:  # fmt: skip
+            x, after = self.computed(ids, position, end, sequences, self.layout.by_layer(flat))
+            found, logits = self.sampled(x, later=i)
+            found = hlo.select(left > 0, found, NOTHING)
+            tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(found, -1, 1), [hlo.constant(0, "s32"), i])
+            left = hlo.select(ends(found, eos), 0, left - 1)
+            ids = hlo.select(found < 0, ids, found)
+            return [
+                *(i + 1, ids, position + 1, position + 2, left, self._moved(sequences, left), tokens, logits),
+                *flattened(after),
+            ]
+
+        tokens, logits = hlo.full(NOTHING, "s32", [count, ROUNDS]), hlo.full(0, "f32", [count, 1, vocab])
+        left = field(self.samples, SAMPLED, "left")
+        state = [hlo.constant(0, "s32"), ids, position, end, left, self.sequences, tokens, logits]
+        (_, last, _, _, _, _, tokens, logits), after = looped(
+            lambda i, ids, position, end, left, *_: hlo.logical_or(hlo.equal(i, 0), hlo.any(left > 0, 0)),
+            one,
+            state,
+            self.caches,
+            self.caches,
+        )
+        return [padded(last, self.key.chosen), tokens, logits, *after]
+
+    def _moved(self, sequences: Tensor, left: Tensor) -> Tensor:
+        """Return the rows of sequences for the next round: one token further on, and none of those that have ended."""
+        first, start, of_prompt = (field(sequences, self.sequence, name) for name in ("first", "start", "of_prompt"))
+        head = [first, hlo.convert(left > 0, "s32"), start + 1, of_prompt]
+        rest = hlo.slice(sequences, 1, columns(SEGMENT), sequences.sizes[1])
+        return hlo.concatenate([*(hlo.reshape(each, -1, 1) for each in head), rest], 1)
 
 
 def padded(tokens: Tensor, size: int) -> Tensor:
