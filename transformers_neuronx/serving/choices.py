@@ -95,7 +95,7 @@ class Chosen:
     def read(self) -> dict[int, list[int]]:
         """Wait for the tokens. Return those of each request, by its id, or BROKEN; note their log-probabilities."""
         tokens = self.tokens.numpy()
-        rows = tokens.reshape(len(tokens), -1).tolist()
+        rows = (tokens if tokens.ndim > 1 else tokens[:, None]).tolist()
         if self._logprobs:
             own, ids, values = (result.numpy() for result in self._logprobs)
             for place, request in enumerate(self._requests):
