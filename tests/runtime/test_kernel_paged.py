@@ -145,6 +145,17 @@ def test_the_same_bits_in_any_company_chunks_and_pages(kind, window, write, rand
         np.testing.assert_array_equal(singles[1], several[2:])
 
 
+def test_rows_without_tokens_hide_nothing(write, random, monkeypatch):
+    """Eight empty rows of prompts beside one whose queries are in several blocks: all of them read what it writes."""
+    arrays = inputs(random, [(0, 0, 1)] * 8 + [(40, 0, 1)], 40)
+    program, module = compiled(write, arrays, 2)
+    wanted, *written = by_its_body(module, arrays, monkeypatch)
+    for context, *after in at_every_level(program, *arrays):
+        np.testing.assert_allclose(context, wanted, atol=1e-5)
+        for got, want in zip(after, written, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_what_is_outside_the_cache_is_left_alone(write, random):
     arrays = inputs(random, [(3, 0, 1), (3, 190, 1), (3, 62, 1)], 9)
     arrays[3][0, SEGMENT], arrays[3][2, SEGMENT + 1] = PAGES, -1  # pages that do not exist; the middle one ends at 193

@@ -33,10 +33,13 @@ struct Attention {
   }
 
   void Run(const Pool& pool) const {
-    int64_t pieces = 0;
-    for (int64_t row = 0; row < a.rows; ++row) pieces += Blocks(row) * a.kv_heads;
+    int64_t pieces = 0, most = 0;  // rows without queries have no block
+    for (int64_t row = 0; row < a.rows; ++row) {
+      pieces += Blocks(row) * a.kv_heads;
+      most = Blocks(row) > most ? Blocks(row) : most;
+    }
     if constexpr (Head::kWrites)
-      if (pieces > a.rows * a.kv_heads)
+      if (most > 1)
         ForEach(pool, a.rows * a.kv_heads, [this](int64_t head) {
           if (Blocks(head / a.kv_heads) > 1) Head(a, head / a.kv_heads, head % a.kv_heads).Write();
         });
