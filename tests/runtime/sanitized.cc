@@ -188,15 +188,17 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
 
 // Three sequences in pages: a prompt, a single token, and three tokens that go on; and two tokens of no sequence.
 void AttendOver(const std::vector<const Kernels*>& levels, Type type, Type cached, int64_t tokens, int64_t size) {
-  const int64_t kv_heads = 2, heads = kv_heads * (1 + Below(3)), page = kPage, pages = 8, most = 3;
+  const int64_t kv_heads = 2, heads = kv_heads * (1 + Below(3)), pages = 16, most = 8;
+  const int64_t page = kPage << Below(3);
   const int64_t total = tokens + 6, window = Below(2) * (1 + Below(90));
   auto q = Numbers(type, total * heads * size), k = Numbers(type, total * kv_heads * size);
   auto v = Numbers(type, total * kv_heads * size);
   const auto keys = Numbers(cached, pages * kv_heads * page * size);
   const auto scales = Numbers(Type::kF32, pages * kv_heads * page);
   const auto count = static_cast<int32_t>(tokens);
-  const int32_t rows[3][kRowColumns + most] = {
-      {0, count, 0, 1, 5, -1, -1}, {count, 1, 70, 0, 7, 1, -1}, {count + 1, 3, 126, 0, 2, 6, 3}};
+  const int32_t rows[3][kRowColumns + most] = {{0, count, 0, 1, 5, 4, 12, -1, -1, -1, -1, -1},
+                                               {count, 1, 70, 0, 7, 1, 0, 3, 8, -1, -1, -1},
+                                               {count + 1, 3, 126, 0, 2, 6, 13, 14, 9, 15, 10, 11}};
   std::vector<float> wanted;
   for (const Kernels* level : levels) {
     auto own_keys = keys, own_values = keys, key_scales = scales, value_scales = scales;

@@ -145,6 +145,46 @@ def test_the_same_bits_in_any_company_chunks_and_pages(kind, window, write, rand
         np.testing.assert_array_equal(singles[1], several[2:])
 
 
+def positions_of(cache, row, end, page):
+    """Keys or values of a sequence's first `end` positions, [end, kv_heads, ·], where the row has the pages."""
+    at = np.arange(end)
+    return cache.reshape(-1, KV_HEADS, page, cache.shape[2])[row[SEGMENT:][at // page], :, at % page]
+
+
+def in_pages_of(page, arrays, random):
+    """The same sequences in pages of this size, in any order."""
+    tokens, rows, caches = arrays[:3], arrays[3], arrays[4:]
+    most = -(-MOST * PAGE // page)
+    table = random.permutation(len(rows) * most).reshape(len(rows), most)
+    moved = np.concatenate([rows[:, :SEGMENT], table], 1).astype(np.int32)
+    others = []
+    for cache in caches:
+        other = np.zeros((table.size, KV_HEADS, page, cache.shape[2]), cache.dtype)
+        for row, new in zip(rows, moved, strict=True):
+            end = row[1] + row[2]
+            at = np.arange(end)
+            other[new[SEGMENT:][at // page], :, at % page] = positions_of(cache, row, end, PAGE)
+        others.append(other.reshape(-1, page, cache.shape[2]))
+    return [*tokens, moved, *others]
+
+
+@pytest.mark.parametrize("kind", [dict(), dict(s8=True), dict(dtype="bf16", size=64)])
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("page", [16, 32, 128])
+def test_pages_of_any_size_have_the_same_bits(kind, window, page, write, random):
+    arrays = inputs(random, MIXED, 130, **kind)
+    both = [arrays, in_pages_of(page, arrays, random)]
+    programs = [compiled(write, some, len(arrays) - 4, window=window)[0] for some in both]
+    results = [list(at_every_level(program, *some)) for program, some in zip(programs, both, strict=True)]
+    for (wanted, *before), (context, *after) in zip(*results, strict=True):
+        assert wanted.any()
+        np.testing.assert_array_equal(context, wanted)
+        for old, new in zip(before, after, strict=True):
+            for row, moved in zip(arrays[3], both[1][3], strict=True):
+                end = row[1] + row[2]
+                np.testing.assert_array_equal(positions_of(new, moved, end, page), positions_of(old, row, end, PAGE))
+
+
 def test_rows_without_tokens_hide_nothing(write, random, monkeypatch):
     """Eight empty rows of prompts beside one whose queries are in several blocks: all of them read what it writes."""
     arrays = inputs(random, [(0, 0, 1)] * 8 + [(40, 0, 1)], 40)

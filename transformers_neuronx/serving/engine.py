@@ -19,13 +19,12 @@ from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.layers.sampling import BROKEN
-from transformers_neuronx.runtimes.kernels import PAGE
 from transformers_neuronx.serving.choices import Chosen
 from transformers_neuronx.serving.guesses import PromptLookup, drafts_of, guesser_of, with_guesses
 from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.paged import PagedSteps
-from transformers_neuronx.serving.pages import Pages
+from transformers_neuronx.serving.pages import PAGE, Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 from transformers_neuronx.serving.slots import SlotSteps

@@ -17,6 +17,7 @@ from itertools import islice, takewhile
 import numpy as np
 
 NO_PAGE = 0  # never given to anyone: it stands where a sequence has no page
+PAGE = 64  # positions of a page of an engine
 COMPARED = 16  # pages with the same tokens before, of which the one most like a prompt is copied
 
 

@@ -37,7 +37,7 @@ LARGEST_GROUP = 4096  # of inputs, so that their sums fit into 32 bits
 LONGEST_HEAD = 256
 MOST_BIASES = 2**31 - 1  # so that their offsets fit into 32 bits
 CACHE = dict(attention=5, paged_attention=4)  # the first operand that belongs to the cache
-PAGE = 64  # positions of a page: this or a larger power of two
+PAGE = 16  # positions of a page: this or a larger power of two
 FLOATS = ("f32", "bf16", "f16")
 MOST_PARTS = 3  # of one linear layer
 

@@ -65,6 +65,7 @@ struct Cached : HeadOf<Number, AttentionArguments> {
 
   // Positions of a page are adjacent.
   int64_t Stride() const { return a.size; }
+  int64_t Adjacent() const { return a.page; }
   const Number* Key(int64_t position) const { return keys + Place(position) * a.size; }
   const Number* Value(int64_t position) const { return values + Place(position) * a.size; }
   const Number* NextKeys() const { return keys + a.page * a.size; }

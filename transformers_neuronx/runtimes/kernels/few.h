@@ -86,7 +86,7 @@ struct Few {
     for (int64_t i = 0; i * kLanes < count; ++i) {
       scores.of[i] = Exp(scores.of[i] - zero);
       total += scores.of[i];
-      if constexpr (Head::kScaled) scores.of[i] *= Some(head.ValueScales(position) + i * kLanes, count - i * kLanes);
+      if constexpr (Head::kScaled) scores.of[i] *= Some(head.ValueScales(position + i * kLanes), count - i * kLanes);
     }
     sum[query] = sum[query] * factor[0] + Total(total);
     for (int64_t part = 0; part < parts; ++part) context[query][part] *= factor;
@@ -94,15 +94,19 @@ struct Few {
 
   void AddValues(int64_t part, int64_t position, int64_t count, const Scores (&scores)[COUNT]) {
     Floats sums[COUNT][kParts] = {};
-    const Number* value = head.Value(position);
     const bool last = position + kPositions > newest;
-    const Number* next = last ? head.NextKeys() : head.Key(position + kPositions);
-    for (int64_t i = 0; i < count; ++i, value += head.Stride(), next += head.Stride()) {
-      head.Ask(next);
-      UNROLL for (int64_t j = 0; j < kParts; ++j) {
-        const Floats some = Part(value, part + j);
-        UNROLL for (int query = 0; query < COUNT; ++query)
-          sums[query][j] += reinterpret_cast<const float*>(scores[query].of)[i] * some;
+    for (int64_t at = 0, end; at < count; at = end) {
+      end = Least(at + head.Adjacent(), count);
+      const int64_t later = Least(position + kPositions + at, newest);
+      const Number* value = head.Value(position + at);
+      const Number* next = last ? head.NextKeys() + at * head.Stride() : head.Key(later);
+      for (int64_t i = at; i < end; ++i, value += head.Stride(), next += head.Stride()) {
+        head.Ask(next);
+        UNROLL for (int64_t j = 0; j < kParts; ++j) {
+          const Floats some = Part(value, part + j);
+          UNROLL for (int query = 0; query < COUNT; ++query)
+            sums[query][j] += reinterpret_cast<const float*>(scores[query].of)[i] * some;
+        }
       }
     }
     UNROLL for (int query = 0; query < COUNT; ++query)

@@ -7,6 +7,7 @@
 // A kernel has a `Head`, made from its arguments, a row and a key head. It knows where keys and values are stored,
 // which positions a query sees, and how products become scores:
 //   Key(position), Value(position)     the numbers of a position; those of the next one are Stride() further on
+//   Adjacent()                         of how many positions that is so, from each multiple of them on: at least 16
 //   NextKeys()                         the keys that are read after this head
 //   Own(query), Oldest(own)            the last position that a query sees, or -1, and the first one
 //   Score(products, query, position, count, distance)  scores of one query, with `count` positions along the lanes

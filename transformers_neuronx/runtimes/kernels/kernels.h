@@ -68,7 +68,7 @@ struct LinearArguments {
 //   biases            [heads, distances] or null: added to scores by distance; the last one is also for all larger ones
 //   window, softcap   0 if there is none
 // If a row has several pages, `page` is a power of two and a multiple of kPage.
-constexpr int64_t kPage = 64;
+constexpr int64_t kPage = 16;
 constexpr int64_t kRowColumns = 4;  // of a packed row, before its pages: first, length, start, prompt
 
 struct AttentionArguments {

@@ -46,6 +46,7 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
   static bool Together(const MemoryArguments&, int64_t, bool many) { return many; }
 
   int64_t Stride() const { return a.kv_heads * a.size; }
+  int64_t Adjacent() const { return a.positions; }
   const Number* Key(int64_t position) const { return keys + position * Stride(); }
   const Number* Value(int64_t position) const { return values + position * Stride(); }
   const Number* NextKeys() const { return keys + a.size; }

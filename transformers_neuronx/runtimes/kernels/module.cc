@@ -171,7 +171,7 @@ ffi::Error AttentionOver(ffi::ThreadPool& threads, ffi::RemainingArgs operands, 
     arguments.table = s32(3) + kRowColumns;
     const bool power = (arguments.page & (arguments.page - 1)) == 0;
     if (arguments.most < 1 || (arguments.most > 1 && (!power || arguments.page % kPage)))
-      return ffi::Error::InvalidArgument("paged_attention: pages must be a power of two of at least 64 positions");
+      return ffi::Error::InvalidArgument("paged_attention: pages must be a power of two of at least 16 positions");
   }
   level.load(std::memory_order_relaxed)->attention(arguments, PoolOf(threads));
   return ffi::Error::Success();
