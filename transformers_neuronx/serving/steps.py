@@ -22,6 +22,7 @@ TOKEN = row_of(id=None, position=None, end=None, chosen=None)
 # A sample: after which token, the position of the token that is sampled, how, the number of tokens to generate, each
 # after the one before, and which end that, with -1 where there are fewer.
 SAMPLED = row_of(token=None, position=None, policy=POLICY_COLUMNS, left=None, eos=EOS_COLUMNS)
+LOGITS = row_of(token=None)  # after which token logits are wanted
 ROUNDS = 32  # most tokens that a step generates of a sequence
 FEW = 8  # rows
 
@@ -43,6 +44,19 @@ class TokensKey(ProgramKey):
     def rounds(self) -> bool:
         """Whether it can generate several tokens of each sequence."""
         return self.samples == self.tokens == self.segments
+
+
+@dataclass(frozen=True)
+class LogitsKey(ProgramKey):
+    """A step of single tokens that returns logits: tokens, sequences that they may be of, pages of a sequence, and
+    tokens whose logits it returns.
+    """
+
+    kind = "logits"
+    tokens: int
+    segments: int
+    pages: int
+    logits: int
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,15 @@ def keys_of(tokens: int, rows: int, pages: int, guesses: int = 0) -> list[Tokens
     ]
 
 
+def logits_keys(tokens: int, rows: int, pages: int, every: bool) -> list[LogitsKey]:
+    """List the programs that return logits, for the steps of `keys_of`: with `every`, those of all tokens, otherwise of
+    one token of each sequence.
+    """
+    found = (key for key in keys_of(tokens, rows, pages) if key.samples)
+    sizes = ((key.tokens, key.segments, key.pages, key.tokens if every else key.samples) for key in found)
+    return [LogitsKey(*each) for each in dict.fromkeys(sizes)]
+
+
 def powers(most: int) -> list[int]:
     """Return 1, 2, 4, … up to the first that is at least `most`."""
     return [1 << power for power in range((most - 1).bit_length() + 1)]
@@ -134,11 +157,11 @@ def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloM
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
-        writer = _Writer(scribe, programs, layout, key)
+        writer = _Writer(scribe, programs, layout, key, (SAMPLED, key.samples), key.chosen)
         ids, position, end, row = (field(writer.tokens, TOKEN, name) for name in ("id", "position", "end", "chosen"))
         ids = hlo.select(row >= 0, hlo.maximum(hlo.take(writer.before, hlo.maximum(row, 0)), 0), ids)
         if key.rounds:
-            return writer.rounds(ids, position, end)
+            return writer.rounds(ids, position, end, key.chosen)
         x, after = writer.computed(ids, position, end, writer.sequences, writer.caches)
         results = writer.sampled(x) if key.samples else [hlo.convert(hlo.slice(hlo.reshape(x, -1), 0, 0, 1), "f32")]
         tokens = [padded(results[0], key.chosen)] if key.samples else results[:1]
@@ -147,16 +170,38 @@ def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloM
     return compile_py_func(program)
 
 
-class _Writer:
-    """Writes one step: its parameters, and what is computed of them."""
+def logits_module(programs: Programs, layout: CacheLayout, key: LogitsKey) -> HloModuleProto:
+    """Write the program of a step that returns logits.
 
-    def __init__(self, scribe: HloScribe, programs: Programs, layout: CacheLayout, key: TokensKey) -> None:
-        self.scribe, self.programs, self.layout, self.key = scribe, programs, layout, key
+    Parameters: a row of `TOKEN` for each token, whose `chosen` is not read, a `sequence_row` for each sequence and a
+    row of `LOGITS` for each wanted token, joined; the caches; the weights. Results: logits f32[logits, 1, vocab]; the
+    caches, in place.
+    """
+
+    def program(scribe: HloScribe) -> list[Tensor]:
+        writer = _Writer(scribe, programs, layout, key, (LOGITS, key.logits))
+        ids, position, end = (field(writer.tokens, TOKEN, name) for name in ("id", "position", "end"))
+        x, after = writer.computed(ids, position, end, writer.sequences, writer.caches)
+        logits = writer.logits(x, field(writer.wanted, LOGITS, "token"))
+        return [logits, *in_place(flattened(after), flattened(writer.caches))]
+
+    return compile_py_func(program)
+
+
+class _Writer:
+    """Writes one step: its parameters, and what is computed of them. What is `wanted` has rows of a type, so many."""
+
+    def __init__(
+        self, scribe: HloScribe, programs: Programs, layout: CacheLayout, key: TokensKey | LogitsKey,
+        wanted: tuple[Row, int], chosen: int = 0,
+    ) -> None:  # fmt: skip
+        self.scribe, self.programs, self.layout, self.size = scribe, programs, layout, key.tokens
         self.sequence = sequence_row(layout, key.pages)
         parameters = hlo.Parameters()
-        rows = [(TOKEN, key.tokens), (self.sequence, key.segments), (SAMPLED, key.samples)]
-        self.tokens, self.sequences, self.samples = declare_joined(parameters, "step", *rows)
-        self.before = parameters.add(dtype_named("s32")[key.chosen], "before")
+        rows = [(TOKEN, key.tokens), (self.sequence, key.segments), wanted]
+        self.tokens, self.sequences, self.wanted = declare_joined(parameters, "step", *rows)
+        if chosen:
+            self.before = parameters.add(dtype_named("s32")[chosen], "before")
         self.caches = layout.declare(parameters, layout.layers)
         self.shared, self.weights = programs.declare_weights(parameters, programs.whole)
 
@@ -167,7 +212,7 @@ class _Writer:
         places = slots = None
         if self.layout.has_places:
             places = field(sequences, self.sequence, "places")
-            slots = hlo.take(hlo.reshape(hlo.slice(places, 1, 0, 1), -1), located(sequences, self.key.tokens)[1])
+            slots = hlo.take(hlo.reshape(hlo.slice(places, 1, 0, 1), -1), located(sequences, self.size)[1])
         one = hlo.full(1, "s32", ids.sizes)
         step = Step(hlo.reshape(ids, -1, 1), position, one, end, slots, 0, places=places)
         segments, programs = segments_of(self.layout, sequences), self.programs
@@ -180,19 +225,23 @@ class _Writer:
 
         -> s32[samples], logits f32[samples, 1, vocab]
         """
-        rows, position = (field(self.samples, SAMPLED, name) for name in ("token", "position"))
-        logits = self.programs.logits(self.scribe, self.shared, hlo.take(x, rows))
+        rows, position = (field(self.wanted, SAMPLED, name) for name in ("token", "position"))
+        logits = self.logits(x, rows)
         flat = hlo.reshape(logits, rows.sizes[0], -1)
-        policy = unpacked(field(self.samples, SAMPLED, "policy"))
+        policy = unpacked(field(self.wanted, SAMPLED, "policy"))
         return [sample(flat, hlo.full(0, "pred", flat.sizes), policy, position + later), logits]
 
-    def rounds(self, ids: Tensor, position: Tensor, end: Tensor) -> list[Tensor]:
+    def logits(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Return logits after some of the tokens x [tokens, 1, h]. -> f32[·, 1, vocab]"""
+        return self.programs.logits(self.scribe, self.shared, hlo.take(x, tokens))
+
+    def rounds(self, ids: Tensor, position: Tensor, end: Tensor, chosen: int) -> list[Tensor]:
         """Compute a step, and then, as long as rows have tokens left, what they sample, one more of each in a round.
 
         There is more than one round only if each token samples, and is of a sequence of its own.
         """
-        count, vocab = self.key.samples, self.programs.config.vocab_size
-        eos = field(self.samples, SAMPLED, "eos")
+        count, vocab = self.size, self.programs.config.vocab_size
+        eos = field(self.wanted, SAMPLED, "eos")
 
         def one(
             i: Tensor, ids: Tensor, position: Tensor, end: Tensor, left: Tensor, sequences: Tensor, tokens: Tensor,
@@ -210,7 +259,7 @@ class _Writer:
             ]
 
         tokens, logits = hlo.full(NOTHING, "s32", [count, ROUNDS]), hlo.full(0, "f32", [count, 1, vocab])
-        left = field(self.samples, SAMPLED, "left")
+        left = field(self.wanted, SAMPLED, "left")
         state = [hlo.constant(0, "s32"), ids, position, end, left, self.sequences, tokens, logits]
         (_, last, _, _, _, _, tokens, logits), after = looped(
             lambda i, ids, position, end, left, *_: hlo.logical_or(hlo.equal(i, 0), hlo.any(left > 0, 0)),
@@ -219,7 +268,7 @@ class _Writer:
             self.caches,
             self.caches,
         )
-        return [padded(last, self.key.chosen), tokens, logits, *after]
+        return [padded(last, chosen), tokens, logits, *after]
 
     def _moved(self, sequences: Tensor, left: Tensor) -> Tensor:
         """Return the rows of sequences for the next round: one token further on, and none of those that have ended."""
