@@ -30,10 +30,10 @@ INSIDE = {
         "encoder_decoder", "profiling", "metrics", "manifest", "artifacts", "rules", "inputs", "feeding",
     ],
     "serving": [
-        "text", "request", "pages", "kv_cache", "scheduler", "steps", "choices", "sources", "paged", "guesses",
-        "slots", "handles", "engine",
+        "text", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "sources", "paged",
+        "guesses", "slots", "handles", "engine",
     ],
-    "models": ["generation", "base", "methods", "sampling", "encoder_decoder"],
+    "models": ["block_calls", "generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "adapter"],
     "analysis": ["inspection", "planning", "comparison"],

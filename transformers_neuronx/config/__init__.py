@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from transformers_neuronx.config.attributes import may_be_read, mention, quantized_with
 from transformers_neuronx.config.sparse_attention import Pattern
 from transformers_neuronx.config.switches import (
+    Blocks as Blocks,
     ContinuousBatchingConfig as ContinuousBatchingConfig,
     GenerationConfig as GenerationConfig,
     KVCacheQuantizationConfig as KVCacheQuantizationConfig,
@@ -86,7 +87,8 @@ class Buckets:
 @dataclass(frozen=True)
 class CompileOptions:
     """Options of compilation: sequences and prompts at once, element type, devices, layers per program, and tokens of
-    one loop on the devices (0: no loop). `workers` programs are compiled at once; None means one per processor.
+    one loop on the devices (0: no loop). `workers` programs are compiled at once; None means one per processor. With
+    `blocks`, the cache has these instead of slots.
     """
 
     buckets: Buckets
@@ -102,6 +104,7 @@ class CompileOptions:
     kv_cache_quant: KVCacheQuantizationConfig | None = None
     sparse: Pattern | None = None
     shard_over_sequence: bool = False
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:

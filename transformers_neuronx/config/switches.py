@@ -117,21 +117,39 @@ class Switches:
         """Check fields against each other, and complete them, after all are set or the field `changed` was."""
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """A cache in `count` blocks of `size` positions each, which callers give to sequences. With `chunked`, a call may
+    have chunks of prompts and running rows. With `all_logits`, it returns the logits of all tokens.
+    """
+
+    size: int
+    count: int
+    chunked: bool = False
+    all_logits: bool = False
+
+
 @forgiving()
 @dataclass
 class ContinuousBatchingConfig(Switches):
     """Requests that join and leave a batch: calls of `forward` give the cache slot of the sequence in each row.
 
-    `max_num_seqs` sequences fit, of `max_model_len` tokens each; `batch_size_for_shared_caches` is an older name.
+    `max_num_seqs` sequences fit, of `max_model_len` tokens each; `batch_size_for_shared_caches` is an older name. After
+    `init_cache_engine` with blocks that are shorter than a sequence, calls give the blocks of each sequence instead, in
+    `input_metadata`. With `enable_chunked_prefill`, a call may have chunks of prompts and running rows.
     """
 
     max_num_seqs: int | None = works(None, _or_none(_whole(1)))
     batch_size_for_shared_caches: int | None = works(None, _or_none(_whole(1)))
     max_model_len: int | None = works(None, _or_none(_whole(1)))
-    optimized_paged_attention: bool = refused(False, "a sequence has one slot, not pages")
-    enable_chunked_prefill: bool = refused(False, "it needs a paged cache; long prompts are split into windows anyway")
+    optimized_paged_attention: bool = works(False, _TRUTH)
+    enable_chunked_prefill: bool = works(False, _TRUTH)
+    block_size: int | None = works(None, _or_none(_whole(1)))
+    num_blocks: int | None = works(None, _or_none(_whole(1)))
 
     def settle(self, changed: str = "") -> None:
+        if self.enable_chunked_prefill and not self.optimized_paged_attention:
+            raise ConfigError("enable_chunked_prefill needs optimized_paged_attention=True: pass both")
         both = ("max_num_seqs", "batch_size_for_shared_caches")
         given = {getattr(self, name) for name in ([changed] if changed in both else both)} - {None}
         if len(given) != 1:
@@ -142,9 +160,21 @@ class ContinuousBatchingConfig(Switches):
         self.__dict__.update(dict.fromkeys(both, *given))
 
     def init_cache_engine(self, block_size: int, num_blocks: int) -> None:
-        """Check how vLLM has divided the cache: a block must hold a whole sequence."""
-        if self.max_model_len is not None and block_size < self.max_model_len:
-            raise ConfigError(f"block_size must be at least max_model_len={self.max_model_len}, got {block_size}")
+        """Divide the cache into `num_blocks` blocks of `block_size` positions each, for models that are made after it.
+
+        A block of `max_model_len` positions or more is the slot of a sequence. With `optimized_paged_attention`, raises
+        ConfigError without a `max_model_len`.
+        """
+        if self.optimized_paged_attention and self.max_model_len is None:
+            raise ConfigError("init_cache_engine needs max_model_len with optimized_paged_attention, got None")
+        self.block_size, self.num_blocks = block_size, num_blocks
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The blocks of the cache, or None if each sequence has one slot."""
+        if self.block_size is None or self.num_blocks is None or self.block_size >= (self.max_model_len or 0):
+            return None
+        return Blocks(self.block_size, self.num_blocks, self.enable_chunked_prefill)
 
     def batch_size(self, asked: int | None) -> int:
         """Return the number of slots; `asked` must equal it, if given."""
@@ -336,6 +366,22 @@ class NeuronConfig(Switches):
         return self.padding_side == "right"
 
     lhs_aligned = vectorize_last_token_id = use_2d_cache_ids
+
+    @property
+    def paged_attention(self) -> bool:
+        """Whether the cache is in blocks that callers give to sequences."""
+        return self.continuous_batching is not None and self.continuous_batching.blocks is not None
+
+    @property
+    def optimized_paged_attention(self) -> bool:
+        """Whether it is, and continuous batching says `optimized_paged_attention`."""
+        batching = self.continuous_batching
+        return batching is not None and batching.blocks is not None and batching.optimized_paged_attention
+
+    @property
+    def enable_chunked_prefill(self) -> bool:
+        """Whether it is, and calls may have chunks of prompts."""
+        return self.optimized_paged_attention and self.continuous_batching.enable_chunked_prefill  # type: ignore[union-attr]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields in the types of JSON."""

@@ -26,8 +26,10 @@ import safetensors.torch
 import torch
 
 from transformers_neuronx.config import (
+    Blocks,
     CompileOptions,
     Completed,
+    ContinuousBatchingConfig,
     KVCacheQuantizationConfig,
     NeuronConfig,
     QuantizationConfig,
@@ -107,6 +109,8 @@ def description(family: Family, config: Any, options: CompileOptions) -> dict[st
     """Return what a model and an artifact must have in common, in the types of JSON."""
     compiled = dataclasses.asdict(options)
     del compiled["workers"]  # the number of parallel compilations changes no program
+    if options.blocks is None:
+        del compiled["blocks"]  # as in artifacts of earlier versions
     told = dict(family=family.name, config=dataclasses.asdict(config), options=compiled)
     in_json: dict[str, Any] = json.loads(as_json(told))
     return in_json
@@ -221,6 +225,8 @@ class Artifact:
                 kv_cache_quant=saved["kv_cache_quant"] and KVCacheQuantizationConfig(**saved["kv_cache_quant"]),
                 sparse_attn=saved["sparse"] and Pattern(**saved["sparse"]).config(),
                 shard_over_sequence=saved["shard_over_sequence"],
+                continuous_batching=_batching(saved),
+                output_all_logits=bool((saved.get("blocks") or {}).get("all_logits")),
             )
             sizes = dict(n_positions=positions, context_length_estimate=sources or context, amp=str(saved["amp"]))
         return dict(**sizes, **numbers, neuron_config=switches)
@@ -332,6 +338,21 @@ class Artifact:
                 if _ranked(name, 0) not in readers:
                     raise CheckpointError(f"{path}: {name!r} is missing, but {MANIFEST} lists it")
                 yield names, functools.partial(_pieces, path, readers, name)
+
+
+def _batching(saved: Mapping[str, Any]) -> ContinuousBatchingConfig | None:
+    """Return what divides the cache into the saved blocks, if there are any."""
+    if not saved.get("blocks"):
+        return None
+    blocks, longest = Blocks(**saved["blocks"]), max(saved["buckets"]["positions"])
+    batching = ContinuousBatchingConfig(
+        saved["batch_size"],
+        max_model_len=longest,
+        optimized_paged_attention=True,
+        enable_chunked_prefill=blocks.chunked,
+    )
+    batching.init_cache_engine(blocks.size, blocks.count)
+    return batching
 
 
 def _nothing(_: str) -> None:

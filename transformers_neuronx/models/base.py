@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from typing import Any, ClassVar, Self
 
 from transformers_neuronx.config import (
+    Blocks,
     Buckets,
     CompileOptions,
     Configuration,
@@ -28,6 +29,7 @@ from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.metrics import Meter, Metrics
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.models.block_calls import block_engine, check_blocks
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.support.arguments import mention_unknown, path_in, take_in_order
 from transformers_neuronx.support.progress import bar
@@ -127,10 +129,21 @@ class Model(PretrainedModel):
             workers=self.switches.compilation_worker_count,
             kv_cache_quant=self.switches.kv_cache_quant,
             shard_over_sequence=self.switches.shard_over_sequence,
+            blocks=self._blocks(),
         )
         if pattern := self.switches.sparse_attn:
             self.options = replace(self.options, sparse=pattern.pattern(self.options.buckets.longest))
+        if self.options.blocks is not None:
+            samples = self.switches.on_device_generation is not None
+            check_blocks(self.tag, self.engine, self.model_config, self.options, samples)
         self._rules().check(self.options.batch_size)
+
+    def _blocks(self) -> Blocks | None:
+        """The blocks that callers give to sequences, if they do."""
+        batching = self.switches.continuous_batching
+        if batching is None or batching.blocks is None:
+            return None
+        return replace(batching.blocks, all_logits=self.switches.output_all_logits)
 
     def _batch_sizes(self, batch_size: int | Sequence[int] | None, prompt_batch_size: int | None) -> dict[str, int]:
         asked = batch_size if batch_size is None or isinstance(batch_size, int) else max(batch_size)
@@ -328,7 +341,8 @@ class Model(PretrainedModel):
 
     def _new_decoder(self, device: bool) -> Decoder:
         runtime = get_runtime(self.switches.runtime, self.options.tp_degree, device)
-        decoder = self.engine(self.family, self.model_config, runtime, self.options)
+        engine = self.engine if self.options.blocks is None else block_engine(runtime)
+        decoder = engine(self.family, self.model_config, runtime, self.options)
         decoder.store.source = self._artifact.programs(decoder) if self._artifact else None
         return decoder
 

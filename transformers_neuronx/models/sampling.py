@@ -17,6 +17,7 @@ from transformers_neuronx.engine.inputs import Integers, Rows, integers, read_ro
 from transformers_neuronx.engine.profiling import Profile, profile
 from transformers_neuronx.engine.rules import Number, Rules
 from transformers_neuronx.errors import ConfigError, InputError
+from transformers_neuronx.models.block_calls import Limits, read_call
 from transformers_neuronx.models.generation import (
     Criteria,
     Generation,
@@ -29,6 +30,7 @@ from transformers_neuronx.models.generation import (
     streaming,
 )
 from transformers_neuronx.models.methods import NeuronModelBase
+from transformers_neuronx.serving.blocks import BlockDecoder
 from transformers_neuronx.support.turns import take_all
 
 Array = np.ndarray[Any, Any]
@@ -53,6 +55,17 @@ class ForSampling(NeuronModelBase):
     With `padding_side="right"` in the NeuronConfig, as continuous batching has it, rows are padded on the right:
     `cache_ids` [batch, n] are positions, with padding of 0 or -1, and `start_ids` [batch] are the cache slots of the
     rows, in any order.
+
+    If the cache is in blocks, as `init_cache_engine` of the ContinuousBatchingConfig makes it, `input_metadata` of
+    `forward` says which sequence has which. Its attributes are integers:
+
+    - `block_tables` [sequences, n]: the blocks of each sequence, in the order of its positions.
+    - `context_lens` [sequences], `seq_lens_tensor` [sequences]: for `enable_chunked_prefill`, tokens in the cache, and
+      tokens after the call. `input_ids` [1, n] has the new ones of all sequences side by side.
+    - `is_prompt`, `prompt_lens_tensor` [prompts]: without it, whether `input_ids` [1, n] are whole prompts side by
+      side, and their lengths; if they are not, `input_ids` [sequences, 1] has one token of each sequence.
+
+    `cache_ids` are then positions, and `start_ids` slots: block * block_size + place in the block.
 
     Arguments of `sample`:
 
@@ -107,6 +120,7 @@ class ForSampling(NeuronModelBase):
         start_ids: Integers | None = None,
         attention_mask: Integers | None = None,
         output_all_logits: bool | None = None,
+        input_metadata: Any = None,
     ) -> Any:
         """Return the logits after the last token of each row, f32[batch, vocab].
 
@@ -123,8 +137,16 @@ class ForSampling(NeuronModelBase):
         If `prompt_batch_size` is below `batch_size`, each prompt of a full batch of prompts goes to batch_size /
         prompt_batch_size slots, which repeat the prompts in order. Logits have one row for each prompt; sampled tokens
         one for each slot.
+
+        If the cache is in blocks, `input_metadata` has those of each sequence. Row i of the logits is for the last
+        token of sequence i; with `enable_chunked_prefill` there are `max_num_seqs` rows, and those of no sequence are
+        0. With all logits, they are f32[*, vocab] for `input_ids` [*]. Raises InputError for blocks that cannot be
+        right.
         """
         where = dict(cache_ids=cache_ids, start_ids=start_ids, attention_mask=attention_mask)
+        if self.takes_blocks(input_metadata):
+            with self.turns.take("forward()"):
+                return self.run_blocks(input_ids, output_all_logits, input_metadata, **where)
         with self.turns.take("forward()"):
             return self.run(input_ids, output_all_logits, **where)
 
@@ -141,9 +163,40 @@ class ForSampling(NeuronModelBase):
             logits = feed(self.decoder, rows, every)
             repeat(self.decoder, len(rows.tokens), repeats)
             call.mark()
-        scores = torch.from_numpy(spread(logits, rows) if every else logits[:, 0])
-        scores = scores.to(getattr(torch, switches.cast_logits_dtype))
-        return (scores, scores.log_softmax(-1)) if switches.log_softmax_scores else scores
+        return self._as_scores(spread(logits, rows) if every else logits[:, 0])
+
+    def takes_blocks(self, metadata: Any) -> bool:
+        """Whether calls give the blocks of sequences. Raises InputError for `metadata` where no cache was divided."""
+        batching = self.switches.continuous_batching
+        if metadata is not None and (batching is None or batching.block_size is None):
+            wanted = "call init_cache_engine(block_size, num_blocks) of its ContinuousBatchingConfig before to_neuron()"
+            raise InputError(f"input_metadata is for a model whose cache is in blocks: {wanted}")
+        return self.options.blocks is not None
+
+    def run_blocks(
+        self, input_ids: Integers, output_all_logits: bool | None, metadata: Any, attention_mask: Any = None,
+        **where: Integers | None,
+    ) -> Any:  # fmt: skip
+        """Do the same as `forward` over blocks, for a caller that has the turn."""
+        blocks, vocab_size = self.options.blocks, self.model_config.vocab_size
+        assert blocks is not None and isinstance(self.decoder, BlockDecoder)
+        if attention_mask is not None:
+            raise InputError(
+                "attention_mask cannot say where tokens are in a cache of blocks: pass input_metadata only"
+            )
+        every = self.switches.output_all_logits if output_all_logits is None else output_all_logits
+        limits = Limits(blocks, self.options.batch_size, self.options.buckets.longest, vocab_size)
+        read = read_call(input_ids, where["cache_ids"], where["start_ids"], metadata, limits, every)
+        logits = np.zeros((read.count, vocab_size), np.float32)
+        with self.meter.call(len(read.call.tokens)) as call:
+            logits[read.rows] = self.decoder.logits(read.call)
+            call.mark()
+        return self._as_scores(logits.reshape(*np.shape(input_ids), vocab_size) if every else logits)
+
+    def _as_scores(self, logits: Array) -> Any:
+        """Return logits in the type that the NeuronConfig wants, and their log-softmax if it does."""
+        scores = torch.from_numpy(logits).to(getattr(torch, self.switches.cast_logits_dtype))
+        return (scores, scores.log_softmax(-1)) if self.switches.log_softmax_scores else scores
 
     def score(
         self, input_ids: Integers, start_ids: Integers | None = None, attention_mask: Integers | None = None

@@ -11,7 +11,7 @@ class _Absent:
     def __init__(self, degree: int, panels: bool, loops: bool) -> None:
         self.device_count = degree
         self.panels = panels
-        self.loops = loops
+        self.loops = self.pages = loops
 
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
         return self.panels

@@ -123,6 +123,11 @@ class Runtime(Protocol):
         ...
 
     @property
+    def pages(self) -> bool:
+        """Whether attention over a cache in pages can be compiled."""
+        ...
+
+    @property
     def loops(self) -> bool:
         """Whether a program may have a loop whose end only the devices know."""
         ...

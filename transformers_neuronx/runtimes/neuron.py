@@ -283,6 +283,10 @@ class NeuronRuntime:
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
         return False
 
+    @property
+    def pages(self) -> bool:
+        return False
+
     def spent(self) -> Mapping[str, tuple[int, float]]:
         return {}
 

@@ -249,6 +249,10 @@ class XlaRuntime:
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
         return self.platform == "cpu" and kernels.attends_in_place(cached, head_dim)
 
+    @property
+    def pages(self) -> bool:
+        return True
+
     def spent(self) -> Mapping[str, tuple[int, float]]:
         return kernels.spent() if self.platform == "cpu" else {}
 

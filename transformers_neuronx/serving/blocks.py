@@ -1,0 +1,182 @@
+"""A model over a cache of blocks that the caller gives to sequences: calls as plain data, its programs, its engine.
+
+A step is one of single tokens, as in `steps`. A call that is longer than the largest step, or whose sequences read what
+others of the same call write, is computed in several steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.keys import ProgramKey, Segment
+from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.errors import InputError
+from transformers_neuronx.layers.rows import joined
+from transformers_neuronx.pyhlo import HloModuleProto
+from transformers_neuronx.serving.steps import LOGITS, TOKEN, LogitsKey, logits_keys, logits_module, sequence_row
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """The tokens of some sequences side by side, s32[n]: `count[i]` of sequence i, from position `start[i]` on.
+
+    start, count s32[sequences]. Row i of `tables`, s32[sequences, ·], has the blocks of sequence i in the order of its
+    positions; after those in use it may have anything. `wanted` s32[m] are the tokens whose logits are returned.
+    """
+
+    tokens: Array
+    start: Array
+    count: Array
+    tables: Array
+    wanted: Array
+
+
+class Part(NamedTuple):
+    """Some tokens of a sequence in a step: `many` of them, from token `first` of the call on."""
+
+    sequence: int
+    first: int
+    many: int
+
+
+class BlockPrograms(Programs):
+    """The programs of a model over blocks: steps of tokens that return logits. There are no others."""
+
+    def __init__(self, *model: Any) -> None:
+        super().__init__(*model)
+        assert self.options.blocks is not None
+        self.blocks = blocks = self.options.blocks
+        self.cache = self.cache.paged(blocks.size, dict.fromkeys(self.cache.windows, blocks.count), 1)
+        longest = max(*self.options.buckets.context, 1, self.slots)
+        every = blocks.all_logits
+        self.keys = logits_keys(longest, self.slots, -(-self.positions // blocks.size), every)
+
+    def module(self, key: ProgramKey, segment: Segment) -> HloModuleProto:
+        if isinstance(key, LogitsKey):
+            return logits_module(self, self.cache, key)
+        raise InputError(
+            f"a model whose cache is in blocks has no program {key.name}: it answers forward() with input_metadata; "
+            "for sample(), generate() and other calls, make a model without init_cache_engine()"
+        )
+
+    @property
+    def window(self) -> int:
+        """The most positions that a token reads, with its own."""
+        return max(window or self.positions for window in self.cache.windows)
+
+
+class BlockDecoder(Decoder):
+    """The engine of a model over blocks."""
+
+    programs_of = BlockPrograms
+    programs: BlockPrograms
+
+    def planned(self) -> list[ProgramKey]:
+        """Return the keys of the programs that calls need."""
+        return [*self.programs.keys]
+
+    def logits(self, call: BlockCall) -> Array:
+        """Compute a call. Return logits after its wanted tokens, f32[m, vocab].
+
+        Raises InputError for blocks that do not exist, and if two sequences write to the same block, or each reads what
+        the other writes.
+        """
+        found = np.zeros((len(call.wanted), self.config.vocab_size), np.float32)
+        for step in self._steps(call):
+            ids = np.concatenate([np.arange(part.first, part.first + part.many) for part in step])  # ascending
+            rows = np.flatnonzero(np.isin(call.wanted, ids))
+            found[rows] = self._run(call, step, ids, np.searchsorted(ids, call.wanted[rows]))
+        return found
+
+    def _run(self, call: BlockCall, step: list[Part], ids: Array, places: Array) -> Array:
+        """Run a step. Return the logits after some of its tokens, f32[·, vocab]."""
+        fits = [key for key in self.programs.keys if key.tokens >= len(ids) and key.logits >= len(places)]
+        key = min(fits, key=lambda key: (key.tokens, key.logits))
+        packed = joined(*self._packed(call, step, key, ids, places))
+        with self.guarded():
+            [result] = self.execute(self.store.parts(key), self.runtime.put([packed]))
+            logits: Array = result.numpy()
+        return logits[: len(places), 0]
+
+    def _packed(self, call: BlockCall, step: list[Part], key: LogitsKey, ids: Array, places: Array) -> list[Array]:
+        """Bring a step into the form of its program: rows of `TOKEN`, of `sequence_row` and of `LOGITS`."""
+        layout, most = self.programs.cache, self.programs.blocks.count - 1
+        tokens, segments = np.zeros(key.tokens, TOKEN), np.zeros(key.segments, sequence_row(layout, key.pages))
+        wanted = np.zeros(key.logits, LOGITS)
+        tokens["id"][: len(ids)], wanted["token"][: len(places)] = call.tokens[ids], places
+        before, first = np.cumsum(call.count) - call.count, 0
+        for segment, (sequence, at, count) in zip(segments, step, strict=False):
+            start, end = call.start[sequence] + at - before[sequence], call.start[sequence] + call.count[sequence]
+            tokens["position"][first : first + count] = np.arange(start, start + count)
+            tokens["end"][first : first + count] = end
+            segment["first"], segment["count"], segment["start"] = first, count, start
+            segment["of_prompt"] = call.count[sequence] > 1
+            table = np.clip(call.tables[sequence][: key.pages], 0, most)
+            segment["pages"].reshape(len(layout.windows), -1)[:, : len(table)] = table
+            first += count
+        return [tokens, segments, wanted]
+
+    def _steps(self, call: BlockCall) -> Iterator[list[Part]]:
+        """Divide a call into steps."""
+        keys = self.programs.keys
+        most = max(key.logits for key in keys)
+        longest = keys[-1].tokens if len(call.wanted) <= most else most
+        first = np.cumsum(call.count) - call.count
+        for level in self._levels(call):
+            step, room = [], longest
+            for sequence in level:
+                done, count = 0, int(call.count[sequence])
+                while done < count:
+                    now = min(count - done, room)
+                    step.append(Part(int(sequence), int(first[sequence]) + done, now))
+                    done, room = done + now, room - now
+                    if not room:
+                        yield step
+                        step, room = [], longest
+            if step:
+                yield step
+
+    def _levels(self, call: BlockCall) -> Iterator[list[int]]:
+        """Yield sequences that can be computed together: none reads what another of them writes."""
+        reads, writes = self._used(call)
+        writer = np.full(self.programs.blocks.count, -1)
+        rows, columns = np.nonzero(writes)
+        blocks = call.tables[rows, columns]
+        writer[blocks] = rows
+        if (twice := writer[blocks] != rows).any():
+            one, block = rows[twice.argmax()], blocks[twice.argmax()]
+            raise InputError(
+                f"sequences {one} and {writer[block]} both write to block {block}: copy it for one of them"
+            )
+        others = np.where(reads, writer[np.where(reads, call.tables, 0)], -1)
+        waits = {row: set(others[row].tolist()) - {-1, row} for row in np.flatnonzero(call.count).tolist()}
+        while waits:
+            ready = [row for row, before in waits.items() if not before & waits.keys()]
+            if not ready:
+                raise InputError(
+                    f"sequences {sorted(waits)} read what others of them write: call them one after another"
+                )
+            yield ready
+            waits = {row: before for row, before in waits.items() if row not in ready}
+
+    def _used(self, call: BlockCall) -> tuple[Array, Array]:
+        """Return which places of each table are read, and which are written. pred[sequences, ·] twice"""
+        size, count, end = self.programs.blocks.size, self.programs.blocks.count, call.start + call.count
+        oldest = np.maximum(call.start - self.programs.window + 1, 0)  # that the first token reads
+        place = np.arange(call.tables.shape[1])
+        used = (call.count > 0)[:, None] & (place <= ((end - 1) // size)[:, None])
+        reads, writes = (used & (place >= (first // size)[:, None]) for first in (oldest, call.start))
+        if (wrong := reads & ((call.tables < 0) | (call.tables >= count))).any():
+            row, column = np.argwhere(wrong)[0]
+            raise InputError(
+                f"block_tables must have blocks from 0 to {count - 1} where a sequence has tokens, got "
+                f"{call.tables[row, column]} for positions from {column * size} on of sequence {row}"
+            )
+        return reads, writes
