@@ -178,6 +178,13 @@ def test_in_bf16_by_layers_and_in_continuous_batches(checkpoint):
     assert torch.equal(got(IDS[:, :1], **asked), want(IDS[:, :1], **asked))
 
 
+def test_a_cache_of_blocks_is_refused(checkpoint):
+    batching = ContinuousBatchingConfig(max_num_seqs=3, max_model_len=32, optimized_paged_attention=True)
+    batching.init_cache_engine(block_size=16, num_blocks=6)
+    with pytest.raises(ConfigError, match="has no attention over blocks yet: make the model without init_cache_engine"):
+        made(checkpoint("llama"), "llama", "neuron", continuous_batching=batching)
+
+
 def test_several_models_share_the_cores(checkpoint, one_program):
     names = ("gpt2", "llama", "gpt2")
     models = [made(checkpoint(name, seed), name, "neuron", 2) for seed, name in enumerate(names)]

@@ -15,7 +15,7 @@ NAMES = sorted(path.stem for path in CLIENTS.glob("[!_]*.py"))
 # The programs that came first, and two more. The others, of up to a minute, run with the slow tests.
 EACH_TIME = set(
     """djl_memory djl_rolling optimum_early rayserve samples_speculative sdk_guide torchserve_stream vllm
-    module_habits triton_backend""".split()
+    vllm_blocks module_habits triton_backend""".split()
 )
 
 

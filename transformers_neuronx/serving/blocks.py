@@ -129,7 +129,7 @@ class BlockDecoder(Decoder):
         most = max(key.logits for key in keys)
         longest = keys[-1].tokens if len(call.wanted) <= most else most
         first = np.cumsum(call.count) - call.count
-        for level in self._levels(call):
+        for level in [*self._levels(call)]:  # its errors come before anything runs
             step, room = [], longest
             for sequence in level:
                 done, count = 0, int(call.count[sequence])
