@@ -136,6 +136,15 @@ def test_sequences_share_blocks(model, wants, together):
     close(got, torch.stack([wants[0][39], reference(torch.tensor([other[:60]])).logits[0, -1]]).detach())
 
 
+def test_the_size_and_the_order_of_blocks_change_no_bit(model):
+    """Blocks of 16 and of 32 positions have kernels; one model gives its blocks in another order."""
+    callers = [Caller(model, 3), Caller(loaded(32, 12), 4), Caller(loaded(16, 64), 5)]
+    model.reset()
+    for parts in schedule(LENGTHS, 1):
+        one, *others = (caller({at: (ROWS[at], *part) for at, part in parts.items()}) for caller in callers)
+        assert all(torch.equal(one, other) for other in others)
+
+
 def test_a_call_longer_than_every_program(model, wants):
     model.reset()
     parts = {0: (ROWS[0], 0, 60), 1: (ROWS[1], 0, 33), 2: (ROWS[2], 0, 47)}
@@ -284,7 +293,9 @@ def test_what_has_no_blocks_is_refused_by_name(tmp_path, monkeypatch):
 def test_the_configuration_says_what_a_cache_is():
     whole = ContinuousBatchingConfig(2, max_model_len=64, optimized_paged_attention=True)
     whole.init_cache_engine(block_size=64, num_blocks=2)
-    assert whole.blocks is None and not NeuronConfig(continuous_batching=whole).paged_attention
+    slots = NeuronConfig(continuous_batching=whole)
+    assert whole.blocks is None and not slots.paged_attention
+    assert loaded(config=slots)([[5, 6]], [[0, 1]], [1], input_metadata=SimpleNamespace()).shape == (1, 1023)
     made = batching(16, 8)
     assert made.paged_attention and made.optimized_paged_attention and made.enable_chunked_prefill
     plain = NeuronConfig(continuous_batching=ContinuousBatchingConfig(2))
