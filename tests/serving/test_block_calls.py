@@ -183,6 +183,12 @@ def test_an_engine_has_a_cache_of_its_own(model):
         assert engine.submit(prompt, params).result() == other.submit(prompt, params).result()
 
 
+def test_without_kernels_an_engine_needs_slots(model, monkeypatch):
+    monkeypatch.setattr(model.decoder.programs, "in_place", False)
+    with pytest.raises(ConfigError, match="an engine needs slots here, and the model has blocks: make it without"):
+        Engine(model)
+
+
 BAD = {
     "no metadata": (dict(input_metadata=None), "forward.. needs input_metadata with block_tables, got None"),
     "no tables": (dict(block_tables=None), "input_metadata needs block_tables, got none"),

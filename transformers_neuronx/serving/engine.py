@@ -77,7 +77,7 @@ class Engine:
         positions = decoder.options.buckets.longest
         paged = decoder.programs.in_place
         rows = (32 if paged else decoder.slots) if rows is None else rows
-        _check(rows, step_tokens, None if paged else decoder.slots)
+        _check(rows, step_tokens, None if paged else decoder)
         guesses = 0 if draft is None else draft_tokens
         limits = Limits(step_tokens, step_tokens, rows, positions, waiting, waiting_tokens, guesses)
         models = [model, *drafts_of(draft, model, limits)]
@@ -278,9 +278,11 @@ def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVC
     return KVCache([pool(window) for window in windows], limits.rows, places)
 
 
-def _check(rows: int, step_tokens: int, slots: int | None) -> None:
-    if rows < 1 or (slots is not None and rows > slots):
-        most = "" if slots is None else f" and at most the model's batch_size={slots}, as there are no pages"
+def _check(rows: int, step_tokens: int, slotted: Decoder | None) -> None:
+    if slotted and slotted.options.blocks is not None:
+        raise ConfigError("an engine needs slots here, and the model has blocks: make it without init_cache_engine()")
+    if rows < 1 or (slotted and rows > slotted.slots):
+        most = f" and at most the model's batch_size={slotted.slots}, as there are no pages" if slotted else ""
         raise ConfigError(f"rows must be at least 1{most}, got {rows}")
     if step_tokens < rows:
         raise ConfigError(f"step_tokens must be at least rows={rows}, got {step_tokens}")
