@@ -128,10 +128,10 @@ def test_a_typed_program_is_checked(tmp_path):
     assert told.pop().startswith('error: Module has no attribute "LamaForSampling"; maybe "LlamaForSampling"')
     assert told == [
         'note: Revealed type is "float"',
-        f'note: Revealed type is "{package}.sampling.ForSampling"',
+        f'note: Revealed type is "{package}.models.sampling.ForSampling"',
         f'note: Revealed type is "{package}.runtimes.base.Executable"',
         f'note: Revealed type is "{package}.gpt2.model.GPT2ForSampling"',
-        f'note: Revealed type is "{package}.sampling.ForSampling"',
+        f'note: Revealed type is "{package}.models.sampling.ForSampling"',
         'error: Argument "sequence_length" to "sample" of "ForSampling" has incompatible type "str"; expected "int"  '
         "[arg-type]",
     ], done.stdout

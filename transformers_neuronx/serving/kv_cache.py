@@ -62,14 +62,14 @@ class KVCache:
             return Found(0, [[] for _ in self.pools], 0)
         names = request.digests[: last // size]
         full = next(count for count in range(self._most(names), -1, -1) if self._have(names[:count]))
-        tables = []
-        for pool in self.pools:
-            first = pool.first(full * size)
-            tables.append([NO_PAGE] * first + [pool.page_of(name) for name in names[first:full]])
         rest = request.tokens[full * size : min((full + 1) * size, last)]
         copied, alike = self._most_alike(request.before(full), rest)
-        worth_it = alike > size // 8
-        return Found(full, tables, full * size + alike * worth_it, copied if worth_it else ())
+        copied, alike = (copied, alike) if alike > size // 8 else ((), 0)
+        positions, tables = full * size + alike, []
+        for pool in self.pools:
+            first = pool.first(positions)
+            tables.append([NO_PAGE] * first + [pool.page_of(name) for name in names[first:full]])
+        return Found(full, tables, positions, copied)
 
     def _most(self, names: Sequence[bytes]) -> int:
         """Return the most pages that there can be: those that are in all pools without a window."""
