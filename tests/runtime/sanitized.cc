@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <mutex>
 #include <queue>
@@ -148,15 +149,26 @@ void Normalize(const std::vector<const Kernels*>& levels, Type type, int64_t row
   }
 }
 
-void Likeliest(const std::vector<const Kernels*>& levels, int64_t rows, int64_t vocabulary) {
+void Sample(const std::vector<const Kernels*>& levels, int64_t rows, int64_t vocabulary) {
   auto logits = Numbers(Type::kF32, rows * vocabulary), seen = Numbers(Type::kS8, rows * vocabulary);
-  auto penalty = Numbers(Type::kF32, rows);
+  std::vector<int32_t> policy(rows * kPolicyColumns), position(rows);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float rules[] = {0.5f, Below(2) ? 1.0f : 0.8f, Below(2) ? 0.0f : 0.1f, Below(2) ? 1.0f : 1.5f};
+    int32_t* own = policy.data() + row * kPolicyColumns;
+    own[0] = static_cast<int32_t>(Below(vocabulary + 2));
+    memcpy(own + 1, rules, sizeof rules);
+    own[5] = static_cast<int32_t>(Below(1000));
+    own[6] = position[row] = static_cast<int32_t>(row);
+  }
   std::vector<float> wanted;
   for (const Kernels* level : levels) {
     std::vector<int32_t> token(rows);
-    level->likeliest({rows, vocabulary, As<float>(logits), As<int8_t>(seen), As<float>(penalty), token.data()},
-                     PoolOfThreads());
-    Agree("likeliest", std::vector<float>(token.begin(), token.end()), wanted);
+    SampleArguments arguments = {rows, vocabulary, As<float>(logits), As<int8_t>(seen), policy.data(), position.data(),
+                                 token.data(), nullptr};
+    std::vector<char> scratch(level->sample_scratch(arguments));
+    arguments.scratch = scratch.data();
+    level->sample(arguments, PoolOfThreads());
+    Agree("sample", std::vector<float>(token.begin(), token.end()), wanted);
   }
 }
 
@@ -265,7 +277,7 @@ int main() {
   for (const int64_t rows : {1, 9, 33})
     for (const int64_t size : {1, 15, 16, 70, 1000}) {
       for (const Type type : wide) Normalize(levels, type, rows, size);
-      Likeliest(levels, rows, size);
+      Sample(levels, rows, size);
     }
   std::printf("%zu levels\n", levels.size());
 }

@@ -13,10 +13,11 @@ import pytest
 from levels import at_every_level
 
 from transformers_neuronx import hlo
+from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.layers.linear import _linear, _linear_body
 from transformers_neuronx.layers.norm import _layer_norm, _rms_norm
-from transformers_neuronx.layers.sampling import BROKEN, _likeliest
+from transformers_neuronx.layers.sampling import BROKEN, _sample_body, sample
 from transformers_neuronx.layers.storage import as_rounded
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy, numpy_to_torch, torch_to_numpy
 from transformers_neuronx.pyhlo.hlo_pb2 import PrimitiveType, ShapeProto
@@ -307,6 +308,19 @@ def test_norms(write, dtype, size):
             np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=tolerance, atol=tolerance)
 
 
+def policies(random, rows):
+    """Rules of sampling of all kinds, one for each row, and positions."""
+    rules = Rules(
+        random.choice([0, 1, 2, 40, 300], rows).tolist(),
+        random.choice([1.0, 1.0, 0.9, 0.3], rows).tolist(),
+        random.choice([1.0, 0.5, 2.0], rows).tolist(),
+        random.choice([0.0, 0.0, 0.05], rows).tolist(),
+        random.choice([1.0, 1.0, 0.5, 3.0], rows).tolist(),
+        seed=random.integers(0, 1000, rows).tolist(),
+    )
+    return rules.packed(rows), random.integers(0, 1000, rows).astype(np.int32)
+
+
 @pytest.mark.parametrize("vocabulary", [1, 5, 16, 50, 1003])
 def test_the_likeliest_token(write, vocabulary):
     random = np.random.default_rng(0)
@@ -316,10 +330,30 @@ def test_the_likeliest_token(write, vocabulary):
     seen, penalty = random.random((40, vocabulary)) < 0.5, random.choice([1, 0.5, 3], 40).astype(np.float32)
     column = penalty[:, None]
     wanted = np.where(seen, np.where(logits < 0, logits * column, logits / column), logits).argmax(-1)
-    wanted[~np.isfinite(logits.max(-1))] = BROKEN
-    program = compiled(write, _likeliest, "likeliest", logits, seen, penalty)
-    for [got] in at_every_level(program, logits, seen, penalty):
+    sound = np.isfinite(logits.max(-1))
+    wanted[~sound] = BROKEN
+    operands = [logits, seen, Rules(1, repetition_penalty=penalty.tolist()).packed(40), np.arange(40, dtype=np.int32)]
+    program = compiled(write, sample, "sample", *operands)
+    for [got] in at_every_level(program, *operands):
         assert got.tolist() == wanted.tolist()
+    operands[2] = Rules(0, repetition_penalty=penalty.tolist(), seed=1).packed(40)
+    for [got] in at_every_level(program, *operands):
+        assert ((got == BROKEN) == ~sound).all()
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 50, 1003, 40_000])
+def test_sampled_tokens_are_those_of_the_body(write, vocabulary):
+    random = np.random.default_rng(vocabulary)
+    logits = random.normal(scale=3, size=(64, vocabulary)).astype(np.float32)
+    logits[::4] = logits[::4].round()  # with many ties
+    logits[::5, vocabulary // 2 + 1 :] = -np.inf
+    operands = logits, random.random(logits.shape) < 0.3, *policies(random, 64)
+    runtime = get_runtime("cpu", 1)
+    [wanted] = runtime.compile(write(_sample_body, *operands))(*(runtime.put([operand]) for operand in operands))
+    wanted = wanted.numpy().tolist()
+    for [got] in at_every_level(compiled(write, sample, "sample", *operands), *operands):
+        assert got.tolist() == wanted
+    assert vocabulary < 1000 or len(set(wanted)) > 40
 
 
 def test_what_a_kernel_does_not_take_is_left_to_its_body(write):

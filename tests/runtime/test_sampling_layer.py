@@ -7,7 +7,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from transformers_neuronx import hlo
 from transformers_neuronx.engine.rules import Rules
-from transformers_neuronx.layers.sampling import BROKEN, CANDIDATES, sample, unpacked
+from transformers_neuronx.layers.sampling import BROKEN, CANDIDATES, sample
 from transformers_neuronx.runtimes import get_runtime
 
 INF = np.inf
@@ -25,7 +25,7 @@ def draw(write):
         operands = logits, seen, (rules or Rules(seed=0)).packed(rows), np.full(rows, position, np.int32)
         runtime = get_runtime("cpu", degree)
         if (logits.shape, degree) not in programs:
-            module = write(lambda a, b, c, d: sample(a, b, unpacked(c), d), *operands)
+            module = write(sample, *operands)
             programs[logits.shape, degree] = runtime.compile(module)
         [tokens] = programs[logits.shape, degree](*(runtime.put([operand]) for operand in operands))
         return tokens.numpy()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.rows import Row, field, row_of
-from transformers_neuronx.layers.sampling import POLICY_COLUMNS, Policy, sample, unpacked
+from transformers_neuronx.layers.sampling import POLICY_COLUMNS, sample
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.pyhlo import Tensor
 
@@ -24,9 +24,9 @@ def state_of(packed: Tensor, row: Row = LOOP) -> list[Tensor]:
     return [field(packed, row, name) for name in ("token", "position", "left")]
 
 
-def rules_of(packed: Tensor, row: Row = LOOP) -> tuple[Policy, Tensor]:
-    """Return the policy and the end-of-sequence tokens s32[b, EOS_COLUMNS] of a loop's rows."""
-    return unpacked(field(packed, row, "policy")), field(packed, row, "eos")
+def rules_of(packed: Tensor, row: Row = LOOP) -> tuple[Tensor, Tensor]:
+    """Return the policy s32[b, POLICY_COLUMNS] and the end-of-sequence tokens s32[b, EOS_COLUMNS] of a loop's rows."""
+    return field(packed, row, "policy"), field(packed, row, "eos")
 
 
 def ends(sampled: Tensor, eos: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Te
     return seen
 
 
-def sampled_after(logits: Tensor, step: Step, seen: Tensor, policy: Policy) -> list[Tensor]:
+def sampled_after(logits: Tensor, step: Step, seen: Tensor, policy: Tensor) -> list[Tensor]:
     """Sample after each token of a step from logits f32[b, n, v]. Return n tensors s32[b].
 
     `seen` must include the first token of the step, but none of the others.

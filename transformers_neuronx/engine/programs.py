@@ -37,7 +37,7 @@ from transformers_neuronx.engine.loops import (
     with_tokens,
 )
 from transformers_neuronx.layers.rows import declare_rows, field
-from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
+from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample
 from transformers_neuronx.layers.step import Cache, Step, declare_step
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.weights.parameters import declare
@@ -251,7 +251,7 @@ class Programs:
         def program(scribe: HloScribe) -> list[Tensor]:
             parameters = hlo.Parameters()
             step = declare_step(parameters, self.slots, verify.active, verify.width, own_slots=False)
-            policy = unpacked(parameters.add(dtype_named("s32")[self.slots, POLICY_COLUMNS], "policy"))
+            policy = parameters.add(dtype_named("s32")[self.slots, POLICY_COLUMNS], "policy")
             seen = self.declare_seen(parameters)
             caches = self.cache.declare(parameters, self.layers)
             weights = self.declare_weights(parameters, self.whole)
@@ -275,7 +275,7 @@ class Programs:
             seen = self.declare_seen(parameters)
             packed = declare_rows(parameters, SAMPLE, rows, "rows")
             slots, position = (field(packed, SAMPLE, name) for name in ("slot", "position"))
-            policy = unpacked(field(packed, SAMPLE, "policy"))
+            policy = field(packed, SAMPLE, "policy")
             named = hlo.maximum(slots, 0)
             own = seen if rows == self.slots else hlo.take(seen, named)
             tokens = hlo.select(slots >= 0, sample(logits, own, policy, position), NOTHING)

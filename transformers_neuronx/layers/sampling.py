@@ -34,8 +34,7 @@ POLICY_COLUMNS = len(fields(Policy))
 _TYPES = ("s32", "f32", "f32", "f32", "f32", "u32", "u32")
 
 
-def unpacked(packed: Tensor) -> Policy:
-    """Unpack a policy. packed s32[b, POLICY_COLUMNS]"""
+def _unpacked(packed: Tensor) -> Policy:
     rows = packed.sizes[0]
     columns = [hlo.reshape(hlo.slice(packed, 1, i, i + 1), rows) for i in range(POLICY_COLUMNS)]
     return Policy(
@@ -43,13 +42,21 @@ def unpacked(packed: Tensor) -> Policy:
     )
 
 
-def sample(logits: Tensor, seen: Tensor, policy: Policy, position: Tensor) -> Tensor:
-    """Sample each row's token at `position`, or BROKEN. logits f32[b, v], seen pred[b, v], position s32[b] -> s32[b]
+def sample(logits: Tensor, seen: Tensor, policy: Tensor, position: Tensor) -> Tensor:
+    """Sample each row's token at `position`, or BROKEN.
+
+    logits f32[b, v], seen pred[b, v], policy s32[b, POLICY_COLUMNS], position s32[b] -> s32[b]
 
     The rules apply in the order of Transformers' processors. The repetition penalty applies to `seen` tokens, then the
     temperature to all. `top_k` keeps the largest, `top_p` the fewest of them with that share of the probability, and
     `min_p` those with that share of the most likely token's probability. Ties at a limit are all kept.
     """
+    token: Tensor = _sample(logits, seen, policy, position)
+    return token
+
+
+def _sample_body(logits: Tensor, seen: Tensor, packed: Tensor, position: Tensor) -> Tensor:
+    policy = _unpacked(packed)
     likeliest = _likeliest(logits, seen, policy.repetition_penalty)
     greedy = hlo.equal(policy.top_k, 1)
 
@@ -61,18 +68,18 @@ def sample(logits: Tensor, seen: Tensor, policy: Policy, position: Tensor) -> Te
     return hlo.conditional(hlo.all(greedy, 0), lambda: likeliest, drawn)
 
 
+_sample = hlo.composite("sample", _sample_body)
+
+
 def _penalized(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     penalty = _column(penalty)
     return hlo.select(seen, hlo.select(logits < 0.0, logits * penalty, logits / penalty), logits)
 
 
-def _likeliest_body(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+def _likeliest(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     """Return each row's most likely token, the first of equals, or BROKEN."""
     sound = hlo.logical_and(hlo.all(hlo.equal(logits, logits), 1), hlo.is_finite(hlo.max(logits, 1)))
     return hlo.select(sound, hlo.argmax(_penalized(logits, seen, penalty), 1), BROKEN)
-
-
-_likeliest = hlo.composite("likeliest", _likeliest_body)
 
 
 def _drawn(logits: Tensor, policy: Policy, position: Tensor) -> Tensor:

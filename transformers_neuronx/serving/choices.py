@@ -20,7 +20,7 @@ from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.rows import declare_rows, field, words
-from transformers_neuronx.layers.sampling import NOTHING, sample, unpacked
+from transformers_neuronx.layers.sampling import NOTHING, sample
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.request import LIKELIEST, Request
@@ -165,7 +165,7 @@ def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
         packed = declare_rows(parameters, SAMPLED, rows, "rows")
         added = parameters.add(dtype_named("f32")[rows, vocab], "added")
         seen = parameters.add(dtype_named("pred")[rows, vocab], "seen")
-        position, policy = field(packed, SAMPLED, "position"), unpacked(field(packed, SAMPLED, "policy"))
+        position, policy = field(packed, SAMPLED, "position"), field(packed, SAMPLED, "policy")
         return padded(sample(logits + added, seen, policy, position), key.most)
 
     return compile_py_func(program)

@@ -12,7 +12,7 @@ from transformers_neuronx.engine.kv_cache import CacheLayout, flattened, in_plac
 from transformers_neuronx.engine.loops import EOS_COLUMNS, ends
 from transformers_neuronx.engine.programs import Programs, looped
 from transformers_neuronx.layers.rows import Row, columns, declare_joined, field, row_of
-from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample, unpacked
+from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample
 from transformers_neuronx.layers.step import SEGMENT, Cache, Step, located
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 
@@ -228,7 +228,7 @@ class _Writer:
         rows, position = (field(self.wanted, SAMPLED, name) for name in ("token", "position"))
         logits = self.logits(x, rows)
         flat = hlo.reshape(logits, rows.sizes[0], -1)
-        policy = unpacked(field(self.wanted, SAMPLED, "policy"))
+        policy = field(self.wanted, SAMPLED, "policy")
         return [sample(flat, hlo.full(0, "pred", flat.sizes), policy, position + later), logits]
 
     def logits(self, x: Tensor, tokens: Tensor) -> Tensor:

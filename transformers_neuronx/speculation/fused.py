@@ -22,7 +22,7 @@ from transformers_neuronx.engine.loops import LOOP, ends, rules_of, sampled_afte
 from transformers_neuronx.engine.programs import Programs, looped
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.rows import declare_rows, field, words
-from transformers_neuronx.layers.sampling import NOTHING, Policy, sample
+from transformers_neuronx.layers.sampling import NOTHING, sample
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.models.generation import Generation
 from transformers_neuronx.models.sampling import ForSampling
@@ -245,7 +245,7 @@ class FusedSpeculativeDecoder(torch.nn.Module):
 
     def _guesses(
         self, draft: _Model, token: Tensor, previous: Tensor, position: Tensor, active: Tensor, seen: Tensor,
-        policy: Policy, flat: tuple[Tensor, ...],
+        policy: Tensor, flat: tuple[Tensor, ...],
     ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
         """Return the draft's tokens, s32[b] each, and its caches. It is also fed the token before a row's token: that
         may be its last token of the previous round, which it has not been fed.

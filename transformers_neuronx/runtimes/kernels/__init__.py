@@ -51,9 +51,9 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
     attention=_ATTENTION,
     paged_attention=_ATTENTION,
     attend_to=dict(scale="f32"),
-    likeliest={},
     layer_norm=dict(eps="f32"),
     rms_norm=dict(eps="f32"),
+    sample={},
 )
 
 
@@ -102,7 +102,7 @@ def _attend_to(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) 
     return known and near and q.dimensions[-1] == more[1].dimensions[-1] <= LONGEST_HEAD
 
 
-def _likeliest(attributes: Mapping[str, Any], logits: ShapeProto, *more: ShapeProto) -> bool:
+def _sample(attributes: Mapping[str, Any], logits: ShapeProto, *more: ShapeProto) -> bool:
     return _types(logits) == ["f32"]
 
 
@@ -115,9 +115,9 @@ ACCEPTS: Mapping[str, Callable[..., bool]] = dict(
     attention=_attention,
     paged_attention=_paged_attention,
     attend_to=_attend_to,
-    likeliest=_likeliest,
     layer_norm=_norm,
     rms_norm=_norm,
+    sample=_sample,
 )
 
 

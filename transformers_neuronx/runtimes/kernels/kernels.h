@@ -99,16 +99,21 @@ struct MemoryArguments {
   void* context;
 };
 
-// The index of each row's largest logit:
+// Sampling of a token for each row:
 //   logits, seen  [rows, vocabulary]
-//   penalty       [rows], applied to logits of tokens that were seen
+//   policy        [rows, kPolicyColumns]: top_k; the bits of temperature, top_p, min_p and the penalty of tokens that were
+//                 seen; two words of a random key
+//   position      [rows]: of the token
 //   token         [rows], the result; negative if the logits are no distribution
-struct LikeliestArguments {
+constexpr int64_t kPolicyColumns = 7;
+
+struct SampleArguments {
   int64_t rows, vocabulary;
   const float* logits;
   const int8_t* seen;
-  const float* penalty;
+  const int32_t *policy, *position;
   int32_t* token;
+  void* scratch;
 };
 
 // Normalization of x[rows, size] to y:
@@ -130,7 +135,8 @@ struct Kernels {
   void (*linear)(const LinearArguments&, const Pool&);
   void (*attention)(const AttentionArguments&, const Pool&);
   void (*attend_to)(const MemoryArguments&, const Pool&);
-  void (*likeliest)(const LikeliestArguments&, const Pool&);
+  int64_t (*sample_scratch)(const SampleArguments&);  // bytes
+  void (*sample)(const SampleArguments&, const Pool&);
   void (*normalize)(const NormArguments&, const Pool&);
 };
 

@@ -7,11 +7,13 @@ int64_t LinearScratch(const LinearArguments& arguments);
 void Linear(const LinearArguments& arguments, const Pool& pool);
 void Attend(const AttentionArguments& arguments, const Pool& pool);
 void AttendTo(const MemoryArguments& arguments, const Pool& pool);
-void Likeliest(const LikeliestArguments& arguments, const Pool& pool);
+int64_t SampleScratch(const SampleArguments& arguments);
+void Sample(const SampleArguments& arguments, const Pool& pool);
 void Normalize(const NormArguments& arguments, const Pool& pool);
 
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
-extern const Kernels kernels = {STRING(NEURONX_LEVEL), LinearScratch, Linear, Attend, AttendTo, Likeliest, Normalize};
+extern const Kernels kernels = {STRING(NEURONX_LEVEL), LinearScratch, Linear, Attend, AttendTo, SampleScratch, Sample,
+                                Normalize};
 
 }  // namespace neuronx::NEURONX_LEVEL

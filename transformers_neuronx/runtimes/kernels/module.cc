@@ -27,7 +27,7 @@ struct Spent {
   const char* name;
   std::atomic<int64_t> calls{0}, nanoseconds{0};
 };
-Spent linear_spent{"linear"}, attention_spent{"attention"}, memory_spent{"attend_to"}, likeliest_spent{"likeliest"},
+Spent linear_spent{"linear"}, attention_spent{"attention"}, memory_spent{"attend_to"}, sample_spent{"sample"},
     norm_spent{"norm"};
 
 class Counted {
@@ -229,22 +229,31 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(AttendToHandler, AttendTo,
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<float>("scale"));
 
-ffi::Error Likeliest(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> logits, ffi::Buffer<ffi::PRED> seen,
-                     ffi::Buffer<ffi::F32> penalty, ffi::ResultBuffer<ffi::S32> token) {
-  const Counted counted(likeliest_spent);
+ffi::Error Sample(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> logits, ffi::Buffer<ffi::PRED> seen,
+                  ffi::Buffer<ffi::S32> policy, ffi::Buffer<ffi::S32> position, ffi::ResultBuffer<ffi::S32> token) {
+  const Counted counted(sample_spent);
   const auto size = logits.dimensions();
-  level.load(std::memory_order_relaxed)->likeliest({size[0], size[1], logits.typed_data(), static_cast<const int8_t*>(seen.untyped_data()),
-                    penalty.typed_data(), token->typed_data()},
-                   PoolOf(threads));
+  const Kernels& kernels = *level.load(std::memory_order_relaxed);
+  SampleArguments arguments = {size[0],
+                               size[1],
+                               logits.typed_data(),
+                               static_cast<const int8_t*>(seen.untyped_data()),
+                               policy.typed_data(),
+                               position.typed_data(),
+                               token->typed_data(),
+                               nullptr};
+  arguments.scratch = Scratch(kernels.sample_scratch(arguments));
+  kernels.sample(arguments, PoolOf(threads));
   return ffi::Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(LikeliestHandler, Likeliest,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SampleHandler, Sample,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>());
 
 ffi::Error Normalize(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> weight, const float* bias,
@@ -288,8 +297,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(RmsNormHandler, RmsNorm,
 PyObject* Handlers(PyObject*, PyObject*) {
   const std::pair<const char*, XLA_FFI_Handler*> all[] = {
       {"linear", LinearHandler}, {"attention", AttentionHandler}, {"paged_attention", PagedAttentionHandler},
-      {"attend_to", AttendToHandler},
-      {"likeliest", LikeliestHandler}, {"layer_norm", LayerNormHandler}, {"rms_norm", RmsNormHandler}};
+      {"attend_to", AttendToHandler}, {"sample", SampleHandler}, {"layer_norm", LayerNormHandler}, {"rms_norm", RmsNormHandler}};
   PyObject* handlers = PyDict_New();
   for (const auto& [name, handler] : all) {
     PyObject* capsule = PyCapsule_New(reinterpret_cast<void*>(handler), nullptr, nullptr);
@@ -301,7 +309,7 @@ PyObject* Handlers(PyObject*, PyObject*) {
 
 PyObject* SpentSoFar(PyObject*, PyObject*) {
   PyObject* all = PyDict_New();
-  for (const Spent* each : {&linear_spent, &attention_spent, &memory_spent, &likeliest_spent, &norm_spent}) {
+  for (const Spent* each : {&linear_spent, &attention_spent, &memory_spent, &sample_spent, &norm_spent}) {
     const double seconds = static_cast<double>(each->nanoseconds.load()) * 1e-9;
     PyObject* pair = Py_BuildValue("(Ld)", static_cast<long long>(each->calls.load()), seconds);
     if (!all || !pair || PyDict_SetItemString(all, each->name, pair)) return nullptr;

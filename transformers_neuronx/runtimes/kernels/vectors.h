@@ -25,6 +25,7 @@ constexpr int kLanes = 4;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t UInts __attribute__((vector_size(kLanes * 4)));
 typedef int16_t Shorts __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t UShorts __attribute__((vector_size(kLanes * 4)));
 typedef int8_t Bytes __attribute__((vector_size(kLanes * 4)));
