@@ -31,7 +31,7 @@ INSIDE = {
     ],
     "serving": [
         "text", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "sources", "paged",
-        "guesses", "slots", "handles", "engine",
+        "slots", "guesses", "loop", "handles", "engine",
     ],
     "models": ["block_calls", "generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],

@@ -304,8 +304,8 @@ def test_tokens_come_one_by_one_to_threads_and_event_loops(engine):
 def test_steps_generate_several_tokens_unless_someone_waits_for_each(engine, monkeypatch):
     steps, count = [], 40
     monkeypatch.setattr(engine.scheduler, "limits", replace(engine.scheduler.limits, rounds=8))
-    start = engine._steps.start
-    monkeypatch.setattr(engine._steps, "start", lambda packed: steps.append(packed) or start(packed))
+    start = engine._loop.steps.start
+    monkeypatch.setattr(engine._loop.steps, "start", lambda packed: steps.append(packed) or start(packed))
     params = SamplingParams(max_tokens=count, temperature=0.9, seed=3, ignore_eos=True)
 
     def run(params, streams=False):
@@ -364,13 +364,13 @@ def test_a_full_queue(model):
 def test_a_failure_ends_what_runs_and_the_engine_goes_on(model, monkeypatch):
     with Engine(model, rows=4, step_tokens=16) as engine:
         wanted = engine.submit(prompt(1, 140), SamplingParams(temperature=0)).result()
-        start = engine._steps.start
+        start = engine._loop.steps.start
 
         def fail(packed):
-            monkeypatch.setattr(engine._steps, "start", start)
+            monkeypatch.setattr(engine._loop.steps, "start", start)
             raise RuntimeError("the device is gone")
 
-        monkeypatch.setattr(engine._steps, "start", fail)
+        monkeypatch.setattr(engine._loop.steps, "start", fail)
         handle = engine.submit(prompt(2))
         with pytest.raises(EngineError, match="request 1 failed: the device is gone"):
             handle.result()

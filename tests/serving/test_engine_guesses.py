@@ -84,7 +84,7 @@ def test_right_draft_tokens_save_steps(model, small):
     params = SamplingParams(max_tokens=41, temperature=0, ignore_eos=True)
     with Engine(model, **SIZES, draft=model) as engine:
         steps = []
-        engine._steps.start = lambda packed, start=engine._steps.start: steps.append(packed) or start(packed)
+        engine._loop.steps.start = lambda packed, start=engine._loop.steps.start: steps.append(packed) or start(packed)
         handle = engine.submit([5, 6, 7], params)
         tokens = handle.result()
     assert len(steps) == 1 + 40 / 4 and handle.usage.accepted_tokens == 30
@@ -118,9 +118,37 @@ def test_drafts_that_do_not_fit(options, message, model, small):
         Engine(model, **SIZES | dict(draft=small) | options)
 
 
-def test_draft_tokens_need_pages(small):
+@pytest.fixture(scope="module")
+def masked():
+    """A model and a draft whose attention is by a mask of all positions, so that slots are their cache."""
     mask = torch.ones(LONGEST, LONGEST, dtype=torch.bool).tril()
     switches = NeuronConfig(sparse_attn=SparseAttnConfig("custom", sparse_mask_dict={(LONGEST, LONGEST): mask}))
-    slots = loaded("tiny-kjv", batch_size=2, neuron_config=switches)
-    with pytest.raises(ConfigError, match="draft tokens need a cache in pages, which this runtime does not have"):
-        Engine(slots, draft=small)
+    sizes = dict(batch_size=4, prompt_batch_size=1, context_length_estimate=16, neuron_config=switches)
+    return [loaded(name, **sizes) for name in ("tiny-kjv", "tiny-kjv-draft")]
+
+
+@pytest.mark.parametrize("source", ["text", "model"])
+def test_slots_verify_draft_tokens_too(source, masked, wanted):
+    target, draft = masked
+    with Engine(target, step_tokens=32, draft=PromptLookup() if source == "text" else draft) as engine:
+        got = answers(engine, range(40))
+        assert engine.scheduler.cache.unused
+    for number, (tokens, logprobs, reason) in wanted.items():
+        assert (got[number][0], got[number][2]) == (tokens, reason)
+        np.testing.assert_allclose([own for own, _ in got[number][1]], [own for own, _ in logprobs], atol=1e-4)
+    assert sampled_once(target, draft) < 41 // 2
+
+
+def sampled_once(target, draft):
+    """The number of steps for 41 tokens of a request."""
+    with Engine(target, step_tokens=32, draft=draft) as engine:
+        steps, choose = [], engine._loop.steps.choose
+        engine._loop.steps.choose = lambda *step: steps.append(step) or choose(*step)
+        handle = engine.submit([5, 6, 7], SamplingParams(max_tokens=41, temperature=0, ignore_eos=True))
+        assert len(handle.result()) == 41 and handle.usage.accepted_tokens > 0
+    return len(steps)
+
+
+def test_drafts_with_too_few_slots(masked, small):
+    with pytest.raises(ConfigError, match="batch_size of a draft must be at least 4, got 1"):
+        Engine(masked[0], draft=small)

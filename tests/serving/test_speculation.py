@@ -61,7 +61,7 @@ OPTIONS = [dict(top_k=1), dict(top_k=1, repetition_penalty=1.3), dict(seed=1), d
 def test_tokens_are_those_of_the_target_alone(target, draft, fused, batch, options, k):
     options = options | dict(attention_mask=batch.attention_mask, eos_token_override=-1)
     want = target.sample(batch.input_ids, 100, **options)
-    for speculator in (*(SpeculativeGenerator(who, target, k) for who in (draft, None, target)), fused[k]):
+    for speculator in (*(SpeculativeGenerator(who, target, k) for who in (draft, None)), fused[k]):
         assert torch.equal(speculator.sample(batch.input_ids, 100, **options), want)
 
 
@@ -134,6 +134,8 @@ def test_what_does_not_go_together_is_refused(target, draft, batch):
         )
     with pytest.raises(ConfigError, match="n_positions of the draft must be at least the target's 128, got 64"):
         SpeculativeGenerator(GPT2ForSampling.from_pretrained(TINY_KJV, batch_size=3, n_positions=64), target)
+    with pytest.raises(ConfigError, match="a draft must be another model than its target"):
+        SpeculativeGenerator(target, target)
     with pytest.raises(ConfigError, match="k must be at least 1, got 0"):
         SpeculativeGenerator(draft, target, 0)
     with pytest.raises(InputError, match="neither no_repeat_ngram_size nor output_scores"):

@@ -17,6 +17,8 @@ from transformers_neuronx.engine.loops import EOS_COLUMNS, LOOP
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.layers.sampling import BROKEN, NOTHING
+from transformers_neuronx.serving.loop import Loop, slot_loop
+from transformers_neuronx.serving.request import Request, SamplingParams
 
 Array = np.ndarray[Any, Any]
 Criteria = Callable[[torch.Tensor, Any], Any]  # ids so far, scores -> whether to stop, for all rows or per row
@@ -45,8 +47,10 @@ class Generation:
         self.rows["policy"] = Rules(1, seed=0).packed(decoder.slots)
         self.rows["policy"][: self.count] = rules.packed(self.count)
         self.rows["eos"] = [*eos, *[-1] * (EOS_COLUMNS - len(eos))]
-        self.penalizes = rules.penalizes
-        self._noted = not self.penalizes  # whether `seen` on the devices is up to date
+        self.rules = rules
+        self._noted = not rules.penalizes  # whether `seen` on the devices is up to date
+        self._loop: Loop | None = None
+        self._requests: list[Request] = []
 
     @property
     def wanted(self) -> Array:
@@ -62,14 +66,10 @@ class Generation:
             seen[row, ids] = True
         return seen
 
-    def note(self, decoder: Decoder) -> None:
-        """Pass an engine the tokens that each sequence has, if a rule depends on them."""
-        if self.penalizes:
-            decoder.note(self.seen)
-
     def _note(self) -> None:
+        """Tell the devices the tokens that each sequence has, if a rule depends on them."""
         if not self._noted:
-            self.note(self.decoder)
+            self.decoder.note(self.seen)
             self._noted = True
 
     def first(self, process: Process | None = None) -> Array:
@@ -92,32 +92,6 @@ class Generation:
         slots = np.where(rows["left"] > 0, np.arange(self.decoder.slots), NOTHING)
         tokens = self.decoder.sample(self.decoder.runtime.put([whole]), slots, rows["position"], rows["policy"])
         return self.take(tokens[:, None], fed=0)
-
-    def run(self, steps: int) -> Array:
-        """Generate up to `steps` more tokens of each row on the devices. -> s64[batch, ·]"""
-        self._note()
-        before = self.rows["left"].copy()
-        tokens = self.decoder.loop(self.rows, steps)
-        made = int((tokens[before > 0] != NOTHING).sum(1).max())
-        return self.take(tokens[:, :made])
-
-    def check(self, guesses: Array) -> Array:
-        """Verify draft tokens. Return those that are right, and one more. -> s64[batch, ·]
-
-        guesses s64[batch, k]. All rows get the same number of tokens, that of the row with the fewest right ones.
-        """
-        decoder, count, rows = self.decoder, guesses.shape[1] + 1, self.rows
-        ids = np.zeros((decoder.slots, count), np.int32)
-        ids[:, 0] = rows["token"]
-        ids[: self.count, 1:] = np.maximum(guesses, 0)
-        length = np.minimum(rows["left"], count)
-        self.note(decoder)
-        tokens = decoder.verify(ids, rows["position"], length, rows["policy"])
-        self._noted = not self.penalizes  # the devices do not know which draft tokens were right
-        right = (ids[:, 1:] == tokens[:, :-1]).cumprod(1).sum(1)
-        ended = np.isin(tokens, self.eos) & (np.arange(count) <= right[:, None])
-        right = np.where(ended.any(1), count, right)[length > 0]
-        return self.take(tokens[:, : min(right.min() + 1, length.max())])
 
     def step(self) -> Array:
         """Feed each row's token. Return the logits for the next one, f32[batch, vocab]."""
@@ -146,24 +120,72 @@ class Generation:
                 self.history[row].append(token)
         return out
 
+    def by_host(self, count: int, process: Process) -> Iterator[Array]:
+        """Yield columns of up to `count` tokens, as `on_devices` does, one by one: `process` changes the logits."""
+        self.wanted[:] = count
+        yield self.first(process)
+        while self.wanted.any():
+            yield self.sample(process(self.step()))
+
+    def on_devices(self, count: int, steps: int, draft: Any = None, guesses: int = 0) -> Iterator[Array]:
+        """Yield blocks of up to `count` tokens in total, s64[batch, ·]; NOTHING where a row has ended.
+
+        Each row is a request. Steps generate up to `steps` tokens of each, or verify up to `guesses` of a `draft`.
+        """
+        loop = self._loop = slot_loop(self.decoder, steps, draft, guesses)
+        prompts = len(self.prompts.tokens)
+        self._requests = [self._request(row, count) for row in range(self.count)]
+        for request in self._requests[:prompts]:
+            loop.scheduler.add(request)
+        if self.repeats > 1:  # the others begin with the same tokens
+            loop.advance()
+            repeat(self.decoder, prompts, self.repeats)
+            for request in self._requests[prompts:]:
+                request.computed = request.prompt_length - 1
+                loop.scheduler.add(request)
+        given = 0
+        while any(request.reason is None for request in self._requests):
+            loop.advance()
+            if broken := [row for row, request in enumerate(self._requests) if request.error]:
+                raise no_token(broken)
+            block = self._since(given)
+            if block.shape[1]:
+                yield block
+            given += block.shape[1]
+
+    def _request(self, row: int, count: int) -> Request:
+        start = int(np.tile(self.prompts.start, self.repeats)[row])
+        penalty = float(np.broadcast_to(self.rules.repetition_penalty, self.count)[row])
+        params = SamplingParams(max_tokens=count, repetition_penalty=penalty)
+        tokens, policy = [NOTHING] * start + self.history[row], self.rows["policy"][row]
+        return Request(row, tokens, params, frozenset(self.eos), rules=policy, given=[[row + 1]], computed=start)
+
+    def _since(self, given: int) -> Array:
+        """Return the tokens after the first `given` that all rows have which have not ended. -> s64[batch, ·]"""
+        rows = [request.tokens[request.prompt_length + given :] for request in self._requests]
+        running = [len(row) for row, request in zip(rows, self._requests, strict=True) if request.reason is None]
+        block = np.full((self.count, min(running, default=max(map(len, rows)))), NOTHING, np.int64)
+        for columns, row in zip(block, rows, strict=True):
+            columns[: len(row)] = row[: len(columns)]
+        return block
+
+    def end(self, rows: Array) -> None:
+        """Let these rows, pred[batch], have ended."""
+        self.wanted[rows] = 0
+        if self._loop:
+            for row in np.flatnonzero(rows):
+                self._loop.scheduler.abort(self._requests[row], "stop")
+
+
+def no_token(rows: Sequence[int]) -> EngineError:
+    """Return the error that no token could be sampled for some rows."""
+    return EngineError(f"the logits of rows {list(rows)} are NaN or all -inf: no token can be sampled")
+
 
 def check_sound(tokens: Array, rows: Array) -> None:
     """Raise EngineError if no token could be sampled for a row."""
     if (tokens == BROKEN).any():
-        broken = rows[tokens == BROKEN].tolist()
-        raise EngineError(f"the logits of rows {broken} are NaN or all -inf: no token can be sampled")
-
-
-def generate(generation: Generation, count: int, steps: int, process: Process | None = None) -> Iterator[Array]:
-    """Yield blocks of up to `count` tokens in total, s64[batch, ·]; NOTHING where a row has ended. Stop when all have.
-
-    After the first token, the devices generate `steps` at a time. With `process`, which may change logits
-    f32[batch, vocab], tokens are generated one at a time.
-    """
-    generation.wanted[:] = count
-    yield generation.first(process)
-    while generation.wanted.any():
-        yield generation.run(steps) if process is None else generation.sample(process(generation.step()))
+        raise no_token(rows[tokens == BROKEN].tolist())
 
 
 class Speculator(Protocol):
@@ -175,7 +197,7 @@ class Speculator(Protocol):
         ...
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
-        """Yield blocks of tokens as `generate` does."""
+        """Yield blocks of tokens as `Generation.on_devices` does."""
         ...
 
 
@@ -227,7 +249,7 @@ class Transcript:
                     done |= torch.as_tensor(self.criteria(self.ids, tuple(self.scores) or None))
                 if done.all():
                     return
-            generation.wanted[done.numpy()] = 0
+            generation.end(done.numpy())
 
 
 def spread(logits: Array, rows: Rows) -> Array:

@@ -25,7 +25,6 @@ from transformers_neuronx.models.generation import (
     Streamer,
     Transcript,
     check_sound,
-    generate,
     spread,
     streaming,
 )
@@ -320,11 +319,13 @@ class ForSampling(NeuronModelBase):
         shown = speculator is not None or getattr(streamer, "skip_prompt", False)
         whole = getattr(streamer, "response_with_prefix", False)
         with turns, streaming(streamer, seen.ids[: len(rows.tokens)] if shown else None) as put, measured as call:
-            if speculator is None:
-                process = seen.process or (_unchanged if self.hooked else None)
-                blocks = generate(generation, count, steps, process)
-            else:
+            process = seen.process or (_unchanged if self.hooked else None)
+            if speculator is not None:
                 blocks = speculator.blocks(generation, count)
+            elif process is not None:
+                blocks = generation.by_host(count, process)
+            else:
+                blocks = generation.on_devices(count, steps)
             for tokens in seen.read(call.timed(self.with_context_hooks(blocks)), generation):
                 put(seen.ids if whole else tokens[:, None])
             call.new_tokens = seen.made

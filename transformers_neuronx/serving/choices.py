@@ -6,7 +6,7 @@ own; log-probabilities are a third program. So the others do not pay for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.loading import Progress
-from transformers_neuronx.engine.rules import Rules
+from transformers_neuronx.engine.rules import GREEDY
 from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.rows import declare_rows, field, words
 from transformers_neuronx.layers.sampling import NOTHING, sample
@@ -53,13 +53,27 @@ def sampled_rows(requests: Sequence[Request], count: int, tokens: Sequence[int] 
     A request that verifies draft tokens has adjacent rows. Rows without a request are greedy. All generate one token.
     """
     rows = np.zeros(count, SAMPLED)
-    rows["token"][: len(tokens)], rows["policy"], rows["eos"] = tokens, _GREEDY, -1
+    rows["token"][: len(tokens)], rows["policy"], rows["eos"] = tokens, GREEDY, -1
     rows["left"][: len(requests)] = 1
-    place = 0
-    for number, request in enumerate(requests):
-        place = place + 1 if number and request is requests[number - 1] else 0
-        rows["position"][number], rows["policy"][number] = request.known - 1 + place, request.policy
+    for row, (request, guesses) in zip(rows, with_numbers(requests), strict=False):
+        row["position"], row["policy"] = request.known - 1 + guesses, request.policy
     return rows
+
+
+def with_numbers(requests: Sequence[Request]) -> Iterator[tuple[Request, int]]:
+    """Yield each request with the number of the same ones before it: of draft tokens that come before its sample."""
+    number = 0
+    for before, request in zip([None, *requests], requests, strict=False):
+        number = number + 1 if request is before else 0
+        yield request, number
+
+
+def seen_by(requests: Sequence[Request], rows: int, vocab: int) -> Array:
+    """Return the tokens that each request has, with the draft tokens before its sample. pred[rows, vocab]"""
+    seen = np.zeros((rows, vocab), bool)
+    for row, (request, guesses) in zip(seen, with_numbers(requests), strict=False):
+        request.see(row, guesses)
+    return seen
 
 
 @dataclass(frozen=True)
@@ -73,28 +87,30 @@ class Changes:
 
     @classmethod
     def of(cls, requests: Sequence[Request], rows: int, vocab: int) -> Changes:
-        changes = cls(np.zeros((rows, vocab), np.float32), np.zeros((rows, vocab), bool))
-        for added, seen, request in zip(changes.added, changes.seen, requests, strict=False):
+        changes = cls(np.zeros((rows, vocab), np.float32), seen_by(requests, rows, vocab))
+        for added, request in zip(changes.added, requests, strict=False):
             if request.reason is None:  # otherwise it ended while the step ran
                 try:
-                    request.adjust(added, seen)
+                    request.adjust(added)
                 except Exception as error:  # the mask is the caller's code; it must not end the requests of others
                     request.error = error
         return changes
 
 
 class Chosen:
-    """Tokens that were chosen, still on the devices: s32[·] in the order of the requests, or s32[·, rounds], with
-    NOTHING where there are fewer.
+    """Tokens that were chosen, still on the devices or not: s32[·] in the order of the requests, or s32[·, rounds],
+    with NOTHING where there are fewer.
     """
 
-    def __init__(self, requests: list[Request], tokens: DeviceTensor, logprobs: list[DeviceTensor]) -> None:
+    def __init__(
+        self, requests: list[Request], tokens: DeviceTensor | Array, logprobs: Sequence[DeviceTensor] = ()
+    ) -> None:
         self.tokens = tokens
         self._requests, self._logprobs = requests, logprobs
 
     def read(self) -> dict[int, list[int]]:
         """Wait for the tokens. Return those of each request, by its id, or BROKEN; note their log-probabilities."""
-        tokens = self.tokens.numpy()
+        tokens = self.tokens if isinstance(self.tokens, np.ndarray) else self.tokens.numpy()
         rows = (tokens if tokens.ndim > 1 else tokens[:, None]).tolist()
         if self._logprobs:
             own, ids, values = (result.numpy() for result in self._logprobs)
@@ -136,9 +152,6 @@ class Chooser:
         wanted = any(request.params.logprobs is not None for request in requests)
         logprobs = self._programs[LogprobsKey(rows, self.most)](logits, tokens) if wanted else []
         return Chosen(requests, tokens if rounds is None else rounds, logprobs)
-
-
-_GREEDY = Rules(1, seed=0).packed(1)[0]
 
 
 def _module(vocab: int, key: ProgramKey) -> HloModuleProto:

@@ -11,32 +11,24 @@ import atexit
 import itertools
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
-from transformers_neuronx.layers.sampling import BROKEN
-from transformers_neuronx.serving.choices import Chosen
-from transformers_neuronx.serving.guesses import PromptLookup, drafts_of, guesser_of, with_guesses
+from transformers_neuronx.serving.guesses import Guesser, PromptLookup, drafts_of, guesser_of
 from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.serving.kv_cache import KVCache
+from transformers_neuronx.serving.loop import Loop, Steps
 from transformers_neuronx.serving.paged import PagedSteps
 from transformers_neuronx.serving.pages import PAGE, Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
-from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
+from transformers_neuronx.serving.scheduler import Limits, Scheduler
 from transformers_neuronx.serving.slots import SlotSteps
 from transformers_neuronx.serving.text import TextStream
 from transformers_neuronx.support.progress import bar
-
-
-class Flight(NamedTuple):
-    """A step whose results are not read yet."""
-
-    step: list[Work]
-    chosen: Chosen
+from transformers_neuronx.support.turns import take_all
 
 
 class Engine:
@@ -83,28 +75,22 @@ class Engine:
         models = [model, *drafts_of(draft, model, limits)]
         cache = _paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, positions)])
         self._model, self._tokenizer = model, tokenizer
-        self._steps: Any = PagedSteps(decoder, cache, limits) if paged else SlotSteps(decoder)
-        self._within: AbstractContextManager[None] = nullcontext() if paged else model.turns.take("an engine")
+        steps: Steps = PagedSteps(decoder, cache, limits) if paged else SlotSteps(decoder, guesses)
+        self._within = take_all([] if paged else [each.turns for each in models], "an engine")
         self._ends = frozenset(model.eos_token_ids)
         self._ids = itertools.count()
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._closed = False
-        self._guesser = None if draft is None else guesser_of(draft, cache, limits)
-        self._compile(model.tag)
-        joined = self._steps.longest_joined() if joined_tokens is None else joined_tokens
-        self.scheduler = Scheduler(
-            cache, replace(limits, joined=min(max(joined, rows), step_tokens), rounds=self._steps.most_rounds())
-        )
+        guesser = None if draft is None else guesser_of(draft, cache, limits, paged)
+        _compile(model.tag, steps, guesser)
+        joined = steps.longest_joined() if joined_tokens is None else joined_tokens
+        limits = replace(limits, joined=min(max(joined, rows), step_tokens), rounds=steps.most_rounds())
+        self.scheduler = Scheduler(cache, limits)
+        self._loop = Loop(steps, self.scheduler, guesser, self._turn)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread must not be inside a program when the interpreter goes
-
-    def _compile(self, tag: str) -> None:
-        parts = [self._steps, self._guesser] if self._guesser else [self._steps]
-        with bar(f"{tag}: programs of the engine", sum(part.programs for part in parts)) as built:
-            for part in parts:
-                part.compile(lambda _: built.update())
 
     def submit(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Handle:
         """Let a prompt, token ids, be continued. Return at once. For a model with an encoder it is the source.
@@ -174,76 +160,32 @@ class Engine:
         self.close()
 
     def _serve(self) -> None:
-        """Be the engine's thread: answer requests until the engine is closed.
-
-        A step starts before the tokens of the one before are read, so that the devices do not wait for its planning.
-        """
-        flying: Flight | None = None
+        """Be the engine's thread: answer requests until the engine is closed."""
         with self._within:
-            while not self._closed:
+            while True:
+                with self._turn:
+                    self._turn.wait_for(lambda: self._closed or not self._loop.idle)
+                    if self._closed:
+                        break
                 try:
-                    if flying and not self._steps.overlaps:
-                        self._land(flying)
-                        flying = None
-                    step, packed = self._next_step(wait=flying is None)
-                    result = self._steps.start(packed) if step else None
-                    if flying:
-                        self._land(flying)
-                    flying = Flight(step, self._choose(packed, result)) if step else None
+                    sampled = self._loop.advance()
                 except BaseException as error:
-                    flying = None
                     with self._turn:
-                        self._reset()
+                        self._loop.reset()
                         self._end_all("error", error)
+                else:
+                    with self._turn:
+                        self._tell(sampled)
         with self._turn:
             self._end_all("abort")
 
-    def _next_step(self, wait: bool) -> tuple[list[Work], Any]:
-        """Return the next step, also in its program's form; if it is empty, `wait` for requests before."""
-        with self._turn:
-            if wait:
-                self._turn.wait_for(lambda: self._closed or len(self.scheduler))
-            step = [] if self._closed else self.scheduler.schedule()
-            if not step:
-                return step, None
-            self._steps.copy(self.scheduler.copies)
-            self._steps.sources.read([work.request for work in step if work.request.source and not work.start])
-            if self._guesser:
-                self._guesser.copy(self.scheduler.copies)
-                step = with_guesses(step, self._guesser)
-            packed = self._steps.pack(step)
-            if self._guesser:
-                self._guesser.follow(packed)
-            return step, packed
-
-    def _reset(self) -> None:
-        """Forget all that the caches hold."""
-        self._steps.reset()
-        self.scheduler.cache.forget()
-        if self._guesser:
-            self._guesser.reset()
-
-    def _choose(self, packed: Any, result: Any) -> Chosen:
-        with self._turn:
-            changes = self._steps.changes(packed)
-        chosen: Chosen = self._steps.choose(result, changes)
-        return chosen
-
-    def _land(self, flying: Flight) -> None:
-        """Wait for a step, record its tokens, and let those know who wait for them."""
-        sampled = flying.chosen.read()
-        sampling = [work.request for work in flying.step if work.samples]
-        with self._turn:
-            for request in sampling:
-                if request.error:
-                    self._end(request, "error", request.error)
-                elif BROKEN in sampled[request.id]:
-                    self._end(request, "error", EngineError("its logits are NaN or all -inf"))
-            for request in self.scheduler.update(flying.step, sampled):
-                self._end(request)
-            for request in sampling:
-                if handle := self._handles.get(request.id):
-                    handle.tell(ended=False)
+    def _tell(self, sampled: list[Request]) -> None:
+        """Let those know who wait for these requests."""
+        for request in sampled:
+            if request.reason is not None:
+                self._end(request, error=request.error)
+            elif handle := self._handles.get(request.id):
+                handle.tell(ended=False)
 
     def _cancel(self, request: Request) -> None:
         with self._turn:
@@ -276,6 +218,13 @@ def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVC
     states = any(layout.has_states for layout in layouts)
     places = 2 if states and limits.guesses else int(any(layout.has_places for layout in layouts))
     return KVCache([pool(window) for window in windows], limits.rows, places)
+
+
+def _compile(tag: str, *parts: Steps | Guesser | None) -> None:
+    used = [part for part in parts if part]
+    with bar(f"{tag}: programs of the engine", sum(part.programs for part in used)) as built:
+        for part in used:
+            part.compile(lambda _: built.update())
 
 
 def _check(rows: int, step_tokens: int, slotted: Decoder | None) -> None:

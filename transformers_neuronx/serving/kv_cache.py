@@ -58,6 +58,8 @@ class KVCache:
         its logits.
         """
         size, last = self.size, request.prompt_length - 1
+        if request.given:
+            return Found(len(request.given[0]), request.given, request.computed)
         if self.places:
             return Found(0, [[] for _ in self.pools], 0)
         names = request.digests[: last // size]
@@ -100,6 +102,10 @@ class KVCache:
             pool.take(table)
         request.tables, request.published = [list(table) for table in found.tables], found.full
         request.places = [self.free_places.pop() for _ in range(self.places)]
+
+    def is_whole(self, request: Request) -> bool:
+        """Whether a request has pages for all positions that it can need."""
+        return all(len(table) * self.size >= request.longest for table in request.tables)
 
     def room(self, request: Request) -> float:
         """Return the number of positions that there are pages for, with the free ones."""

@@ -13,7 +13,7 @@ from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.layers.rows import joined
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
-from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows
+from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows, seen_by
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
@@ -44,6 +44,7 @@ class PackedTokens:
     segments: Array  # sequence_row
     samples: Array  # SAMPLED
     requests: list[Request]  # those that sample, once for each sample
+    seen: Array | None = None  # the tokens that each one's sequence has, pred[samples, vocab], if rules depend on them
 
 
 class Started(NamedTuple):
@@ -120,6 +121,7 @@ class PagedSteps:
     def reset(self) -> None:
         """Fill the cache with zeros."""
         empty = self.layout.zeros()
+        self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
         self._before = self.chooser.none()
         self.caches: list[DeviceTensor] = [self.decoder.runtime.put([zeros]) for zeros in empty]
         self.sources.reset()
@@ -168,16 +170,29 @@ class PagedSteps:
             for row, request in zip(rows["eos"], requests, strict=False):
                 some = sorted(request.ends)[: len(row)]  # the host knows the others
                 row[: len(some)] = some
-        return PackedTokens(key, tokens, segments, rows, requests)
+        return PackedTokens(key, tokens, segments, rows, requests, self.seen(key, requests))
+
+    def seen(self, key: TokensKey, requests: Sequence[Request]) -> Array | None:
+        """Return the tokens that sequences have, pred[samples, vocab], if the rules of a request depend on them."""
+        penalizes = any(request.penalizes for request in requests)
+        return seen_by(requests, key.samples, self.decoder.config.vocab_size) if penalizes else None
 
     def start(self, packed: PackedTokens) -> Started:
         """Start a step. Returns before its results are there."""
         rows = self.decoder.runtime.put([joined(packed.tokens, packed.segments, packed.samples)])
-        results = self._programs[packed.key](rows, self._before, *self.caches, *self.sources.operands())
-        own = 1 + bool(packed.key.samples) + packed.key.rounds
-        last, *more = results[:own]
-        self.caches = results[own:]
-        return Started(packed, last, more[0] if packed.key.rounds else None, more[-1] if more else None)
+        count, seen = packed.key.samples, []
+        if count:
+            if packed.seen is not None or count not in self._seen:
+                none = np.zeros((count, self.decoder.config.vocab_size), bool)
+                self._seen[count] = self.decoder.runtime.put([none if packed.seen is None else packed.seen])
+            seen = [self._seen[count]]
+        results = iter(self._programs[packed.key](rows, self._before, *seen, *self.caches, *self.sources.operands()))
+        last, rounds = next(results), next(results) if packed.key.rounds else None
+        logits = next(results) if count else None
+        if count:
+            self._seen[count] = next(results)
+        self.caches = [*results]
+        return Started(packed, last, rounds, logits)
 
     def changes(self, packed: PackedTokens) -> Changes | None:
         """Return how logits change before tokens are chosen, if they do. All tokens before must be known."""

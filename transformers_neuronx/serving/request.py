@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -98,10 +98,10 @@ class SamplingParams:
 class Request:
     """One sequence on its way.
 
-    `tokens` are those of the prompt, then the generated ones. The keys and values of the first `computed` of them are
-    in the cache after all steps that were planned: in the pages of `tables`, see `KVCache`, and their states are at the
-    first of `places`. `guesses` are draft tokens after them, which a step verifies. A request has ended when it has a
-    `reason`: "stop", "length", "abort" or "error".
+    `tokens` are those of the prompt, then the generated ones; -1 where only the cache knows the first ones. The keys
+    and values of the first `computed` of them are in the cache after all steps that were planned: in the pages of
+    `tables`, see `KVCache`, and their states are at the first of `places`. `guesses` are draft tokens after them, which
+    a step verifies. A request has ended when it has a `reason`: "stop", "length", "abort" or "error".
     """
 
     id: int
@@ -112,8 +112,10 @@ class Request:
     source: list[int] = field(default_factory=list)  # what an encoder reads, if the model has one
     text: TextStream | None = None
     stream: int = 0  # of random numbers: requests of one seed and prompt differ by it
+    rules: InitVar[Array | None] = None  # how its tokens are sampled, s32[POLICY_COLUMNS]; by default as `params` say
     pending: int = 0  # tokens that were sampled in steps whose results nobody has read yet
     row: int = 0  # its place among those that sampled in that step
+    given: list[list[int]] = field(default_factory=list)  # tables that its caller has filled, up to `computed`
     computed: int = 0
     guesses: list[int] = field(default_factory=list)
     accepted: int = 0  # generated tokens that were draft tokens
@@ -128,11 +130,13 @@ class Request:
     error: Exception | None = None  # of its mask
     logprobs: list[tuple[float, dict[int, float]]] = field(default_factory=list)
     prompt_length: int = field(init=False)
+    policy: Array = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, rules: Array | None) -> None:
         self.prompt_length = len(self.tokens)
-        self.policy = self.params.rules.packed(1)[0]
-        self.policy[-1] = self.stream
+        self.policy = self.params.rules.packed(1)[0] if rules is None else rules
+        if rules is None:
+            self.policy[-1] = self.stream
 
     def note(self, logprob: float, likeliest: Sequence[int], theirs: Sequence[float]) -> None:
         """Keep log-probabilities of a token and of the likeliest ones, if the request is to have them."""
@@ -140,21 +144,31 @@ class Request:
             self.logprobs.append((logprob, dict(zip(likeliest[:count], theirs[:count], strict=True))))
 
     @property
+    def penalizes(self) -> bool:
+        """Whether its rules depend on the tokens that it has."""
+        return self.params.repetition_penalty != 1
+
+    @property
     def adjusts(self) -> bool:
-        """Whether logits change before the next token is chosen."""
+        """Whether logits change before its rules apply."""
         params = self.params
-        penalties = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+        penalties = params.presence_penalty or params.frequency_penalty
         return bool(penalties or params.logit_bias or params.mask or (self.ends and self.generated < params.min_tokens))
 
     @property
     def may_run_on(self) -> bool:
         """Whether the devices may generate several of its tokens before anyone sees the first."""
-        return not (self.streamed or self.adjusts or self.params.logprobs is not None)
+        told = self.streamed or self.adjusts or self.params.logprobs is not None or (self.penalizes and self.pending)
+        return not told
 
-    def adjust(self, added: Array, seen: Array) -> None:
-        """Fill arrays of zeros: what is added to logits, f32[vocab], and which tokens there are, pred[vocab]."""
+    def see(self, seen: Array, guesses: int = 0) -> None:
+        """Mark the tokens that it has, and its first draft tokens, in `seen` pred[vocab]."""
+        seen[[token for token in self.tokens if token >= 0]] = True
+        seen[self.guesses[:guesses]] = True
+
+    def adjust(self, added: Array) -> None:
+        """Change what is added to logits, f32[vocab], zeros at first."""
         params = self.params
-        seen[self.tokens] = True
         if params.presence_penalty or params.frequency_penalty:
             ids, counts = np.unique(self.tokens[self.prompt_length :], return_counts=True)
             added[ids.astype(np.int64)] -= params.presence_penalty + params.frequency_penalty * counts
@@ -177,6 +191,11 @@ class Request:
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def unknown(self) -> int:
+        """Number of first tokens that only the cache knows."""
+        return sum(token < 0 for token in self.tokens)
 
     @property
     def longest(self) -> int:

@@ -204,8 +204,9 @@ class Scheduler:
         when a request starts again.
         """
         last = request.generated + request.pending >= request.params.max_tokens
-        if request.pending and (last or self.limits.guesses):
-            return 0  # its last token is on the way, or more than one
+        several = self.limits.guesses or (request.penalizes and request.pending > 1)
+        if request.pending and (last or several):
+            return 0  # its last token is on the way, or several are that a step must know
         end = request.prompt_length if request.computed < request.prompt_length else request.known
         return end - request.computed
 
@@ -250,8 +251,8 @@ class Scheduler:
     def _end_of_first_chunk(self, request: Request, found: Found, chunk: int) -> int | None:
         """Return where the first chunk of a prompt ends; None if there are too few rows or pages to start it."""
         end = min(request.prompt_length, found.positions + chunk)
-        running = len(self.running)  # these will soon need a page each
-        return end if running < self.limits.rows and self.cache.fits(found, end, running) else None
+        growing = sum(not self.cache.is_whole(each) for each in self.running)  # these will soon need a page each
+        return end if len(self.running) < self.limits.rows and self.cache.fits(found, end, growing) else None
 
     def _start(self, request: Request, found: Found) -> None:
         self.waiting.remove(request)

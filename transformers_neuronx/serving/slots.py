@@ -1,6 +1,7 @@
-"""Runs an engine's steps where attention cannot read pages: a page is a slot of the model's own cache.
+"""Runs steps where attention cannot read pages: a page is a slot of the model's own cache.
 
-The work of a step is packed into the model's own programs: rectangles of a prompt's tokens, and single tokens of rows.
+The work of a step goes to the model's own programs: rectangles of prompts' tokens, single tokens of rows, the loop over
+tokens, and the verification of draft tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.encoder_decoder import EncoderDecoder
 from transformers_neuronx.engine.feeding import feed, sample_after
 from transformers_neuronx.engine.inputs import Rows
+from transformers_neuronx.engine.keys import ProgramKey, VerifyKey
 from transformers_neuronx.engine.loading import Progress
-from transformers_neuronx.layers.sampling import POLICY_COLUMNS
+from transformers_neuronx.engine.loops import EOS_COLUMNS, LOOP
+from transformers_neuronx.engine.rules import GREEDY
+from transformers_neuronx.layers.sampling import NOTHING
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows
 from transformers_neuronx.serving.kv_cache import Copy
 from transformers_neuronx.serving.request import Request
@@ -38,11 +42,10 @@ class Chunks(Rows):
 
 
 @dataclass(frozen=True)
-class PackedRows:
-    """A step as rows; the row `sampling[i]` samples for `requests[i]`."""
+class PackedWork:
+    """A step, and the requests that sample in it, once for each sample."""
 
-    rows: Chunks
-    sampling: list[int]
+    step: list[Work]
     requests: list[Request]
 
 
@@ -53,26 +56,35 @@ class SlotSources(Sources):
         if requests:
             assert isinstance(self.decoder, EncoderDecoder)
             sources = [np.array(request.source, np.int32) for request in requests]
-            self.decoder.encode(sources, np.array([_slot(request) for request in requests]))
+            self.decoder.encode(sources, np.array([slot_of(request) for request in requests]))
 
 
 class SlotSteps:
-    """The steps of one model over its slots, for one thread; nobody else may call the model."""
+    """The steps of one model over its slots, for one thread; nobody else may call the model.
+
+    Running rows may have up to `guesses` draft tokens.
+    """
 
     overlaps = False
 
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
+    def __init__(self, decoder: Decoder, guesses: int = 0) -> None:
+        self.decoder, self.guesses = decoder, guesses
         self.sources = SlotSources(decoder)
-        self.chooser = Chooser(decoder, [decoder.slots])
+        self.chooser = Chooser(decoder, [decoder.slots * (1 + guesses)])
+        self._noted: set[int] = set()  # requests whose tokens the devices know, and those that they sample
+
+    @property
+    def _verifying(self) -> list[ProgramKey]:
+        return verify_keys(self.decoder, self.guesses) if self.guesses else []
 
     @property
     def programs(self) -> int:
         """Number of programs that `compile` compiles."""
-        return len(self.chooser.keys)
+        return len(self.chooser.keys) + len(self._verifying)
 
     def compile(self, progress: Progress) -> None:
-        """Compile the choice of tokens. The model has all other programs."""
+        """Compile the choice of tokens, and verification. The model has all other programs."""
+        self.decoder.store.compile(self._verifying, progress)
         self.chooser.compile(progress)
 
     def longest_joined(self) -> int:
@@ -80,50 +92,132 @@ class SlotSteps:
         return max([1, *self.decoder.options.buckets.context])
 
     def most_rounds(self) -> int:
-        """Return 1: a step generates one token of each row."""
+        """Return 1: requests that come wait for one token."""
         return 1
 
     def reset(self) -> None:
         """Forget all sequences."""
+        self._noted.clear()
         self.decoder.reset()
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Do nothing: a page is a whole sequence, so none begins like another."""
         assert not copies
 
-    def pack(self, step: Sequence[Work]) -> PackedRows:
-        """Bring a step into the form of the model's programs."""
-        tokens = [np.array(work.tokens, np.int64) for work in step]
-        start, ends, slots = np.array([(work.start, work.ends[-1], _slot(work.request)) for work in step]).T
-        rows = Chunks(tokens, start, np.ones((len(step), 1), bool), slots, ends)
-        sampling = [place for place, work in enumerate(step) if work.samples]
-        requests = [step[place].request for place in sampling]
-        return PackedRows(rows, sampling, requests)
+    def pack(self, step: Sequence[Work]) -> PackedWork:
+        """Return the step with the requests that sample."""
+        return PackedWork(list(step), [work.request for work in step for _ in range(work.samples)])
 
-    def start(self, packed: PackedRows) -> PackedRows:
+    def start(self, packed: PackedWork) -> PackedWork:
         """Do nothing: the choice of tokens decides which programs run."""
         return packed
 
-    def changes(self, packed: PackedRows) -> Changes | None:
+    def changes(self, packed: PackedWork) -> Changes | None:
         """Return how logits change before tokens are chosen, if the host must see them."""
         if all(not request.adjusts and request.params.logprobs is None for request in packed.requests):
             return None
-        return Changes.of(packed.requests, self.decoder.slots, self.decoder.config.vocab_size)
+        return Changes.of(packed.requests, self.chooser.most, self.decoder.config.vocab_size)
 
-    def choose(self, packed: PackedRows, changes: Changes | None) -> Chosen:
+    def choose(self, packed: PackedWork, changes: Changes | None) -> Chosen:
         """Run a step, and choose tokens."""
-        rows, put = packed.sampling, self.decoder.runtime.put
-        samples = sampled_rows(packed.requests, self.decoder.slots)
-        if changes is None:
-            every = np.zeros((len(packed.rows.tokens), POLICY_COLUMNS), np.int32)
-            every[rows] = samples["policy"][: len(rows)]
-            tokens = sample_after(self.decoder, packed.rows, every)[rows]
-            return Chosen(packed.requests, put([tokens.astype(np.int32)]), [])
-        found = np.zeros((self.decoder.slots, 1, self.decoder.config.vocab_size), np.float32)
-        found[: len(rows)] = feed(self.decoder, packed.rows)[rows]
-        logits = put([found])
-        return self.chooser.chosen(packed.requests, self.chooser.choose(logits, samples, changes), logits)
+        if changes is not None:
+            return self._changed(packed, changes)
+        step = packed.step
+        self._note(step)
+        if any(work.rounds > 1 for work in step):
+            rows = loop_rows(self.decoder, step, [work.rounds for work in step])
+            return Chosen(packed.requests, self.decoder.loop(rows, int(rows["left"].max()))[slots_of(step)])
+        tokens = np.full((len(step), 1 + self.guesses), NOTHING)
+        verifies = np.array([bool(work.samples) and not work.of_prompt for work in step])
+        verifies &= any(work.guesses for work in step)
+        for places, run in ((np.flatnonzero(verifies), self._verified), (np.flatnonzero(~verifies), self._sampled)):
+            if places.size:
+                tokens[places] = run([step[place] for place in places])
+        sampling = [place for place, work in enumerate(step) if work.samples]
+        return Chosen([step[place].request for place in sampling], tokens[sampling])
+
+    def _note(self, step: Sequence[Work]) -> None:
+        """Tell the devices the tokens of requests whose rules depend on them."""
+        wanted = {work.request.id for work in step if work.request.penalizes}
+        if wanted - self._noted:
+            self.decoder.note(seen_in_slots(self.decoder, step))
+            self._noted = wanted
+
+    def _changed(self, packed: PackedWork, changes: Changes) -> Chosen:
+        """Choose tokens from logits that the host has changed."""
+        self._noted.clear()
+        step, requests = packed.step, packed.requests
+        every = any(work.guesses for work in step)
+        logits = feed(self.decoder, _rows(step), all_positions=every)
+        first = [work.count - work.samples if every else 0 for work in step]
+        found = np.zeros((self.chooser.most, 1, logits.shape[2]), np.float32)
+        found[: len(requests), 0] = np.concatenate(
+            [row[place : place + work.samples] for row, place, work in zip(logits, first, step, strict=True)]
+        )
+        put = self.decoder.runtime.put([found])
+        tokens = self.chooser.choose(put, sampled_rows(requests, len(found)), changes)
+        return self.chooser.chosen(requests, tokens, put)
+
+    def _verified(self, works: Sequence[Work]) -> Array:
+        """Sample after the last token of each request and after its draft tokens. -> s32[works, 1 + guesses]"""
+        slots, most = slots_of(works), 1 + self.guesses
+        ids = np.zeros((self.decoder.slots, most), np.int32)
+        start, length = np.zeros((2, self.decoder.slots), np.int64)
+        for slot, work in zip(slots, works, strict=True):
+            ids[slot, : work.count], start[slot], length[slot] = work.tokens, work.start, work.count
+        self._noted.clear()  # the devices do not know which draft tokens are right
+        tokens = self.decoder.verify(ids, start, length, _policies(self.decoder, works))[slots]
+        return np.where(np.arange(most) < length[slots, None], tokens, NOTHING)
+
+    def _sampled(self, works: Sequence[Work]) -> Array:
+        """Feed the tokens of requests, and sample the next one of each. -> s64[works, 1]"""
+        if not all(work.samples for work in works):
+            self._noted.clear()  # the devices take what they sample inside a prompt for a part of it
+        policies = np.stack([work.request.policy for work in works])
+        return sample_after(self.decoder, _rows(works), policies)[:, None]
 
 
-def _slot(request: Request) -> int:
+def verify_keys(decoder: Decoder, guesses: int) -> list[ProgramKey]:
+    """Return the keys of the programs that verify up to so many draft tokens."""
+    return [VerifyKey(1 + guesses, width) for width in decoder.programs.widths(1) if width > guesses]
+
+
+def slots_of(works: Sequence[Work]) -> list[int]:
+    return [slot_of(work.request) for work in works]
+
+
+def slot_of(request: Request) -> int:
     return request.tables[0][0] - 1
+
+
+def _rows(works: Sequence[Work]) -> Chunks:
+    """Return the tokens of each request that are computed, as rows."""
+    tokens = [np.array(work.tokens, np.int64) for work in works]
+    start, ends = np.array([(work.start, work.ends[-1]) for work in works]).T
+    return Chunks(tokens, start, np.ones((len(works), 1), bool), np.array(slots_of(works)), ends)
+
+
+def seen_in_slots(decoder: Decoder, works: Sequence[Work]) -> Array:
+    """Return the tokens that each slot's sequence has, pred[slots, vocab]."""
+    seen = np.zeros((decoder.slots, decoder.config.vocab_size), bool)
+    for work in works:
+        work.request.see(seen[slot_of(work.request)])
+    return seen
+
+
+def _policies(decoder: Decoder, works: Sequence[Work]) -> Array:
+    """Return the policy of each slot, s32[slots, POLICY_COLUMNS]."""
+    policies = np.tile(GREEDY, (decoder.slots, 1))
+    policies[slots_of(works)] = [work.request.policy for work in works]
+    return policies
+
+
+def loop_rows(decoder: Decoder, works: Sequence[Work], left: Sequence[int], ends: bool = True) -> Array:
+    """Return the rows of a loop that generates up to `left[i]` tokens of each request, and stops at its ends."""
+    rows = np.zeros(decoder.slots, LOOP)
+    rows["policy"], rows["eos"] = _policies(decoder, works), -1
+    for slot, work, count in zip(slots_of(works), works, left, strict=True):
+        rows["token"][slot], rows["position"][slot], rows["left"][slot] = work.request.tokens[-1], work.start, count
+        known = sorted(work.request.ends)[:EOS_COLUMNS] if ends else []  # the host knows the others
+        rows["eos"][slot, : len(known)] = known
+    return rows

@@ -149,11 +149,12 @@ def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloM
     """Write the program of a step.
 
     Parameters: a row of `TOKEN` for each token, a `sequence_row` for each sequence and a row of `SAMPLED` for each that
-    samples, joined; the tokens that the step before chose, s32[chosen]; the caches; the weights.
+    samples, joined; the tokens that the step before chose, s32[chosen]; if some sample, the tokens that each one's
+    sequence has, pred[samples, vocab], where those that the step computes may be missing; the caches; the weights.
 
     Results: the last token of each sample, s32[chosen], and NOTHING after them; if there are `rounds`, all tokens,
-    s32[samples, ROUNDS], and NOTHING where there are fewer; logits f32[samples, 1, vocab] of the last round. If none
-    sample, only any number, f32[1], to wait for. Then the caches, in place.
+    s32[samples, ROUNDS], and NOTHING where there are fewer; logits f32[samples, 1, vocab] of the last round; the tokens
+    that sequences have, in place. If none sample, only any number, f32[1], to wait for. Then the caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
@@ -163,9 +164,11 @@ def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloM
         if key.rounds:
             return writer.rounds(ids, position, end, key.chosen)
         x, after = writer.computed(ids, position, end, writer.sequences, writer.caches)
-        results = writer.sampled(x) if key.samples else [hlo.convert(hlo.slice(hlo.reshape(x, -1), 0, 0, 1), "f32")]
-        tokens = [padded(results[0], key.chosen)] if key.samples else results[:1]
-        return [*tokens, *results[1:], *in_place(flattened(after), flattened(writer.caches))]
+        caches = in_place(flattened(after), flattened(writer.caches))
+        if not key.samples:
+            return [hlo.convert(hlo.slice(hlo.reshape(x, -1), 0, 0, 1), "f32"), *caches]
+        tokens, logits, seen = writer.sampled(x, ids, writer.seen)
+        return [padded(tokens, key.chosen), logits, *in_place([seen], [writer.seen]), *caches]
 
     return compile_py_func(program)
 
@@ -202,6 +205,8 @@ class _Writer:
         self.tokens, self.sequences, self.wanted = declare_joined(parameters, "step", *rows)
         if chosen:
             self.before = parameters.add(dtype_named("s32")[chosen], "before")
+        if chosen and wanted[1]:
+            self.seen = parameters.add(dtype_named("pred")[wanted[1], programs.config.vocab_size], "seen")
         self.caches = layout.declare(parameters, layout.layers)
         self.shared, self.weights = programs.declare_weights(parameters, programs.whole)
 
@@ -220,16 +225,17 @@ class _Writer:
             self.scribe, programs.whole, self.shared, self.weights, None, caches, step, segments
         )  # fmt: skip
 
-    def sampled(self, x: Tensor, later: Tensor | int = 0) -> list[Tensor]:
-        """Sample after some of the tokens x [tokens, 1, h], so many positions later than the rows say.
+    def sampled(self, x: Tensor, ids: Tensor, seen: Tensor, later: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Sample after some of the tokens x [tokens, 1, h], ids s32[tokens], so many positions later than the rows say.
 
-        -> s32[samples], logits f32[samples, 1, vocab]
+        -> s32[samples], logits f32[samples, 1, vocab], `seen` pred[samples, vocab] with these tokens
         """
-        rows, position = (field(self.wanted, SAMPLED, name) for name in ("token", "position"))
+        rows, position, policy = (field(self.wanted, SAMPLED, name) for name in ("token", "position", "policy"))
+        count = rows.sizes[0]
+        own = hlo.concatenate([hlo.iota("s32", [count, 1], 0), hlo.reshape(hlo.take(ids, rows), count, 1)], 1)
+        seen = hlo.scatter_rows(seen, own, hlo.full(1, "pred", [count]), (0, 1))
         logits = self.logits(x, rows)
-        flat = hlo.reshape(logits, rows.sizes[0], -1)
-        policy = field(self.wanted, SAMPLED, "policy")
-        return [sample(flat, hlo.full(0, "pred", flat.sizes), policy, position + later), logits]
+        return sample(hlo.reshape(logits, count, -1), seen, policy, position + later), logits, seen
 
     def logits(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Return logits after some of the tokens x [tokens, 1, h]. -> f32[·, 1, vocab]"""
@@ -245,30 +251,30 @@ class _Writer:
 
         def one(
             i: Tensor, ids: Tensor, position: Tensor, end: Tensor, left: Tensor, sequences: Tensor, tokens: Tensor,
-            _: Tensor, *flat: Tensor,
+            seen: Tensor, _: Tensor, *flat: Tensor,
         ) -> list[Tensor]:  # fmt: skip
             x, after = self.computed(ids, position, end, sequences, self.layout.by_layer(flat))
-            found, logits = self.sampled(x, later=i)
+            found, logits, seen = self.sampled(x, ids, seen, later=i)
             found = hlo.select(left > 0, found, NOTHING)
             tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(found, -1, 1), [hlo.constant(0, "s32"), i])
             left = hlo.select(ends(found, eos), 0, left - 1)
             ids = hlo.select(found < 0, ids, found)
             return [
-                *(i + 1, ids, position + 1, position + 2, left, self._moved(sequences, left), tokens, logits),
+                *(i + 1, ids, position + 1, position + 2, left, self._moved(sequences, left), tokens, seen, logits),
                 *flattened(after),
             ]
 
         tokens, logits = hlo.full(NOTHING, "s32", [count, ROUNDS]), hlo.full(0, "f32", [count, 1, vocab])
         left = field(self.wanted, SAMPLED, "left")
-        state = [hlo.constant(0, "s32"), ids, position, end, left, self.sequences, tokens, logits]
-        (_, last, _, _, _, _, tokens, logits), after = looped(
+        state = [hlo.constant(0, "s32"), ids, position, end, left, self.sequences, tokens, self.seen, logits]
+        (_, last, _, _, _, _, tokens, seen, logits), after = looped(
             lambda i, ids, position, end, left, *_: hlo.logical_or(hlo.equal(i, 0), hlo.any(left > 0, 0)),
             one,
             state,
             self.caches,
             self.caches,
         )
-        return [padded(last, chosen), tokens, logits, *after]
+        return [padded(last, chosen), tokens, logits, *in_place([seen], [self.seen]), *after]
 
     def _moved(self, sequences: Tensor, left: Tensor) -> Tensor:
         """Return the rows of sequences for the next round: one token further on, and none of those that have ended."""

@@ -8,7 +8,4 @@ from transformers_neuronx.speculation.acceptors import (
     ReferenceTokenAcceptor as ReferenceTokenAcceptor,
     TokenAcceptor as TokenAcceptor,
 )
-from transformers_neuronx.speculation.drafts import (
-    Draft as Draft,
-    SpeculativeGenerator as SpeculativeGenerator,
-)
+from transformers_neuronx.speculation.drafts import SpeculativeGenerator as SpeculativeGenerator

@@ -131,7 +131,7 @@ class Accepting:
         self.draft, self.acceptor, self.k = draft, acceptor, k
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
-        """Yield blocks of tokens as `generation.generate` does."""
+        """Yield blocks of tokens as `Generation.on_devices` does."""
         generation.wanted[:] = count
         prompts, rows = generation.prompts, len(generation.prompts.tokens)
         width = max(map(len, prompts.tokens))

@@ -8,18 +8,17 @@ target generates alone, greedy or sampled. The proposer only decides how many to
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from transformers_neuronx.engine.feeding import feed
-from transformers_neuronx.engine.inputs import Integers, Rows
-from transformers_neuronx.engine.keys import VerifyKey
+from transformers_neuronx.engine.inputs import Integers
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.models.generation import Generation, Streamer
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.serving.guesses import PromptLookup
+from transformers_neuronx.serving.slots import verify_keys
 from transformers_neuronx.speculation.acceptors import (
     Accepting,
     DefaultTokenAcceptor,
@@ -29,63 +28,6 @@ from transformers_neuronx.speculation.acceptors import (
 )
 
 Array = np.ndarray[Any, Any]
-
-
-class Proposer(Protocol):
-    """Makes draft tokens for the unfinished rows of a generation."""
-
-    def start(self, rows: Rows) -> None:
-        """Receive the prompts that the target gets."""
-        ...
-
-    def propose(self, generation: Generation, count: int) -> Array:
-        """Return `count` draft tokens after each row's token, s64[batch, count]."""
-        ...
-
-
-class Draft:
-    """A proposer that runs a smaller model with the same vocabulary, sampling rules and random numbers."""
-
-    def __init__(self, model: ForSampling) -> None:
-        self.model = model
-        self._fed = np.zeros(model.options.batch_size, np.int64)  # positions in the caches, for each row
-
-    def start(self, rows: Rows) -> None:
-        feed(self.model.decoder, rows)
-        self._fed[rows.slots] = rows.end
-
-    def propose(self, generation: Generation, count: int) -> Array:
-        decoder, positions = self.model.decoder, generation.rows["position"][: generation.count].astype(np.int64)
-        behind = np.flatnonzero((generation.wanted > 0) & (self._fed[: generation.count] < positions))
-        if behind.size:  # the last draft tokens were accepted, but not fed to the draft yet
-            missing = positions[behind] - self._fed[behind]
-            tokens = [np.array(generation.history[row][-1 - n : -1]) for row, n in zip(behind, missing, strict=True)]
-            feed(decoder, Rows(tokens, self._fed[behind], np.ones((len(behind), 1), bool), behind))
-        asked = generation.rows.copy()
-        asked["left"] = np.minimum(asked["left"], count)
-        asked["eos"] = -1
-        if decoder.loops:
-            asked["left"] = np.minimum(asked["left"], decoder.options.chunk)
-        self._fed[: generation.count] = positions + asked["left"][: generation.count]
-        generation.note(decoder)
-        guesses = decoder.loop(asked, count)[: generation.count].astype(np.int64)
-        return np.pad(guesses, [(0, 0), (0, count - guesses.shape[1])], mode="edge")
-
-
-class FromText:
-    """A proposer without a model: see `PromptLookup`."""
-
-    def __init__(self, lookup: PromptLookup) -> None:
-        self._lookup = lookup
-
-    def start(self, rows: Rows) -> None:
-        """Do nothing: `propose` reads the rows themselves."""
-
-    def propose(self, generation: Generation, count: int) -> Array:
-        """Return `count` draft tokens for each row, s64[batch, count]; its last token where nothing is found."""
-        found = [self._lookup.find(row, count) for row in generation.history]
-        rows = zip(found, generation.history, strict=True)
-        return np.array([[*guess, *row[-1:] * (count - len(guess))] for guess, row in rows], np.int64)
 
 
 class SpeculativeGenerator:
@@ -123,18 +65,13 @@ class SpeculativeGenerator:
                 raise ConfigError(f"an acceptor needs a draft model and k of at least 2, got {draft} and k={k}")
             self._accepting = Accepting(provider, acceptor or DefaultTokenAcceptor(), k)
             return
-        assert not isinstance(draft, DraftProvider)
-        self.proposer: Proposer = Draft(draft) if isinstance(draft, ForSampling) else FromText(draft or PromptLookup())
-        target.compile_also(
-            ("verify", k), lambda decoder: [VerifyKey(k + 1, w) for w in decoder.programs.widths(1) if w > k]
-        )
+        self.draft = draft or PromptLookup()
+        target.compile_also(("verify", k), lambda decoder: verify_keys(decoder, k))
 
     @property
     def models(self) -> list[ForSampling]:
         """Models that it calls in addition to the target."""
-        if self._accepting is not None:
-            return []
-        return [self.proposer.model] if isinstance(self.proposer, Draft) else []
+        return [self.draft] if self._accepting is None and isinstance(self.draft, ForSampling) else []
 
     def sample(
         self,
@@ -167,15 +104,10 @@ class SpeculativeGenerator:
         return self.target.sample(input_ids, sequence_length, start_ids, **options)
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
-        """Yield blocks as `generation.generate` does, by verifying `k` draft tokens at a time."""
+        """Yield blocks as `Generation.on_devices` does, by verifying up to `k` draft tokens of each row at a time."""
         if self._accepting is not None:
-            yield from self._accepting.blocks(generation, count)
-            return
-        generation.wanted[:] = count
-        self.proposer.start(generation.prompts)
-        yield generation.first()
-        while generation.wanted.any():
-            yield generation.check(self.proposer.propose(generation, self.k))
+            return self._accepting.blocks(generation, count)
+        return generation.on_devices(count, 1, self.draft, self.k)
 
 
 def padded_on_the_right(attention_mask: Integers) -> bool:
@@ -201,6 +133,8 @@ def closed_up(
 
 def check_pair(draft: ForSampling, target: ForSampling) -> None:
     """Raise ConfigError unless the draft fits the target."""
+    if draft is target:
+        raise ConfigError("a draft must be another model than its target: both would write to the same caches")
     for name, ours, theirs in (
         ("vocab_size", draft.config.vocab_size, target.config.vocab_size),
         ("batch_size", draft.options.batch_size, target.options.batch_size),

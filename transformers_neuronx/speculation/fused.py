@@ -146,7 +146,7 @@ class FusedSpeculativeDecoder(torch.nn.Module):
         return self.target.sample(input_ids, sequence_length, speculator=self, **options)
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
-        """Yield blocks of tokens as `generation.generate` does."""
+        """Yield blocks of tokens as `Generation.on_devices` does."""
         generation.wanted[:] = count
         feed(self.draft.decoder, generation.prompts)
         yield generation.first()

@@ -1,0 +1,172 @@
+"""The loop over steps: plans a step, runs it, and records its tokens, for one thread at a time.
+
+It knows neither threads nor handles. Whoever calls `advance` again and again has the model meanwhile: the thread of an
+`Engine`, or a call such as `sample()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.loading import Progress
+from transformers_neuronx.errors import EngineError
+from transformers_neuronx.layers.sampling import BROKEN
+from transformers_neuronx.serving.choices import Changes, Chosen
+from transformers_neuronx.serving.guesses import Guesser, guesser_of, with_guesses
+from transformers_neuronx.serving.kv_cache import Copy, KVCache
+from transformers_neuronx.serving.pages import Pages
+from transformers_neuronx.serving.request import Request
+from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
+from transformers_neuronx.serving.slots import SlotSteps
+from transformers_neuronx.serving.sources import Sources
+
+
+class Steps(Protocol):
+    """Runs the steps of a model, over pages or over slots."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step may start before the tokens of the one before are read."""
+        ...
+
+    @property
+    def sources(self) -> Sources:
+        """What an encoder has read for sequences."""
+        ...
+
+    @property
+    def programs(self) -> int:
+        """Number of programs that `compile` compiles."""
+        ...
+
+    def compile(self, progress: Progress) -> None:
+        """Compile all programs. `progress` is called with the name of each."""
+        ...
+
+    def longest_joined(self) -> int:
+        """Return the most tokens of a step that takes at most twice as long as one of a few rows."""
+        ...
+
+    def most_rounds(self) -> int:
+        """Return the most tokens that a step may generate of each sequence while others may come."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+        ...
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy pages of the cache, in order."""
+        ...
+
+    def pack(self, step: Sequence[Work]) -> Any:
+        """Bring a step into the form of its programs."""
+        ...
+
+    def start(self, packed: Any) -> Any:
+        """Start a step. Returns before its results are there."""
+        ...
+
+    def changes(self, packed: Any) -> Changes | None:
+        """Return how logits change before tokens are chosen, if they do. All tokens before must be known."""
+        ...
+
+    def choose(self, started: Any, changes: Changes | None) -> Chosen:
+        """Return the tokens of the step that was started last."""
+        ...
+
+
+class Flight(NamedTuple):
+    """A step whose results are not read yet."""
+
+    step: list[Work]
+    chosen: Chosen
+
+
+class Loop:
+    """Computes the requests of a scheduler. Who has the `turn` may change the scheduler."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        scheduler: Scheduler,
+        guesser: Guesser | None = None,
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.steps, self.scheduler, self.guesser = steps, scheduler, guesser
+        self._turn = nullcontext() if turn is None else turn
+        self._flying: Flight | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._flying and not len(self.scheduler)
+
+    def advance(self) -> list[Request]:
+        """Start a step, if something can run, and finish the one before. Return the requests that this one sampled.
+
+        A step starts before the tokens of the one before are read, so that the devices do not wait for its planning.
+        Where it needs these tokens, it is also finished. A request that failed has an `error`.
+        """
+        with self._turn:
+            step = self.scheduler.schedule()
+            packed = self._packed(step) if step else None
+        started = self.steps.start(packed) if step else None
+        sampled = self._finish()
+        if step:
+            with self._turn:
+                changes = self.steps.changes(packed)
+            self._flying = Flight(step, self.steps.choose(started, changes))
+        return sampled if self.steps.overlaps else self._finish()
+
+    def _packed(self, step: list[Work]) -> Any:
+        """Bring a step into the form of its programs, after what must come before it."""
+        self.steps.copy(self.scheduler.copies)
+        self.steps.sources.read([work.request for work in step if work.request.source and not work.start])
+        if self.guesser:
+            self.guesser.copy(self.scheduler.copies)
+            step[:] = with_guesses(step, self.guesser)
+        packed = self.steps.pack(step)
+        if self.guesser:
+            self.guesser.follow(packed)
+        return packed
+
+    def _finish(self) -> list[Request]:
+        """Wait for the step that was started, and record its tokens. Return the requests that sampled."""
+        flying, self._flying = self._flying, None
+        if flying is None:
+            return []
+        tokens = flying.chosen.read()
+        sampling = [work.request for work in flying.step if work.samples]
+        with self._turn:
+            for request in sampling:
+                if BROKEN in tokens[request.id]:
+                    request.error = EngineError("its logits are NaN or all -inf")
+                if request.error:
+                    self.scheduler.abort(request, "error")
+            self.scheduler.update(flying.step, tokens)
+        return sampling
+
+    def reset(self) -> None:
+        """Forget the step that was started, and all that the caches hold."""
+        self._flying = None
+        self.steps.reset()
+        self.scheduler.cache.forget()
+        if self.guesser:
+            self.guesser.reset()
+
+
+def slot_loop(decoder: Decoder, rounds: int, draft: Any = None, guesses: int = 0) -> Loop:
+    """Return a loop over the slots of a model, for a caller who has the model: no other requests come.
+
+    Steps generate up to `rounds` tokens of each sequence, or verify up to `guesses` tokens of a `draft`.
+    """
+    longest, rows = decoder.options.buckets.longest, decoder.slots
+    guesses = 0 if draft is None else guesses
+    cache = KVCache([Pages(rows, longest)])
+    limits = Limits(rows * longest, rows * longest, rows, longest, guesses=guesses, rounds=rounds)
+    guesser = guesser_of(draft, cache, limits, paged=False) if guesses else None
+    return Loop(SlotSteps(decoder, guesses), Scheduler(cache, limits), guesser)
