@@ -13,10 +13,10 @@ from peers.checkpoint import LLAMA_8B
 from transformers import LlamaConfig
 
 from transformers_neuronx.config import Buckets, CompileOptions, QuantizationConfig
-from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.keys import program_name
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.serving.paged_slots import PagedDecoder
 
 
 def main():
@@ -29,7 +29,7 @@ def main():
     options = CompileOptions(Buckets((2048,), (1024,)), amp=arguments.amp, quant=quant)
     family = LlamaForSampling.family
     config = family.read_config(LlamaConfig(**LLAMA_8B, num_hidden_layers=arguments.layers).to_dict())
-    decoder = Decoder(family, config, get_runtime("cpu", 1), options)
+    decoder = PagedDecoder(family, config, get_runtime("cpu", 1), options)
     began = time.perf_counter()
     for key in decoder.planned():
         start = time.perf_counter()

@@ -13,11 +13,12 @@ import torch
 from lines import family_lines
 
 from transformers_neuronx.compiler import compile_py_func
-from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.encoder_decoder import EncoderDecoder
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.serving.paged_slots import PagedDecoder
 
 # After an operation torch's threads keep spinning for milliseconds on the cores that the programs need.
 torch.set_num_threads(1)
@@ -113,5 +114,5 @@ def compiled_when_needed(monkeypatch):
 
     `families/test_planned.py` tests that calls compile nothing otherwise.
     """
-    for engine in (Decoder, EncoderDecoder):
+    for engine in (SlotDecoder, EncoderDecoder, PagedDecoder):
         monkeypatch.setattr(engine, "planned", lambda self: [])

@@ -26,12 +26,12 @@ INSIDE = {
         "reading", "quantization",
     ],
     "engine": [
-        "keys", "loops", "kv_cache", "family", "programs", "compile_cache", "loading", "store", "decoder",
-        "encoder_decoder", "profiling", "metrics", "manifest", "artifacts", "rules", "inputs", "feeding",
+        "keys", "kv_cache", "loops", "family", "programs", "compile_cache", "loading", "store", "rules", "inputs",
+        "decoder", "feeding", "slots", "encoder_decoder", "profiling", "metrics", "manifest", "artifacts",
     ],
     "serving": [
         "text", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "sources", "paged",
-        "slots", "guesses", "loop", "handles", "engine",
+        "paged_slots", "slots", "guesses", "loop", "calls", "handles", "engine",
     ],
     "models": ["block_calls", "generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],

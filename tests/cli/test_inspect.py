@@ -21,7 +21,7 @@ def test_a_checkpoint_in_eighty_columns(command):
     printed, _ = command("inspect", TINY_KJV, "--n-positions", 64, "--tp", 2)
     assert printed.startswith("gpt2, 1,386,368 parameters, f32, on each of 2 devices:\n")
     assert max(map(len, printed.splitlines())) <= 80
-    assert "loop_width64_steps32" in printed and "embed" in printed
+    assert "step_tokens1_sequences1_samples1" in printed and "embed" in printed
 
 
 def test_an_artifact_has_the_same_facts_as_the_model(command, model, tmp_path):
@@ -41,11 +41,13 @@ def test_the_page_has_the_numbers_of_the_json(command, tmp_path):
 
 def test_a_module_and_its_hlo(command, model, tmp_path):
     modules = {module.name: module for module, _ in model.decoder.store.executables.values()}
-    (tmp_path / "loop.pb").write_bytes(modules["loop_width64_steps32"].SerializeToString())
+    (tmp_path / "loop.pb").write_bytes(modules["step_tokens1_sequences1_samples1"].SerializeToString())
     printed, _ = command("inspect", "loop.pb")
-    assert printed.startswith("loop_width64_steps32\n")
-    alone, _ = command("inspect", "loop.pb", "--hlo", "loop_width64_steps32")
-    among, _ = command("inspect", TINY_KJV, "--n-positions", 64, "--amp", "bf16", "--hlo", "loop_width64_steps32")
+    assert printed.startswith("step_tokens1_sequences1_samples1\n")
+    alone, _ = command("inspect", "loop.pb", "--hlo", "step_tokens1_sequences1_samples1")
+    among, _ = command(
+        "inspect", TINY_KJV, "--n-positions", 64, "--amp", "bf16", "--hlo", "step_tokens1_sequences1_samples1"
+    )
     assert alone == among and "while" in alone
 
 
@@ -54,6 +56,6 @@ def test_what_cannot_be_inspected(command, tmp_path):
     _, said = command("inspect", "not.pb", status=1)
     assert "not.pb: not a module" in said
     _, said = command("inspect", TINY_KJV, "--n-positions", 64, "--hlo", "loop", status=2)
-    assert "--hlo must be one of step_rows1_active32_width64, " in said
+    assert "--hlo must be one of step_tokens1_sequences1_samples1, " in said
     _, said = command("inspect", "./nothing", status=1)
     assert "no such directory" in said

@@ -70,12 +70,12 @@ def left(shown):
 def test_bars_are_shown_and_vanish(terminal, process, tmp_path):
     shown, status = terminal("compile", TINY_KJV, "artifact", "--n-positions", 64)
     assert status == 0
-    for what, count in (("weights ", 101), ("programs", 6)):
+    for what, count in (("weights ", 101), ("programs", 5)):
         assert re.search(rf"GPT2ForSampling: {what} +\d+%\|.*\| \d+/{count} \[00:\d\d\]", shown), what
     assert "saving weights" in shown
     assert max(map(len, re.split(r"[\r\n]+", shown.replace("\x1b[A", "")))) <= 80
     lines = left(shown)
-    assert lines[0] == "6 programs:" and lines[-2].endswith("saved to artifact") and lines[-1] == ""
+    assert lines[0] == "5 programs:" and lines[-2].endswith("saved to artifact") and lines[-1] == ""
     (tmp_path / "data.jsonl").write_text(f'{{"prompt": "{PROMPT}"}}\n')
     shown, _ = terminal("run", "artifact", "--data-dir", "data.jsonl")
     assert "prompts   0%" in shown

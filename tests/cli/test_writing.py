@@ -47,13 +47,17 @@ def test_for_programs(command, completion):
 
 def test_an_artifact_in_fewer_bits(command, tmp_path):
     printed, _ = command("compile", TINY_KJV, "artifact", "--n-positions", 64, "--quant", "s8", "--context", 32)
-    assert "  step_rows1_active32_width64\n" in printed and "saved to artifact" in printed and "\nweights " in printed
+    assert (
+        "  step_tokens32_sequences1_samples1\n" in printed
+        and "saved to artifact" in printed
+        and "\nweights " in printed
+    )
     assert max(map(len, printed.splitlines())) <= 80
     text, _ = command("generate", "artifact", PROMPT, "-n", 8, "--top-k", 1)
     assert text.startswith(PROMPT) and len(text) > len(PROMPT) + 8
     printed, _ = command("compile", TINY_KJV, "bare", "--no-weights", "--n-positions", 64, "--json")
     facts = json.loads(printed)
-    assert "loop_width64_steps32" in facts["programs"] and facts["weights_bytes"] == 0
+    assert "step_tokens1_sequences1_samples1" in facts["programs"] and facts["weights_bytes"] == 0
     _, error = command("generate", "bare", PROMPT, status=1)
     assert "is an artifact without weights" in error
 

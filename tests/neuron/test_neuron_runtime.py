@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from transformers_neuronx.cli import app
 from transformers_neuronx.config import ContinuousBatchingConfig, NeuronConfig, QuantizationConfig
-from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.keys import SampleKey, StepKey
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
@@ -77,7 +77,7 @@ def machine(neuronx_cc, neuron_device, caplog):
 @pytest.fixture
 def one_program(monkeypatch):
     """Compile programs when they are needed, so that models have one at first."""
-    monkeypatch.setattr(Decoder, "planned", lambda self: [StepKey(2, 1, 16)])
+    monkeypatch.setattr(SlotDecoder, "planned", lambda self: [StepKey(2, 1, 16)])
 
 
 @pytest.fixture(scope="module")
@@ -463,7 +463,7 @@ def test_types_that_neuron_keeps_in_others(write):
 
 
 def test_dumps_have_what_the_compiler_was_given_and_made(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(Decoder, "planned", lambda self: [SampleKey(2)])
+    monkeypatch.setattr(SlotDecoder, "planned", lambda self: [SampleKey(2)])
     monkeypatch.setenv("NEURONX_DUMP_TO", str(tmp_path))
     made(checkpoint("gpt2"), "gpt2", "neuron")
     endings = {path.name.partition(".")[2] for path in tmp_path.iterdir()}

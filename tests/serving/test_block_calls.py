@@ -184,7 +184,7 @@ def test_an_engine_has_a_cache_of_its_own(model):
 
 
 def test_without_kernels_an_engine_needs_slots(model, monkeypatch):
-    monkeypatch.setattr(model.decoder.programs, "in_place", False)
+    monkeypatch.setattr(model.decoder.programs, "reads_pages", False)
     with pytest.raises(ConfigError, match="an engine needs slots here, and the model has blocks: make it without"):
         Engine(model)
 

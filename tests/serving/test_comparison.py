@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, T5Conf
 
 from transformers_neuronx.analysis.comparison import TOLERANCE, compare
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
-from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.serving.paged_slots import PagedDecoder
 from transformers_neuronx.t5.model import T5ForSampling
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -23,7 +23,7 @@ TEXT = "And God said unto Moses, Go in unto Pharaoh, and say unto him,"
 def only_what_is_needed():
     """Compile programs when they are needed: a comparison has no loops."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "planned", lambda self: [])
+        patch.setattr(PagedDecoder, "planned", lambda self: [])
         yield
 
 

@@ -105,7 +105,7 @@ def test_the_loop_on_the_host_moves_tokens_only(monkeypatch, penalty):
     want = model.sample(ids, 64, top_k=1, repetition_penalty=penalty, eos_token_override=-1)
     moved = moving(model, monkeypatch)
     assert torch.equal(model.sample(ids, 64, top_k=1, repetition_penalty=penalty, eos_token_override=-1), want)
-    assert sum(moved) - (penalty != 1) * 1023 < 61 * 100, sum(moved)  # the prompt's tokens are sent once
+    assert sum(moved) - (penalty != 1) * 1023 < 61 * 300, sum(moved)  # the prompt's tokens are sent once
 
 
 def serve(model, requests, apart):
@@ -249,19 +249,19 @@ def dispatches(monkeypatch):
     return watch
 
 
-def test_a_prompt_and_running_rows_are_two_dispatches(model, requests, alone, dispatches):
+def test_a_prompt_and_running_rows_are_one_dispatch(model, requests, alone, dispatches):
     sequences = {slot: (requests[number][0], 0) for slot, number in {0: 1, 1: 3, 2: 7}.items()}
     step(model, sequences, [0, 1, 2])
     run = dispatches(model)
     sequences[3] = requests[6][0], 0
     step(model, sequences, [2, 3, 0, 1])
-    assert run == ["step_rows1_active8_width96", "step_rows4_active1_width96"]
+    assert run == ["step_tokens24_sequences4_samples4"]
     for slot, number, count in ((0, 1, 2), (1, 3, 2), (2, 7, 2), (3, 6, 1)):
         assert sequences[slot][0][-count:] == alone[number][:count]
 
 
 def test_the_last_token_of_a_prompt_goes_with_the_single_ones(model, requests, alone, dispatches):
-    """Feed a prompt of 25 tokens to programs that take 24."""
+    """Feed a prompt of 25 tokens, and one of another row, to programs that take 24."""
     prompt = (requests[0][0] * 2)[:25]
     want = model.forward(torch.tensor([prompt]), torch.arange(25)[None], [1])
     step(model, sequences := {0: (requests[1][0], 0)}, [0])
@@ -270,7 +270,7 @@ def test_the_last_token_of_a_prompt_goes_with_the_single_ones(model, requests, a
     ids[0], positions[0] = torch.tensor(prompt), torch.arange(25)
     ids[1, 0], positions[1, 0] = sequences[0][0][-1], len(sequences[0][0]) - 1
     got = model.forward(ids, positions, [1, 0])
-    assert run == ["step_rows1_active24_width96", "step_rows4_active1_width96"]
+    assert run == ["step_tokens24_sequences4_samples4", "step_tokens4_sequences4_samples4"]
     torch.testing.assert_close(got[:1], want)
     assert got[1].argmax() == alone[1][1]
 
@@ -329,12 +329,12 @@ class TestTokensChosenOnTheDevice:
         assert made[1, 0] == made[2, 0] != made[2, 1]
 
     def test_neither_logits_nor_what_was_seen_go_by_the_host(self, drawing, requests, monkeypatch):
-        """A step moves only the rows and the tokens: a few hundred bytes for any vocabulary."""
+        """A step moves only the rows and the tokens: some hundred bytes for any vocabulary."""
         sequences = {slot: (requests[slot][0], 0) for slot in range(SLOTS)}
         step(drawing, sequences, [0, 1, 2, 3])
         moved = moving(drawing, monkeypatch)
         step(drawing, sequences, [0, 1, 2, 3])
-        assert 0 < sum(moved) < 100 * SLOTS, moved
+        assert 0 < sum(moved) < 150 * SLOTS, moved
 
     def test_rules_for_another_number_of_slots_are_refused(self, drawing):
         with pytest.raises(InputError, match="top_k must be one value, or one for each of 4 rows, got 2"):

@@ -83,7 +83,7 @@ def test_a_nan_in_the_cache_does_not_reach_the_next_sequence(model):
     before = model(PROMPT)
     decoder = model.decoder
     poison = np.full(decoder.programs.cache.of_layers[0].arrays[0].sizes, np.nan, np.float32)
-    decoder.caches = [decoder.runtime.put([poison]) for _ in decoder.caches]
+    decoder.caches[:] = [decoder.runtime.put([poison]) for _ in decoder.caches]
     assert model(PROMPT, cache_ids=[3, 4, 5]).isnan().all()
     assert torch.equal(model(PROMPT), before)
 

@@ -15,11 +15,13 @@ from transformers_neuronx.analysis.inspection import facts_of, facts_of_artifact
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
 from transformers_neuronx.engine.keys import HeadKey, LoopKey, Segment, StepKey
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.huggingface.auto import families, family_of
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime, kernels
+from transformers_neuronx.serving.steps import TokensKey
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 GPT2 = GPT2Config(vocab_size=301, n_positions=64, n_embd=48, n_layer=3, n_head=6, bos_token_id=0, eos_token_id=0)
@@ -33,8 +35,14 @@ HOSTILE = '<script>alert("1")</script>'
 def decoder(cls, config, **options):
     """An engine without weights or programs."""
     model = cls(config, **options)
+    return model.decoder_on(get_runtime(None, model.options.tp_degree))
+
+
+def slots(cls, config, **options):
+    """The same, with its cache in slots."""
+    model = cls(config, **options)
     runtime = get_runtime(None, model.options.tp_degree)
-    return cls.engine(model.family, model.model_config, runtime, model.options)
+    return SlotDecoder(model.family, model.model_config, runtime, model.options)
 
 
 def by_name(rows):
@@ -193,12 +201,14 @@ def test_arrays_are_there_from_first_to_last_use():
 @pytest.mark.parametrize("tokens", [1, 8])
 @pytest.mark.parametrize("cls_config", [(GPT2ForSampling, GPT2), (LlamaForSampling, LLAMA)], ids=["gpt2", "llama"])
 def test_products_of_linear_layers(cls_config, tokens, amp):
-    engine = decoder(*cls_config, amp=amp)
+    engine, paged = slots(*cls_config, amp=amp), decoder(*cls_config, amp=amp)
     facts = facts_of(engine.programs.module(StepKey(1, tokens, 64), engine.programs.whole))
     matrices = [row for row in facts_of_model(engine).weights if len(row.whole) == 2 and row.name.endswith(".weight")]
     head = sum(np.prod(row.whole) for row in matrices if row.layers == 1)  # computed for the last token alone
     layers = sum(np.prod(row.whole) * row.layers for row in matrices) - head
-    assert by_name(facts.ops)["linear"].products == 2 * (layers * tokens + head)
+    of_pages = facts_of(paged.programs.module(TokensKey(tokens, 1, 1, 1, 0), paged.programs.whole))
+    for each in (facts, of_pages):
+        assert by_name(each.ops)["linear"].products == 2 * (layers * tokens + head)
     of_all = facts_of(engine.programs.module(HeadKey(1, tokens), Segment(False, (), True)))
     assert by_name(of_all.ops)["linear"].products == 2 * head * tokens
 
@@ -211,9 +221,10 @@ def test_weights_are_what_is_held(degree):
     before = facts_of_model(decoder(GPT2ForSampling, model.config.to_dict(), n_positions=64, tp_degree=degree))
     model.to_neuron()
     facts, held = facts_of_model(model.decoder), model.decoder.memory_use
-    token = by_name(facts.programs)["step_rows1_active1_width64"]
+    token = by_name(facts.programs)["step_tokens1_sequences1_samples1"]
     assert token.held["weight"] * degree == facts.weight_bytes * degree == before.weight_bytes * degree == held.weights
-    assert token.held["cache"] * degree == facts.caches * degree == held.caches
+    assert by_name(facts.programs)["copy"].held["cache"] * degree == facts.caches * degree == held.caches
+    assert token.held["cache"] == facts.caches + model.config.vocab_size  # and which tokens the sequence has
     assert facts.weight_count == sum(np.prod(row.whole) * row.layers for row in facts.weights if row.same_as is None)
     assert {row.name: row.same_as for row in facts.weights if row.same_as} == {"head.weight": "embed"}
     assert {row.name: row.same_as for row in token.parameters if row.same_as} == {"head.weight": "embed"}
@@ -224,7 +235,7 @@ def test_weights_are_what_is_held(degree):
 
 
 def test_a_token_reads_its_weights_once_and_the_cache_as_far_as_it_looks():
-    engine = decoder(LlamaForSampling, LLAMA, n_positions=[32, 64])
+    engine, paged = (make(LlamaForSampling, LLAMA, n_positions=[32, 64]) for make in (slots, decoder))
     wide, narrow = (facts_of(engine.programs.module(StepKey(1, 1, width), engine.programs.whole)) for width in (64, 32))
     linear, attention = (by_name(narrow.ops)[name] for name in ("linear", "attention"))
     h, inner, kv = 64, 172, 16
@@ -235,18 +246,21 @@ def test_a_token_reads_its_weights_once_and_the_cache_as_far_as_it_looks():
     assert by_name(wide.ops)["attention"].read - attention.read == 32 * of_cache
     assert attention.written == 3 * h * 4 + of_cache
     assert (by_name(wide.ops)["linear"], narrow.held) == (linear, wide.held)
+    of_pages = by_name(facts_of(paged.programs.module(TokensKey(1, 1, 1, 1, 0), paged.programs.whole)).ops)
+    assert 0 <= of_pages["paged_attention"].read - by_name(wide.ops)["attention"].read < of_cache
+    assert of_pages["paged_attention"].written == attention.written
 
 
 def test_equal_layers_are_one_row():
     facts = by_name(facts_of_model(decoder(GPT2ForSampling, GPT2, context_length_estimate=8)).programs)
-    prompt = facts["step_rows1_active8_width64"]
+    prompt = facts["step_tokens8_sequences1_samples1"]
     assert [(row.name, row.last, row.repeats) for row in prompt.layers if row.flops] == [
-        ("embed", "", 1), ("layer.0", "layer.2", 3), ("head", "", 1),
+        ("(outside)", "", 1), ("embed", "", 1), ("layer.0", "layer.2", 3), ("head", "", 1),
     ]  # fmt: skip
     for key in ("flops", "products", "read", "written"):
         assert sum(row.repeats * getattr(row, key) for row in prompt.layers) == getattr(prompt.total, key)
         assert sum(getattr(row, key) for row in prompt.ops) == getattr(prompt.total, key)
-    assert facts["loop_width64_steps32"].loops and not prompt.loops
+    assert facts["step_tokens1_sequences1_samples1"].loops and not prompt.loops
 
 
 def test_groups_of_layers_share_a_program():
@@ -255,7 +269,7 @@ def test_groups_of_layers_share_a_program():
     parts = [program for program in grouped.programs if program.name.startswith("step_rows1_active8")]
     assert [program.runs for program in parts] == [1, 3, 1]
     products = sum(program.runs * program.total.products for program in parts)
-    assert products == whole["step_rows1_active8_width64"].total.products
+    assert products == whole["step_tokens8_sequences1_samples1"].total.products
 
 
 TRUE = [
@@ -276,9 +290,16 @@ def test_memory_is_what_the_compiler_takes(cls_config, amp):
     """At the widths of published models, arguments and aliases are exact, temporaries as their docstring says."""
     if kernels.level() == "off":
         pytest.skip("XLA's own products take memory that is not foreseen")
-    engine = decoder(*cls_config, amp=amp, n_positions=[128, 256], batch_size=2, prompt_batch_size=1)
-    bounds = {StepKey(1, 128, 128): (0.98, 1.02), StepKey(2, 1, 256): (0.6, 1.1), LoopKey(256, 8): (0.95, 1.02)}
-    for what, (least, most) in bounds.items():
+    made = [
+        make(*cls_config, amp=amp, n_positions=[128, 256], batch_size=2, prompt_batch_size=1)
+        for make in (slots, decoder)
+    ]
+    bounds = [
+        {StepKey(1, 128, 128): (0.98, 1.02), StepKey(2, 1, 256): (0.6, 1.1), LoopKey(256, 8): (0.95, 1.02)},
+        {TokensKey(128, 2, 2, 4, 0): (0.78, 1.02), TokensKey(2, 2, 2, 4, 0): (0.6, 1.1)},
+    ]
+    pairs = [(engine, what, limits) for engine, some in zip(made, bounds, strict=True) for what, limits in some.items()]
+    for engine, what, (least, most) in pairs:
         module = engine.programs.module(what, engine.programs.whole)
         facts, memory = facts_of(module), engine.runtime.compile(module).memory()
         assert sum(facts.held.values()) == memory.arguments
@@ -296,8 +317,8 @@ def test_every_family(family):
     for program in facts.programs:
         inputs = {parameter.name for parameter in program.parameters if parameter.kind == "input"}
         named = {name for name in inputs if not name.startswith("memory.")}
-        assert named <= {"step", "hidden", "rows", "seen", "logits", "sources", "source"}
-        assert program.total.products or program.name.startswith(("sample", "reorder", "redirect"))
+        assert named <= {"step", "hidden", "rows", "seen", "logits", "pages", "sources", "source"}
+        assert program.total.products or program.name.startswith(("sample", "copy", "reorder", "redirect"))
     assert_fits(str(facts))
 
 

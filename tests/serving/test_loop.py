@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from transformers_neuronx import SparseAttnConfig
 from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -16,10 +17,10 @@ TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
 
 
-def compiled(tokens_per_dispatch=32, **options):
+def compiled(tokens_per_dispatch=32, sparse_attn=None, **options):
     model = GPT2ForSampling.from_pretrained(
         TINY_KJV, **dict(n_positions=[64, 128], batch_size=4) | options,
-        neuron_config=NeuronConfig(tokens_per_dispatch=tokens_per_dispatch),
+        neuron_config=NeuronConfig(tokens_per_dispatch=tokens_per_dispatch, sparse_attn=sparse_attn),
     )  # fmt: skip
     model.to_neuron()
     return model
@@ -28,6 +29,13 @@ def compiled(tokens_per_dispatch=32, **options):
 @pytest.fixture(scope="module")
 def model():
     return compiled()
+
+
+@pytest.fixture(scope="module")
+def slots():
+    """A model whose attention is by a mask of all positions, so that its cache is in slots."""
+    mask = torch.ones(128, 128, dtype=torch.bool).tril()
+    return compiled(sparse_attn=SparseAttnConfig("custom", sparse_mask_dict={(128, 128): mask}))
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +196,16 @@ class TestWhenSomethingGoesWrong:
         before = model.sample(batch.input_ids, 40, **options)
         decoder = model.decoder
         poison = np.full(decoder.programs.cache.of_layers[0].arrays[0].sizes, np.nan, np.float32)
-        decoder.caches = [decoder.runtime.put([poison]) for _ in decoder.caches]
+        decoder.caches[:] = [decoder.runtime.put([poison]) for _ in decoder.caches]
         with pytest.raises(EngineError, match=r"the logits of rows \[0\] are NaN or all -inf"):
             model.sample([[5]], 20, cache_ids=[10], top_k=1)
-        decoder.tainted[:] = True  # all caches were poisoned, which the decoder does not know
         assert torch.equal(model.sample(batch.input_ids, 40, **options), before)
 
-    @pytest.mark.parametrize("what", ["loop", "sample", "step"])
-    def test_an_interrupt_leaves_the_model_usable(self, model, batch, monkeypatch, what):
+    @pytest.mark.parametrize(
+        ("over", "what"), [("pages", "step"), *(("slots", what) for what in ("loop", "sample", "step"))]
+    )
+    def test_an_interrupt_leaves_the_model_usable(self, model, slots, batch, monkeypatch, over, what):
+        model = model if over == "pages" else slots
         options = dict(top_k=1, attention_mask=batch.attention_mask)
         before = model.sample(batch.input_ids, 60, **options)
 

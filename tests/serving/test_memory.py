@@ -17,7 +17,7 @@ from transformers_neuronx.gpt2.model import GPT2ForSampling
 LOADED = """
 import json, sys
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
-from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.serving.paged_slots import PagedDecoder
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime
 
@@ -26,7 +26,7 @@ quant = QuantizationConfig(quant) if quant else None
 model = LlamaForSampling.from_pretrained(
     directory, n_positions=[8], amp=amp, tp_degree=int(degree), neuron_config=NeuronConfig(quant=quant)
 )
-decoder = Decoder(model.family, model.model_config, get_runtime("cpu", int(degree)), model.options)
+decoder = PagedDecoder(model.family, model.model_config, get_runtime("cpu", int(degree)), model.options)
 def memory(kind):
     [line] = [line for line in open("/proc/self/status") if line.startswith(kind)]
     return int(line.split()[1]) * 1024

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from transformers_neuronx.engine.keys import LoopKey, StepKey
 from transformers_neuronx.gpt2.model import GPT2ForSampling, GPT2ForSamplingWithContextBroadcasting
+from transformers_neuronx.serving.steps import ROUNDS, TokensKey
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
@@ -190,21 +190,16 @@ def test_caches_stay_on_the_device_in_the_same_memory(model, tokenizer):
     model.sample(ids, 40, top_k=1)
     assert addresses() == before
     cache_bytes = sum(4 * int(np.prod(cache.shape)) for cache in model.decoder.caches)
-    seen_bytes, hidden = 8 * 1023, model.config.hidden_size
-
-    def of_prompt(shape):  # logits, and the hidden states of all tokens
-        return 4 * shape.rows * (1023 + shape.active * hidden) + 8
-
-    results = {
-        StepKey: lambda shape: (0, 4 * shape.rows * 1023 if shape.active == 1 else of_prompt(shape)),
-        LoopKey: lambda loop: (1, 4 * 8 * loop.steps + 8),  # the seen tokens are state as well
-    }
-    for what, [(_, executable)] in model.decoder.store._built.items():
-        if type(what) not in results:
+    hidden, checked = model.config.hidden_size, set()
+    for key, [(_, executable)] in model.decoder.store._built.items():
+        if not isinstance(key, TokensKey):
             continue
         memory = executable.memory()
-        tuple_table = 8 * (1 + len(model.decoder.caches))
-        states, made = results[type(what)](what)
-        assert memory.aliased == cache_bytes + states * seen_bytes
+        made = 4 * key.samples * (1 + 1023)  # tokens and logits; and those of all rounds, or hidden states
+        made += 4 * key.samples * ROUNDS if key.rounds else 4 * key.tokens * hidden
+        tuple_table = 8 * (4 + len(model.decoder.caches))
+        assert memory.aliased == cache_bytes + key.samples * 1023  # the tokens that sequences have are state as well
         assert memory.outputs - memory.aliased == made + tuple_table
-        assert executable.text().count("must-alias") == len(model.decoder.caches) + states
+        assert executable.text().count("must-alias") == len(model.decoder.caches) + 1
+        checked.add(key.rounds)
+    assert checked == {True, False}

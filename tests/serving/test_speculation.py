@@ -48,8 +48,8 @@ def batch():
 def checks(target, monkeypatch):
     """Records the target's steps."""
     calls = []
-    verify = target.decoder.verify
-    monkeypatch.setattr(target.decoder, "verify", lambda *operands: calls.append(1) or verify(*operands))
+    start = target.decoder.steps.start
+    monkeypatch.setattr(target.decoder.steps, "start", lambda packed: calls.append(1) or start(packed))
     return calls
 
 
@@ -70,16 +70,16 @@ def test_a_draft_that_is_right_saves_steps(target, batch, checks):
     for options in (dict(top_k=1), dict(seed=3)):
         options = options | dict(attention_mask=batch.attention_mask, eos_token_override=-1)
         got = SpeculativeGenerator(twin, target, 4).sample(batch.input_ids, batch.input_ids.shape[1] + 51, **options)
+        assert len(checks) == 1 + 10  # five tokens each, after the first
         assert torch.equal(got, target.sample(batch.input_ids, batch.input_ids.shape[1] + 51, **options))
-        assert len(checks) == 10  # five tokens each, after the first
         checks.clear()
 
 
 def test_a_text_that_repeats_itself_saves_steps_without_a_draft(target, checks):
     ids = torch.tensor([[5, 6, 7, 8] * 8])
     got = SpeculativeGenerator(None, target, 4).sample(ids, 100, top_k=1, eos_token_override=-1)
-    assert torch.equal(got, target.sample(ids, 100, top_k=1, eos_token_override=-1))
     assert len(checks) < 60
+    assert torch.equal(got, target.sample(ids, 100, top_k=1, eos_token_override=-1))
 
 
 def test_rows_that_end_early_and_the_end_of_the_sequence(target, draft, fused, batch):

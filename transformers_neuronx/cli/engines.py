@@ -49,7 +49,7 @@ def has_pages(model: ForSampling) -> bool:
     if isinstance(model, EncoderDecoderForSampling):
         return False
     runtime = get_runtime(model.switches.runtime, model.options.tp_degree, device=False)
-    return model.engine(model.family, model.model_config, runtime, model.options).programs.in_place
+    return model.decoder_on(runtime).programs.reads_pages
 
 
 def engine_for(model: ForSampling, rows: int, cached: int, **options: Any) -> Engine:
@@ -60,7 +60,7 @@ def engine_for(model: ForSampling, rows: int, cached: int, **options: Any) -> En
     """
     longest = model.options.buckets.longest
     queue = dict(waiting=WINDOW * rows, waiting_tokens=WINDOW * rows * longest)
-    if not model.decoder.programs.in_place:
+    if not model.decoder.programs.reads_pages:
         return Engine(model, **queue)
     return Engine(model, rows=rows, cache_tokens=cached * longest, **queue, **options)
 

@@ -73,7 +73,7 @@ def _facts(source: str, cache_dir: str | None, how: o.How, **options: Any) -> Mo
         return facts_of_artifact(source)
     model = o.Source(source, cache_dir).open(how, without_weights=True, **options)
     runtime = get_runtime(model.switches.runtime, model.options.tp_degree, device=False)
-    return facts_of_model(model.engine(model.family, model.model_config, runtime, model.options))
+    return facts_of_model(model.decoder_on(runtime))
 
 
 def _program(facts: ModelFacts | ModuleFacts, name: str) -> ModuleFacts:

@@ -86,7 +86,7 @@ def _linted(
         return
     model = o.Source(source, cache_dir).open(how, without_weights=True, **options)
     runtime = absent_runtime(model.options.tp_degree, loops=False)
-    decoder = model.engine(model.family, model.model_config, runtime, model.options)
+    decoder = model.decoder_on(runtime)
     for planned in decoder.planned():
         for segment in dict.fromkeys(decoder.programs.segments(planned)):
             yield program_name(planned, segment), check(neuron_form(decoder.programs.module(planned, segment)), target)

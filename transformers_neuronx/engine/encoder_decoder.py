@@ -12,20 +12,20 @@ of the decoder. Names in its weight table that begin with one of ENCODER_ONLY be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import CompileOptions
-from transformers_neuronx.engine.decoder import Array, Decoder, MemoryUse
+from transformers_neuronx.engine.decoder import Array, MemoryUse
 from transformers_neuronx.engine.family import DecoderConfig, Family
 from transformers_neuronx.engine.keys import ProgramKey, Segment
 from transformers_neuronx.engine.kv_cache import in_place
 from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers import Memory
 from transformers_neuronx.layers.rows import Row, declare_rows, field, row_of, words
@@ -78,7 +78,6 @@ class EncoderDecoderPrograms(Programs):
 
     def __init__(self, *model: Any, **options: Any) -> None:
         super().__init__(*model, **options)
-        self.sources = self.slots
         layers = self.config.encoder_layers
         self.table = [replace(row, layers=layers) if row.name.startswith(ENCODER_LAYER) else row for row in self.table]
         encoder = [row for row in self.table if row.name.startswith(ENCODER_ONLY)]
@@ -90,11 +89,10 @@ class EncoderDecoderPrograms(Programs):
             for rows in (self.shared_table, self.layer_table)
         )
 
-    def with_sources(self, count: int) -> Self:
-        """Return the programs for a memory of this many sources."""
-        others = copy(self)
-        others.sources = count
-        return others
+    @property
+    def sources(self) -> int:
+        """Number of sources that the memory has places for."""
+        return self.cache.places
 
     def empty_memory(self) -> list[Array]:
         """Return the memory of no source, on one device."""
@@ -204,7 +202,7 @@ def written(memory: Tensor, new: Tensor, slots: Tensor, lengths: Tensor) -> Tens
     return memory
 
 
-class EncoderDecoder(Decoder):
+class EncoderDecoder(SlotDecoder):
     """The engine of a model with an encoder: that of a decoder, and the memory on the devices.
 
     `sources` has a number for each slot that identifies its source, or -1 if it has none.

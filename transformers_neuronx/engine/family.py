@@ -38,13 +38,14 @@ class Family:
     `weights` has `table(config)`, `ignored(config)` and PREFIX. `graph` has `embed`, `layer` and `head`, and also
     `prepare` if layers share something that depends on the positions alone. If layers differ, the configuration has
     `layer_kinds`, rows of the table may name the kinds that have them, and `layer` gets the kind as its last argument.
-    `folder` is the family's, if its graph is in another.
+    `folder` is the family's, if its graph is in another. Without `pages`, its attention reads caches in slots only.
     """
 
     read_config: Callable[[Any], DecoderConfig]
     weights: ModuleType
     graph: ModuleType
     folder: str | None = None
+    pages: bool = True
 
     @property
     def name(self) -> str:

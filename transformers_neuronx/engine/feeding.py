@@ -1,4 +1,4 @@
-"""Feeds rows of any number of tokens to programs of fixed sizes, and returns logits or sampled tokens."""
+"""Rows of any number of tokens become rectangles of the sizes that programs have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformers_neuronx.config import CompileOptions
-from transformers_neuronx.engine.decoder import Decoder, StepInputs
 from transformers_neuronx.engine.inputs import Rows
-from transformers_neuronx.layers.sampling import NOTHING
 
 Array = np.ndarray[Any, Any]
+
+
+class StepInputs(NamedTuple):
+    """What a step feeds: `length[i]` tokens of `ids[i]` to slot `slots[i]`, from position `start[i]` on.
+
+    ids s32[b, n], where n is a context bucket or 1; the others s32[b]. A row of length 0 changes nothing. `end[i]` is
+    the position after the row's last token; it is past this step if the row is fed in several steps.
+    """
+
+    ids: Array
+    start: Array
+    length: Array
+    end: Array
+    slots: Array
 
 
 class Window(NamedTuple):
@@ -65,46 +77,3 @@ def operands(window: Window, rows: Rows, slots: int) -> StepInputs:
     where = np.arange(slots) if window.size == slots else np.zeros(window.size, np.int64)
     where[lanes] = rows.slots[window.rows]
     return StepInputs(ids, start, length, end, where)
-
-
-def feed(decoder: Decoder, rows: Rows, all_positions: bool = False) -> Array:
-    """Feed rows. Return logits after the last token of each row, or after all tokens with `all_positions`.
-
-    -> f32[batch, 1 or the longest row, vocab]
-    """
-    lengths = np.array([len(row) for row in rows.tokens])
-    logits = np.zeros((len(lengths), lengths.max() if all_positions else 1, decoder.config.vocab_size), np.float32)
-    for window in windows(rows, decoder.options):
-        out = decoder.run(operands(window, rows, decoder.slots), all_positions)
-        for row, lane, fed, count in zip(window.rows, window.lanes, window.fed, window.now, strict=True):
-            if all_positions:
-                logits[row, fed : fed + count] = out[lane, :count]
-            elif count and fed + count == lengths[row]:
-                logits[row] = out[lane]
-    return logits
-
-
-def sample_after(decoder: Decoder, rows: Rows, policy: Array, repeats: int = 1) -> Array:
-    """Feed rows, and sample the token after each, or BROKEN; logits stay on the devices. -> s64[batch * repeats]
-
-    policy s32[batch * repeats, POLICY_COLUMNS]. With `repeats`, several are sampled per row, for the slots 0, 1, …
-    """
-    lengths = np.array([len(row) for row in rows.tokens])
-    tokens = np.full((repeats, len(lengths)), NOTHING)
-    policy = policy.reshape(repeats, len(lengths), -1)
-    for window in windows(rows, decoder.options):
-        fed = operands(window, rows, decoder.slots)
-        logits = decoder.step(fed)
-        ended = (window.now > 0) & (window.fed + window.now == lengths[window.rows])
-        members, lanes = window.rows[ended], window.lanes[ended]
-        for copy in range(repeats) if members.size else ():
-            slots, rules = np.full(window.size, NOTHING), np.zeros((window.size, policy.shape[2]), np.int32)
-            slots[lanes], rules[lanes] = rows.slots[members] + copy * len(lengths), policy[copy, members]
-            tokens[copy, members] = decoder.sample(logits, slots, fed.end, rules)[lanes]
-    return tokens.reshape(-1)
-
-
-def repeat(decoder: Decoder, prompts: int, repeats: int) -> None:
-    """Copy the sequences of the first `prompts` slots to the others, so that each is there `repeats` times."""
-    if repeats > 1:
-        decoder.reorder(np.tile(np.arange(prompts), repeats))

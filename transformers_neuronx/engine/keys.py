@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from itertools import groupby
+from typing import Any, ClassVar, NamedTuple
+
+from transformers_neuronx.pyhlo import HloModuleProto
 
 
 class ProgramKey:
     """Key of a compiled program: its `kind`, and the sizes it is compiled for as fields."""
 
     kind: ClassVar[str]
+    layerwise: ClassVar[bool] = False  # one program per layer, so that states between layers can be read and replaced
 
     @property
     def name(self) -> str:
         """The key as text, for output and for artifacts: `step_rows1_active32_width128`."""
         return "_".join([self.kind, *(f"{name}{value}" for name, value in vars(self).items())])
+
+    def written(self, programs: Any, segment: Segment) -> HloModuleProto:
+        """Write a part of the program with a model's `programs`, for keys that these do not know."""
+        raise TypeError(f"no model of this kind has a program {self.name}")
 
 
 @dataclass(frozen=True)
@@ -29,9 +37,10 @@ class StepKey(ProgramKey):
 
 @dataclass(frozen=True)
 class LayerwiseKey(StepKey):
-    """A step with one program per layer, so that the hidden states between layers can be read and replaced."""
+    """A step with one program per layer."""
 
     kind = "layerwise"
+    layerwise = True
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,9 @@ def program_name(key: ProgramKey, segment: Segment) -> str:
     return "_".join([key.name, *(parts if split else [])])
 
 
-def artifact_key(key: ProgramKey, segment: Segment) -> str:
-    """Return the key of a program in an artifact. Unlike the name, it distinguishes kinds of layers."""
-    return f"{key.name} {tuple(segment)}"
+def artifact_key(key: ProgramKey, segment: Segment, pages: str = "") -> str:
+    """Return the key of a program in an artifact. Unlike the name, it distinguishes kinds of layers, and caches, whose
+    `pages` are those of the `CacheLayout`.
+    """
+    layers = [f"{len([*same])}x{kind or 'layer'}" for kind, same in groupby(segment.layers)]
+    return " ".join([key.name, *[pages] * bool(pages), *["embed"] * segment.embed, *layers, *["head"] * segment.head])

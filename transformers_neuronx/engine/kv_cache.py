@@ -91,12 +91,14 @@ class LayerCache:
 class CacheLayout:
     """The caches of a model's layers, given the kind of each layer, and the cache of each kind.
 
-    `sources` says whether each sequence has a place for what an encoder has read, too.
+    `sources` says whether each sequence has a place for what an encoder has read, too. Sequences have `places`.
     """
 
     layers: tuple[str, ...]
     kinds: Mapping[str, LayerCache]
     sources: bool = False
+    places: int = 0
+    pages: str = ""  # "64x128x1", if there are any: their size, their numbers for each window, and the places
 
     @property
     def of_layers(self) -> list[LayerCache]:
@@ -124,7 +126,9 @@ class CacheLayout:
             pages = counts[cache.window] if cache.heads else 0
             return replace(cache, slots=pages, positions=page, by_position=False, places=places)
 
-        return replace(self, kinds={kind: paged(cache) for kind, cache in self.kinds.items()})
+        kinds = {kind: paged(cache) for kind, cache in self.kinds.items()}
+        numbers = [*counts.values(), places]
+        return replace(self, kinds=kinds, places=places, pages="x".join(map(str, [page, *numbers])))
 
     def declare(self, parameters: hlo.Parameters, layers: Sequence[str]) -> list[Cache]:
         """Declare the caches of layers of these kinds as parameters."""

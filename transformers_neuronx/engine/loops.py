@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from transformers_neuronx import hlo
+from transformers_neuronx.engine.kv_cache import flattened, in_place
 from transformers_neuronx.layers.rows import Row, field, row_of
 from transformers_neuronx.layers.sampling import POLICY_COLUMNS, sample
-from transformers_neuronx.layers.step import Step
+from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.pyhlo import Tensor
 
 EOS_COLUMNS = 8  # most end-of-sequence tokens per row
@@ -64,3 +65,25 @@ def sampled_after(logits: Tensor, step: Step, seen: Tensor, policy: Tensor) -> l
 def side_by_side(columns: Sequence[Tensor]) -> Tensor:
     """Join columns s32[b] to s32[b, columns]."""
     return hlo.concatenate([hlo.reshape(column, -1, 1) for column in columns], 1)
+
+
+def looped(
+    condition: Callable[..., Tensor],
+    body: Callable[..., list[Tensor]],
+    state: list[Tensor],
+    caches: list[Cache],
+    visible: list[Cache],
+    rounds: int | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Add a `while_loop` over `state` and caches. Return the state after it, and the caches in place.
+
+    The loop carries what is `visible` of the caches: cutting at each step would cost more than it saves. `rounds` is
+    the number of iterations, if it is known.
+    """
+    result = hlo.while_loop(condition, body, [*state, *flattened(visible)], rounds)
+    flat = flattened(caches)
+    after = [
+        new if new.sizes == cache.sizes else hlo.dynamic_update_slice(cache, new, [0, 0, 0])
+        for new, cache in zip(result[len(state) :], flat, strict=True)
+    ]
+    return result[: len(state)], in_place(after, flat)

@@ -7,8 +7,9 @@ which result aliases which parameter. It does not run anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
@@ -30,6 +31,7 @@ from transformers_neuronx.engine.loops import (
     LOOP,
     SAMPLE,
     ends,
+    looped,
     rules_of,
     sampled_after,
     side_by_side,
@@ -72,10 +74,11 @@ class Programs:
         self.degree = degree
         self.layers = tuple(getattr(config, "layer_kinds", [""] * config.n_layer))
         kinds = {kind: self._cache_of(kind) for kind in dict.fromkeys(self.layers)}
-        self.cache = CacheLayout(self.layers, kinds, self.reads_sources)
+        self.cache = CacheLayout(self.layers, kinds, self.reads_sources, self.slots)
         dense = options.sparse is None or options.sparse.window is not None
         kept = [(each.heads or config.attention_heads, each) for each in self.cache.kinds.values()]
         self.in_place = dense and all(not one.spread and attends(one.dtype, heads.head_dim) for heads, one in kept)
+        self.reads_pages = self.in_place and family.pages
         self.panels = panels
         table = quantized(family.weights.table(config), options.quant)
         self.table = in_panels(table, self.dtype) if panels else table
@@ -103,6 +106,12 @@ class Programs:
         """The rows of the table that a layer of this kind has."""
         return [row for row in self.layer_table if row.has(kind)]
 
+    def over(self, cache: CacheLayout) -> Self:
+        """Return the programs for a cache of this layout."""
+        others = copy(self)
+        others.cache = cache
+        return others
+
     @property
     def whole(self) -> Segment:
         return Segment(True, self.layers, True)
@@ -129,7 +138,7 @@ class Programs:
         unroll = None
         if isinstance(key, StepKey):
             unroll = self.options.unroll if key.active == 1 else self.options.context_unroll
-        if isinstance(key, LayerwiseKey):
+        if key.layerwise:
             unroll = 1
         elif unroll is None or unroll >= len(self.layers):
             return [self.whole]
@@ -151,7 +160,7 @@ class Programs:
             case ReorderKey():
                 return self.reorder()
             case _:
-                raise TypeError(f"no model of this kind has a program {key.name}")
+                return key.written(self, segment)
 
     def step(self, shape: StepKey, segment: Segment) -> HloModuleProto:
         """Write the program of `segment` for `shape`.
@@ -371,25 +380,3 @@ class Programs:
         with scribe.scope("head"):
             logits: Tensor = self.graph.head(self.config, shared, last.last(x) if last else x)
         return logits
-
-
-def looped(
-    condition: Callable[..., Tensor],
-    body: Callable[..., list[Tensor]],
-    state: list[Tensor],
-    caches: list[Cache],
-    visible: list[Cache],
-    rounds: int | None = None,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Add a `while_loop` over `state` and caches. Return the state after it, and the caches in place.
-
-    The loop carries what is `visible` of the caches: cutting at each step would cost more than it saves. `rounds` is
-    the number of iterations, if it is known.
-    """
-    result = hlo.while_loop(condition, body, [*state, *flattened(visible)], rounds)
-    flat = flattened(caches)
-    after = [
-        new if new.sizes == cache.sizes else hlo.dynamic_update_slice(cache, new, [0, 0, 0])
-        for new, cache in zip(result[len(state) :], flat, strict=True)
-    ]
-    return result[: len(state)], in_place(after, flat)

@@ -98,4 +98,9 @@ def _hashed(seed: int | Sequence[int] | None) -> Array:
     return hashed.reshape(()) if seed is None or isinstance(seed, Integral) else hashed
 
 
+def penalty_of(policy: Array) -> float:
+    """Return the repetition penalty of a policy, s32[POLICY_COLUMNS]."""
+    return float(policy[4:5].view(np.float32)[0])
+
+
 GREEDY = Rules(1, seed=0).packed(1)[0]  # the policy of a row that nobody reads

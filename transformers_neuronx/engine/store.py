@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from time import perf_counter
 from typing import TypeVar
 
 from transformers_neuronx.compiler import identity
 from transformers_neuronx.engine.compile_cache import ArtifactSource, build
 from transformers_neuronx.engine.keys import ProgramKey, Segment, artifact_key, program_name
+from transformers_neuronx.engine.kv_cache import CacheLayout
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.pyhlo import HloModuleProto
@@ -30,9 +32,20 @@ class ProgramStore:
         self.source: ArtifactSource | None = None  # programs from an artifact
         self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by module identity
         self.identities: dict[str, str] = {}  # module identities, by `artifact_key`
-        self.compile_seconds = 0.0
-        self._runtime, self._programs, self._workers = runtime, programs, workers
+        self.programs = programs
+        self._seconds: list[float] = []  # of each compilation
+        self._runtime, self._workers = runtime, workers
         self._built: dict[ProgramKey, Built] = {}
+
+    def over(self, cache: CacheLayout) -> ProgramStore:
+        """Return a store of the same model's programs for a cache of another layout. Artifacts have those of both."""
+        others = copy(self)
+        others.programs, others._built = self.programs.over(cache), {}
+        return others
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(self._seconds)
 
     def compile(
         self,
@@ -46,13 +59,13 @@ class ProgramStore:
         """
 
         def build_parts(key: ProgramKey) -> None:
-            parts = self._programs.segments(key)
+            parts = self.programs.segments(key)
             built = {}
             for segment in dict.fromkeys(parts):
-                entry = artifact_key(key, segment)
+                entry = artifact_key(key, segment, self.programs.cache.pages)
                 module = self.source.module(entry) if self.source else None
                 if module is None:
-                    module = self._programs.module(key, segment)
+                    module = self.programs.module(key, segment)
                     module.name = program_name(key, segment)
                 built[segment] = self.build(module, entry)
             self._built[key] = [(segment, built[segment]) for segment in parts]
@@ -99,7 +112,7 @@ class ProgramStore:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._runtime.stop()
                 raise
-        self.compile_seconds += max(finished) - began
+        self._seconds.append(max(finished) - began)
         return dict(zip(keys, made, strict=True))
 
     def missing(self, wanted: Iterable[ProgramKey]) -> list[ProgramKey]:

@@ -29,7 +29,7 @@ class DeviceCache(Cache):
         self.mask: torch.Tensor | None = None  # [rows, columns], once there is padding
         self.rows = self.columns = 0
         self.drafts = False
-        self._left: object = None  # what the devices held after the last call for these sequences
+        self._left = -1  # the version of the sequences on the devices after the last call for these
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns
@@ -116,13 +116,13 @@ class DeviceCache(Cache):
         if not torch.equal(positions.expand(ids.shape)[real], (mask.cumsum(1) - 1)[:, window][real].long()):
             raise InputError(f"position_ids must count the tokens of attention_mask, got {positions.tolist()}")
 
-    def _held(self) -> object:
-        return self.model.decoder.caches[-1]  # each program that writes to it replaces it
+    def _held(self) -> int:
+        return self.model.decoder.version
 
     def _check(self, rows: int) -> None:
         if not self.columns:
             return
-        if self._left is not self._held():
+        if self._left != self._held():
             raise InputError(
                 "past_key_values are no longer on the devices: another call has replaced them; "
                 "call reset_generation() and pass all tokens so far"

@@ -28,9 +28,12 @@ from transformers_neuronx.engine.family import Family
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.metrics import Meter, Metrics
 from transformers_neuronx.engine.rules import Rules
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.models.block_calls import block_engine, check_blocks
+from transformers_neuronx.models.block_calls import check_blocks, check_runtime
 from transformers_neuronx.runtimes import get_runtime
+from transformers_neuronx.runtimes.base import Runtime
+from transformers_neuronx.serving.paged_slots import decoder_of
 from transformers_neuronx.support.arguments import mention_unknown, path_in, take_in_order
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import Turns
@@ -68,7 +71,7 @@ class Model(PretrainedModel):
     """
 
     family: ClassVar[Family]
-    engine: ClassVar[type[Decoder]] = Decoder
+    engine: ClassVar[type[SlotDecoder]] = SlotDecoder
     _weights: Checkpoint | Artifact | None = None
     _artifact: Artifact | None = None  # has programs
     _decoder: Decoder | None = None
@@ -341,10 +344,15 @@ class Model(PretrainedModel):
 
     def _new_decoder(self, device: bool) -> Decoder:
         runtime = get_runtime(self.switches.runtime, self.options.tp_degree, device)
-        engine = self.engine if self.options.blocks is None else block_engine(runtime)
-        decoder = engine(self.family, self.model_config, runtime, self.options)
+        if self.options.blocks is not None:
+            check_runtime(runtime)
+        decoder = self.decoder_on(runtime)
         decoder.store.source = self._artifact.programs(decoder) if self._artifact else None
         return decoder
+
+    def decoder_on(self, runtime: Runtime, options: CompileOptions | None = None) -> Decoder:
+        """Return a decoder of the model, by default with its own options, on a runtime. It has no weights yet."""
+        return decoder_of(self.engine, self.family, self.model_config, runtime, options or self.options)
 
     def compile_also(self, purpose: Hashable, wanted: Callable[[Decoder], Sequence[ProgramKey]]) -> None:
         """Compile more programs than the planned ones: now, or together with them if the model is on no device yet.

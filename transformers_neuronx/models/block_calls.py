@@ -20,9 +20,10 @@ from transformers_neuronx.config import Blocks, CompileOptions
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.family import DecoderConfig
 from transformers_neuronx.engine.inputs import Integers, integers
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.runtimes.base import Runtime
-from transformers_neuronx.serving.blocks import BlockCall, BlockDecoder
+from transformers_neuronx.serving.blocks import BlockCall
 
 Array = np.ndarray[Any, Any]
 INSTEAD = "make the model without init_cache_engine(), or use an Engine"
@@ -36,7 +37,7 @@ def check_blocks(
     `samples` says whether calls sample on the devices.
     """
     kinds = dict.fromkeys(getattr(config, "layer_kinds", [""]))
-    if engine is not Decoder:
+    if engine is not SlotDecoder:
         raise ConfigError(f"{tag} has an encoder, and what it reads is not in blocks: {INSTEAD}")
     if stateful := [kind for kind in kinds if config.states_of(kind) or config.heads_of(kind) is None]:
         raise ConfigError(f"{tag} has layers with states, which are not in blocks ({', '.join(stateful)}): {INSTEAD}")
@@ -46,11 +47,10 @@ def check_blocks(
         raise ConfigError(f"sparse_attn without a window cannot read a cache of blocks: {INSTEAD}")
 
 
-def block_engine(runtime: Runtime) -> type[BlockDecoder]:
-    """Return the engine of models with blocks. Raises ConfigError where attention cannot read them."""
+def check_runtime(runtime: Runtime) -> None:
+    """Raise ConfigError where attention cannot read blocks."""
     if not runtime.pages:
         raise ConfigError(f"{runtime.description} has no attention over blocks yet: {INSTEAD}")
-    return BlockDecoder
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.feeding import feed, repeat, sample_after
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.loops import EOS_COLUMNS, LOOP
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.layers.sampling import BROKEN, NOTHING
-from transformers_neuronx.serving.loop import Loop, slot_loop
+from transformers_neuronx.serving.calls import call_loop, guesser_of
+from transformers_neuronx.serving.loop import Loop
 from transformers_neuronx.serving.request import Request, SamplingParams
 
 Array = np.ndarray[Any, Any]
 Criteria = Callable[[torch.Tensor, Any], Any]  # ids so far, scores -> whether to stop, for all rows or per row
-Feed = Callable[[Decoder, Rows], Array]  # -> logits f32[b, 1, vocab], as `feeding.feed` returns them
+Feed = Callable[[Rows], Array]  # -> logits f32[b, 1, vocab], as `Decoder.feed` returns them
 Process = Callable[[Array], Array]  # logits f32[b, vocab] -> logits
 
 
@@ -33,7 +33,7 @@ class Generation:
     """
 
     def __init__(
-        self, decoder: Decoder, prompts: Rows, repeats: int, rules: Rules, eos: Sequence[int], feed: Feed = feed
+        self, decoder: Decoder, prompts: Rows, repeats: int, rules: Rules, eos: Sequence[int], feed: Feed
     ) -> None:
         if len(eos) > EOS_COLUMNS:
             raise InputError(f"eos_token_id must be at most {EOS_COLUMNS} tokens, got {len(eos)}")
@@ -75,12 +75,11 @@ class Generation:
     def first(self, process: Process | None = None) -> Array:
         """Feed the prompts, and sample the token after each. -> s64[batch, 1]"""
         if process is not None:
-            logits = np.tile(self._feed(self.decoder, self.prompts)[:, 0], (self.repeats, 1))
-            repeat(self.decoder, len(self.prompts.tokens), self.repeats)
+            logits = np.tile(self._feed(self.prompts)[:, 0], (self.repeats, 1))
+            self.decoder.repeat(len(self.prompts.tokens), self.repeats)
             return self.sample(process(logits))
         self._note()
-        tokens = sample_after(self.decoder, self.prompts, self.rows["policy"][: self.count], self.repeats)
-        repeat(self.decoder, len(self.prompts.tokens), self.repeats)
+        tokens = self.decoder.sample_after(self.prompts, self.rows["policy"][: self.count], self.repeats)
         return self.take(tokens[:, None], fed=0)
 
     def sample(self, logits: Array) -> Array:
@@ -100,7 +99,7 @@ class Generation:
         position = self.rows["position"]
         tokens = list(self.rows["token"][active, None])
         rows = Rows(tokens, position[active].astype(np.int64), np.ones((len(active), 1), bool), active)
-        logits[active] = self._feed(self.decoder, rows)[:, 0]
+        logits[active] = self._feed(rows)[:, 0]
         position[active] += 1
         return logits
 
@@ -132,33 +131,43 @@ class Generation:
 
         Each row is a request. Steps generate up to `steps` tokens of each, or verify up to `guesses` of a `draft`.
         """
-        loop = self._loop = slot_loop(self.decoder, steps, draft, guesses)
-        prompts = len(self.prompts.tokens)
-        self._requests = [self._request(row, count) for row in range(self.count)]
-        for request in self._requests[:prompts]:
-            loop.scheduler.add(request)
-        if self.repeats > 1:  # the others begin with the same tokens
-            loop.advance()
-            repeat(self.decoder, prompts, self.repeats)
-            for request in self._requests[prompts:]:
-                request.computed = request.prompt_length - 1
-                loop.scheduler.add(request)
-        given = 0
-        while any(request.reason is None for request in self._requests):
-            loop.advance()
-            if broken := [row for row, request in enumerate(self._requests) if request.error]:
-                raise no_token(broken)
-            block = self._since(given)
-            if block.shape[1]:
-                yield block
-            given += block.shape[1]
+        self._loop = loop = call_loop(self.decoder, steps, None if draft is None else guesser_of(draft), guesses)
+        prompts, given = len(self.prompts.tokens), 0
+        for row in range(prompts):
+            self._submit(row, int(self.prompts.start[row]), count)
+        try:
+            if self.repeats > 1:  # the others begin with the same tokens
+                self._advance(loop)
+                self.decoder.repeat(prompts, self.repeats)
+                for row in range(prompts, self.count):
+                    self._submit(row, len(self.history[row]) - 1, count)
+            while any(request.reason is None for request in self._requests):
+                self._advance(loop)
+                block = self._since(given)
+                if block.shape[1]:
+                    yield block
+                given += block.shape[1]
+        finally:
+            self.end(np.ones(len(self._requests), bool))
+            for request in self._requests:
+                self.decoder.leave(request.id, request.computed)
 
-    def _request(self, row: int, count: int) -> Request:
-        start = int(np.tile(self.prompts.start, self.repeats)[row])
+    def _advance(self, loop: Loop) -> None:
+        with self.decoder.guarded():
+            loop.advance()
+        if broken := [row for row, request in enumerate(self._requests) if request.error]:
+            raise no_token(broken)
+
+    def _submit(self, row: int, computed: int, count: int) -> None:
+        """Submit a row as a request, with the first tokens of its slot, up to `computed`."""
+        tokens = [NOTHING] * int(self.prompts.start[row % len(self.prompts.tokens)]) + self.history[row]
         penalty = float(np.broadcast_to(self.rules.repetition_penalty, self.count)[row])
         params = SamplingParams(max_tokens=count, repetition_penalty=penalty)
-        tokens, policy = [NOTHING] * start + self.history[row], self.rows["policy"][row]
-        return Request(row, tokens, params, frozenset(self.eos), rules=policy, given=[[row + 1]], computed=start)
+        given = self.decoder.given(row, computed, len(tokens) + count)
+        ends, policy = frozenset(self.eos), self.rows["policy"][row]
+        self._requests.append(Request(row, tokens, params, ends, rules=policy, given=given, computed=computed))
+        assert self._loop is not None
+        self._loop.scheduler.add(self._requests[-1])
 
     def _since(self, given: int) -> Array:
         """Return the tokens after the first `given` that all rows have which have not ended. -> s64[batch, ·]"""
@@ -170,8 +179,8 @@ class Generation:
         return block
 
     def end(self, rows: Array) -> None:
-        """Let these rows, pred[batch], have ended."""
-        self.wanted[rows] = 0
+        """Let these rows, pred[batch], have ended. One that has ended stays as it is."""
+        self.wanted[np.flatnonzero(rows)] = 0
         if self._loop:
             for row in np.flatnonzero(rows):
                 self._loop.scheduler.abort(self._requests[row], "stop")

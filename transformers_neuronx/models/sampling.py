@@ -11,8 +11,6 @@ import numpy as np
 import torch
 
 from transformers_neuronx.config import GenerationConfig, token_ids
-from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.feeding import feed, repeat, sample_after
 from transformers_neuronx.engine.inputs import Integers, Rows, integers, read_rows, read_slots
 from transformers_neuronx.engine.profiling import Profile, profile
 from transformers_neuronx.engine.rules import Number, Rules
@@ -29,7 +27,7 @@ from transformers_neuronx.models.generation import (
     streaming,
 )
 from transformers_neuronx.models.methods import NeuronModelBase
-from transformers_neuronx.serving.blocks import BlockDecoder
+from transformers_neuronx.serving.blocks import BlockDecoder, no_slots
 from transformers_neuronx.support.turns import take_all
 
 Array = np.ndarray[Any, Any]
@@ -159,8 +157,8 @@ class ForSampling(NeuronModelBase):
                 tokens = self._sampled(rows, repeats)
                 call.mark()
                 return tokens
-            logits = feed(self.decoder, rows, every)
-            repeat(self.decoder, len(rows.tokens), repeats)
+            logits = self.decoder.feed(rows, every)
+            self.decoder.repeat(len(rows.tokens), repeats)
             call.mark()
         return self._as_scores(spread(logits, rows) if every else logits[:, 0])
 
@@ -207,7 +205,7 @@ class ForSampling(NeuronModelBase):
         rows = self._read(input_ids, start_ids=start_ids, attention_mask=attention_mask)
         scores = torch.zeros(rows.real.shape)
         with self.turns.take("score()"), self.meter.call(sum(map(len, rows.tokens))):
-            logits = torch.from_numpy(feed(self.decoder, rows, all_positions=True))
+            logits = torch.from_numpy(self.decoder.feed(rows, all_positions=True))
         for row, (tokens, real) in enumerate(zip(rows.tokens, torch.from_numpy(rows.real), strict=True)):
             after = torch.from_numpy(tokens[1:])[:, None]
             before = logits[row, : len(after)].log_softmax(-1)
@@ -291,8 +289,7 @@ class ForSampling(NeuronModelBase):
     def _sampled(self, rows: Rows, repeats: int) -> torch.Tensor:
         """Sample the token after each row, by the rules of its slot. -> s64[batch, 1]"""
         slots = rows.slots if repeats == 1 else np.arange(self.options.batch_size)
-        tokens = sample_after(self.decoder, rows, self._rules().packed(self.options.batch_size, slots), repeats)
-        repeat(self.decoder, len(rows.tokens), repeats)
+        tokens = self.decoder.sample_after(rows, self._rules().packed(self.options.batch_size, slots), repeats)
         check_sound(tokens, np.arange(len(tokens)))
         return torch.from_numpy(tokens[:, None])
 
@@ -306,6 +303,8 @@ class ForSampling(NeuronModelBase):
         streamer: Streamer | None,
         speculator: Speculator | None,
     ) -> None:
+        if self.options.blocks is not None:
+            raise no_slots()
         repeats = self._repeats(rows)
         if speculator is not None and (repeats > 1 or seen.process is not None):
             wanted = "one sequence per prompt, and neither no_repeat_ngram_size nor output_scores"
@@ -330,14 +329,14 @@ class ForSampling(NeuronModelBase):
                 put(seen.ids if whole else tokens[:, None])
             call.new_tokens = seen.made
 
-    def _feed_with_hooks(self, decoder: Decoder, rows: Rows) -> Array:
+    def _feed_with_hooks(self, rows: Rows) -> Array:
         """Feed a token or prompt of `sample`. Hooks get what a call of the model would: ids, columns and pads."""
         if not self.hooked:
-            return feed(decoder, rows)
+            return self.decoder.feed(rows)
         n = max(map(len, rows.tokens))
         ids = torch.tensor([[0] * (n - len(row)) + row.tolist() for row in rows.tokens])
         columns, pads = torch.arange(n) + int(rows.end.max()) - n, torch.from_numpy(int(rows.end.max()) - rows.end)
-        logits = self.with_hooks(lambda *_: torch.from_numpy(feed(decoder, rows)[:, 0]), ids, columns, pads)
+        logits = self.with_hooks(lambda *_: torch.from_numpy(self.decoder.feed(rows)[:, 0]), ids, columns, pads)
         changed: Array = logits[:, None].numpy()
         return changed
 

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.keys import ProgramKey, Segment
+from transformers_neuronx.engine.inputs import Rows
+from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.engine.store import Built
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers.rows import joined
-from transformers_neuronx.pyhlo import HloModuleProto
-from transformers_neuronx.serving.steps import LOGITS, TOKEN, LogitsKey, logits_keys, logits_module, sequence_row
+from transformers_neuronx.serving.steps import LOGITS, TOKEN, LogitsKey, logits_keys, sequence_row
 
 Array = np.ndarray[Any, Any]
 
@@ -58,14 +59,6 @@ class BlockPrograms(Programs):
         every = blocks.all_logits
         self.keys = logits_keys(longest, self.slots, -(-self.positions // blocks.size), every)
 
-    def module(self, key: ProgramKey, segment: Segment) -> HloModuleProto:
-        if isinstance(key, LogitsKey):
-            return logits_module(self, self.cache, key)
-        raise InputError(
-            f"a model whose cache is in blocks has no program {key.name}: it answers forward() with input_metadata; "
-            "for sample(), generate() and other calls, make a model without init_cache_engine()"
-        )
-
     @property
     def window(self) -> int:
         """The most positions that a token reads, with its own."""
@@ -79,8 +72,28 @@ class BlockDecoder(Decoder):
     programs: BlockPrograms
 
     def planned(self) -> list[ProgramKey]:
-        """Return the keys of the programs that calls need."""
         return [*self.programs.keys]
+
+    def feed(self, rows: Rows, all_positions: bool = False) -> Array:
+        raise no_slots()
+
+    def sample_after(self, rows: Rows, policy: Array, repeats: int = 1) -> Array:
+        raise no_slots()
+
+    def given(self, slot: int, start: int, end: int) -> list[list[int]]:
+        raise no_slots()
+
+    def leave(self, slot: int, end: int) -> None:
+        raise no_slots()
+
+    def layerwise(self, ids: Array, start: int, end: int) -> tuple[Built, Array]:
+        raise no_slots()
+
+    def reorder(self, source: Array) -> None:
+        raise no_slots()
+
+    def verifying(self, guesses: int) -> list[ProgramKey]:
+        raise no_slots()
 
     def logits(self, call: BlockCall) -> Array:
         """Compute a call. Return logits after its wanted tokens, f32[m, vocab].
@@ -108,7 +121,7 @@ class BlockDecoder(Decoder):
     def _packed(self, call: BlockCall, step: list[Part], key: LogitsKey, ids: Array, places: Array) -> list[Array]:
         """Bring a step into the form of its program: rows of `TOKEN`, of `sequence_row` and of `LOGITS`."""
         layout, most = self.programs.cache, self.programs.blocks.count - 1
-        tokens, segments = np.zeros(key.tokens, TOKEN), np.zeros(key.segments, sequence_row(layout, key.pages))
+        tokens, segments = np.zeros(key.tokens, TOKEN), np.zeros(key.sequences, sequence_row(layout, key.pages))
         wanted = np.zeros(key.logits, LOGITS)
         tokens["id"][: len(ids)], wanted["token"][: len(places)] = call.tokens[ids], places
         before, first = np.cumsum(call.count) - call.count, 0
@@ -180,3 +193,11 @@ class BlockDecoder(Decoder):
                 f"{call.tables[row, column]} for positions from {column * size} on of sequence {row}"
             )
         return reads, writes
+
+
+def no_slots() -> InputError:
+    """Return the error of a call that needs slots."""
+    return InputError(
+        "a model whose cache is in blocks has no slots: it answers forward() with input_metadata; for sample(), "
+        "generate() and other calls, make a model without init_cache_engine()"
+    )

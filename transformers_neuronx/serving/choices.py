@@ -99,7 +99,7 @@ class Changes:
 
 class Chosen:
     """Tokens that were chosen, still on the devices or not: s32[·] in the order of the requests, or s32[·, rounds],
-    with NOTHING where there are fewer.
+    with NOTHING where there are fewer. Without requests, anything to wait for.
     """
 
     def __init__(
@@ -111,6 +111,8 @@ class Chosen:
     def read(self) -> dict[int, list[int]]:
         """Wait for the tokens. Return those of each request, by its id, or BROKEN; note their log-probabilities."""
         tokens = self.tokens if isinstance(self.tokens, np.ndarray) else self.tokens.numpy()
+        if not self._requests:
+            return {}
         rows = (tokens if tokens.ndim > 1 else tokens[:, None]).tolist()
         if self._logprobs:
             own, ids, values = (result.numpy() for result in self._logprobs)

@@ -17,11 +17,12 @@ from typing import Any
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
-from transformers_neuronx.serving.guesses import Guesser, PromptLookup, drafts_of, guesser_of
+from transformers_neuronx.serving.calls import guesser_of
+from transformers_neuronx.serving.guesses import Guesser, ModelGuesser, PromptLookup, drafts_of
 from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.loop import Loop, Steps
-from transformers_neuronx.serving.paged import PagedSteps
+from transformers_neuronx.serving.paged import steps_over
 from transformers_neuronx.serving.pages import PAGE, Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler
@@ -67,7 +68,7 @@ class Engine:
     ) -> None:
         decoder: Decoder = model.decoder
         positions = decoder.options.buckets.longest
-        paged = decoder.programs.in_place
+        paged = decoder.programs.reads_pages
         rows = (32 if paged else decoder.slots) if rows is None else rows
         _check(rows, step_tokens, None if paged else decoder)
         guesses = 0 if draft is None else draft_tokens
@@ -75,14 +76,14 @@ class Engine:
         models = [model, *drafts_of(draft, model, limits)]
         cache = _paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, positions)])
         self._model, self._tokenizer = model, tokenizer
-        steps: Steps = PagedSteps(decoder, cache, limits) if paged else SlotSteps(decoder, guesses)
+        steps: Steps = steps_over(decoder, cache, limits) if paged else SlotSteps(decoder, guesses)
         self._within = take_all([] if paged else [each.turns for each in models], "an engine")
         self._ends = frozenset(model.eos_token_ids)
         self._ids = itertools.count()
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._closed = False
-        guesser = None if draft is None else guesser_of(draft, cache, limits, paged)
+        guesser = _guesser(draft, models[1:] if paged else [], cache, limits)
         _compile(model.tag, steps, guesser)
         joined = steps.longest_joined() if joined_tokens is None else joined_tokens
         limits = replace(limits, joined=min(max(joined, rows), step_tokens), rounds=steps.most_rounds())
@@ -225,6 +226,13 @@ def _compile(tag: str, *parts: Steps | Guesser | None) -> None:
     with bar(f"{tag}: programs of the engine", sum(part.programs for part in used)) as built:
         for part in used:
             part.compile(lambda _: built.update())
+
+
+def _guesser(draft: Any, paged: Sequence[Any], cache: KVCache, limits: Limits) -> Guesser | None:
+    """Return what makes draft tokens. A draft that is `paged` has pages of the same numbers as the model."""
+    if draft is None:
+        return None
+    return ModelGuesser(paged[0].decoder, cache, limits) if paged else guesser_of(draft)
 
 
 def _check(rows: int, step_tokens: int, slotted: Decoder | None) -> None:

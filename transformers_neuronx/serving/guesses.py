@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -11,16 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.feeding import feed
-from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.choices import sampled_rows
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
-from transformers_neuronx.serving.paged import PackedTokens, PagedSteps
+from transformers_neuronx.serving.paged import PackedTokens, steps_over
 from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.slots import PackedWork, loop_rows, seen_in_slots, slots_of
 from transformers_neuronx.serving.steps import ROUNDS, TOKEN, smallest
 
 Array = np.ndarray[Any, Any]
@@ -117,7 +113,7 @@ class ModelGuesser:
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
-        self._steps = PagedSteps(decoder, cache, limits)
+        self._steps = steps_over(decoder, cache, limits)
 
     @property
     def programs(self) -> int:
@@ -165,69 +161,19 @@ class ModelGuesser:
         self._steps.reset()
 
 
-class SlotGuesser:
-    """Draft tokens from a smaller model, with the rules and random numbers of each request. It has the same slots."""
-
-    programs = 0
-
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self.reset()
-
-    def compile(self, progress: Progress) -> None:
-        """Do nothing: the model has all programs."""
-
-    def guess(self, works: Sequence[Work]) -> list[list[int]]:
-        decoder, drafting = self.decoder, [work for work in works if work.guesses]
-        if not drafting:
-            return [[] for _ in works]
-        self._catch_up(drafting)
-        if any(work.request.penalizes for work in drafting):
-            decoder.note(seen_in_slots(decoder, drafting))
-        most = decoder.options.chunk if decoder.loops else math.inf
-        rows = loop_rows(decoder, drafting, [int(min(work.guesses, most)) for work in drafting], ends=False)
-        for slot, work in zip(slots_of(drafting), drafting, strict=True):
-            self._fed[slot] = work.request.id, work.start + int(rows["left"][slot])
-        found = decoder.loop(rows, int(rows["left"].max()))
-        return [[token for token in found[slot].tolist() if token >= 0] for slot in slots_of(works)]
-
-    def _catch_up(self, works: Sequence[Work]) -> None:
-        """Feed the tokens before the last one of each request that were not fed yet."""
-        tokens, start, slots = [], [], []
-        for slot, work in zip(slots_of(works), works, strict=True):
-            owner, end = self._fed.get(slot, (None, 0))
-            first = end if owner == work.request.id else work.request.unknown
-            if first < work.start:
-                tokens.append(np.array(work.request.tokens[first : work.start]))
-                start.append(first)
-                slots.append(slot)
-        if tokens:
-            real = np.ones((len(tokens), 1), bool)
-            feed(self.decoder, Rows(tokens, np.array(start), real, np.array(slots)))
-
-    def copy(self, copies: Sequence[Copy]) -> None:
-        """Do nothing: there are no copies."""
-
-    def follow(self, packed: PackedWork) -> None:
-        """Do nothing: `guess` feeds what is missing."""
-
-    def reset(self) -> None:
-        self._fed: dict[int, tuple[int, int]] = {}  # for each slot, whose tokens it holds, and how many
-
-
 def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
     """Return the models that make draft tokens, none or one. Raises ConfigError if `draft` does not fit the model."""
     if draft is None:
         return []
     if not 1 <= limits.guesses <= ROUNDS:
         raise ConfigError(f"draft_tokens must be from 1 to {ROUNDS}, got {limits.guesses}")
-    if model.decoder.programs.cache.has_states and not model.decoder.programs.in_place:
+    if model.decoder.programs.cache.has_states and not model.decoder.programs.reads_pages:
         raise ConfigError(
             f"{model.tag} keeps states of sequences in slots, so it cannot verify draft tokens: wrong ones would stay"
         )
     if isinstance(draft, PromptLookup):
         return []
-    decoder, paged = draft.decoder, model.decoder.programs.in_place
+    decoder, paged = draft.decoder, model.decoder.programs.reads_pages
     if decoder.config.vocab_size != model.decoder.config.vocab_size:
         sizes = f"{model.decoder.config.vocab_size}, got {decoder.config.vocab_size}"
         raise ConfigError(f"{draft.tag}: a draft must have the vocabulary of {model.tag}: {sizes}")
@@ -235,7 +181,7 @@ def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
         raise ConfigError(
             f"{draft.tag} keeps states of sequences, so it cannot be a draft: wrong tokens would stay in them"
         )
-    if decoder.programs.reads_sources or (paged and not decoder.programs.in_place):
+    if decoder.programs.reads_sources or (paged and not decoder.programs.reads_pages):
         raise ConfigError(f"{draft.tag}: a draft must be a decoder whose cache can be in pages")
     if not paged and decoder.slots < model.decoder.slots:
         raise ConfigError(
@@ -244,10 +190,3 @@ def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
     if (longest := decoder.options.buckets.longest) < limits.positions:
         raise ConfigError(f"{draft.tag}: n_positions of a draft must be at least {limits.positions}, got {longest}")
     return [draft]
-
-
-def guesser_of(draft: Any, cache: KVCache, limits: Limits, paged: bool) -> Guesser:
-    """Return what makes draft tokens, for sequences in pages or in slots."""
-    if isinstance(draft, PromptLookup):
-        return TextGuesser(draft)
-    return ModelGuesser(draft.decoder, cache, limits) if paged else SlotGuesser(draft.decoder)

@@ -10,17 +10,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.layers.sampling import BROKEN
 from transformers_neuronx.serving.choices import Changes, Chosen
-from transformers_neuronx.serving.guesses import Guesser, guesser_of, with_guesses
-from transformers_neuronx.serving.kv_cache import Copy, KVCache
-from transformers_neuronx.serving.pages import Pages
+from transformers_neuronx.serving.guesses import Guesser, with_guesses
+from transformers_neuronx.serving.kv_cache import Copy
 from transformers_neuronx.serving.request import Request
-from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
-from transformers_neuronx.serving.slots import SlotSteps
+from transformers_neuronx.serving.scheduler import Scheduler, Work
 from transformers_neuronx.serving.sources import Sources
 
 
@@ -157,16 +154,3 @@ class Loop:
         self.scheduler.cache.forget()
         if self.guesser:
             self.guesser.reset()
-
-
-def slot_loop(decoder: Decoder, rounds: int, draft: Any = None, guesses: int = 0) -> Loop:
-    """Return a loop over the slots of a model, for a caller who has the model: no other requests come.
-
-    Steps generate up to `rounds` tokens of each sequence, or verify up to `guesses` tokens of a `draft`.
-    """
-    longest, rows = decoder.options.buckets.longest, decoder.slots
-    guesses = 0 if draft is None else guesses
-    cache = KVCache([Pages(rows, longest)])
-    limits = Limits(rows * longest, rows * longest, rows, longest, guesses=guesses, rounds=rounds)
-    guesser = guesser_of(draft, cache, limits, paged=False) if guesses else None
-    return Loop(SlotSteps(decoder, guesses), Scheduler(cache, limits), guesser)

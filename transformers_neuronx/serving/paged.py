@@ -11,8 +11,9 @@ import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.loading import Progress
+from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.layers.rows import joined
-from transformers_neuronx.runtimes.base import DeviceTensor, Executable
+from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows, seen_by
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.request import Request
@@ -24,11 +25,9 @@ from transformers_neuronx.serving.steps import (
     TOKEN,
     CopyKey,
     TokensKey,
-    copy_module,
     keys_of,
     sequence_row,
     smallest,
-    step_module,
 )
 
 Array = np.ndarray[Any, Any]
@@ -48,30 +47,32 @@ class PackedTokens:
 
 
 class Started(NamedTuple):
-    """A step that was started: last tokens, those of all rounds, and logits; or if none sample, what to wait for."""
+    """A step that was started: last tokens, those of all rounds, logits, and hidden states, as far as it has them."""
 
     packed: PackedTokens
-    tokens: DeviceTensor
-    rounds: DeviceTensor | None = None
-    logits: DeviceTensor | None = None
+    tokens: DeviceTensor | None
+    rounds: DeviceTensor | None
+    logits: DeviceTensor | None
+    hidden: DeviceTensor | None
 
 
 class PagedSteps:
-    """The steps of one model over pages, for one thread: `pack`, `start`, and once the last one was read, `choose`."""
+    """The steps of one model over pages, for one thread: `pack`, `start`, and once the last one was read, `choose`.
 
-    def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
-        self.decoder = decoder
-        windows = [pool.window for pool in cache.pools]
-        counts = {pool.window: pool.count + 1 for pool in cache.pools}
-        self.layout = decoder.programs.cache.paged(cache.size, counts, len(cache.free_places) + 1)
-        self._pools = [windows.index(window) for window in self.layout.windows]  # those that this model uses
-        self.overlaps = not limits.guesses  # whether a step may start before the tokens of the one before are read
-        self.keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses)
+    `store` has the programs for the layout of its cache, and `pools` says which tables of a sequence are those for
+    each window of the layout. Unless it `overlaps`, the tokens of a step are read before the next one starts.
+    """
+
+    def __init__(
+        self, decoder: Decoder, store: ProgramStore, keys: Sequence[TokensKey], pools: Sequence[int], overlaps: bool
+    ) -> None:
+        self.decoder, self.store, self.keys, self.overlaps = decoder, store, list(keys), overlaps
+        self.layout, self._pools = store.programs.cache, pools
         self._row = sequence_row(self.layout, self.keys[0].pages)
-        self.sources = sources_of(decoder, len(cache.free_places) + 1)
+        self.sources = sources_of(decoder, store)
         self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}))
-        self._programs: dict[TokensKey, Executable] = {}
-        self.reset()
+        self.caches: list[DeviceTensor] = []
+        self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
 
     @property
     def programs(self) -> int:
@@ -83,13 +84,15 @@ class PagedSteps:
 
         `progress` is called with the name of each.
         """
-        programs, store = self.sources.programs, self.decoder.store
-        self._programs = store.compile_modules(self.keys, lambda key: step_module(programs, self.layout, key), progress)
-        copy = [CopyKey(len(self._pools))]
-        [self._copy] = store.compile_modules(copy, lambda key: copy_module(self.layout, key), progress).values()
+        self.store.compile([*self.keys, CopyKey()], progress)
         self.sources.compile(progress)
         if chooses:
             self.chooser.compile(progress)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a step."""
+        return max(key.tokens for key in self.keys)
 
     def longest_joined(self) -> int:
         """Measure steps. Return the most tokens of one that takes at most twice as long as one of a few rows."""
@@ -114,33 +117,35 @@ class PagedSteps:
         rows = sampled_rows([], key.samples)
         times = [perf_counter()]
         for _ in range(3):
-            self.start(PackedTokens(key, tokens, self.segments(key), rows, [])).tokens.numpy()
+            started = self.start(PackedTokens(key, tokens, self.segments(key), rows, []))
+            self.choose(started, None).read()
             times.append(perf_counter())
         return float(np.diff(times).min())
 
     def reset(self) -> None:
         """Fill the cache with zeros."""
-        empty = self.layout.zeros()
-        self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
+        self._seen.clear()
+        self._noted: tuple[int, list[Request]] = (0, [])  # samples of the last step, and whose tokens are known there
         self._before = self.chooser.none()
-        self.caches: list[DeviceTensor] = [self.decoder.runtime.put([zeros]) for zeros in empty]
+        self.caches[:] = [self.decoder.runtime.put([zeros]) for zeros in self.layout.zeros()]
         self.sources.reset()
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages of the cache, in order."""
         for pairs in copies:
-            own = np.array([pairs[pool] for pool in self._pools], np.int32)
-            self.caches = self._copy(self.decoder.runtime.put([own]), *self.caches)
+            own = np.stack([on_devices(pairs[pool]) for pool in self._pools])
+            [(_, program)] = self.store.parts(CopyKey())
+            self.caches[:] = program(self.decoder.runtime.put([own]), *self.caches)
 
     def segments(self, key: TokensKey) -> Array:
         """Return rows of no sequence."""
-        return np.zeros(key.segments, self._row)
+        return np.zeros(key.sequences, self._row)
 
     def place(self, segment: Any, request: Request, keeps: bool) -> None:
         """Fill a row with where a request's cache is. A step that `keeps` its states writes new ones elsewhere."""
         tables = segment["pages"].reshape(len(self._pools), -1)
         for row, pool in zip(tables, self._pools, strict=True):
-            row[: len(request.tables[pool])] = request.tables[pool]
+            row[: len(request.tables[pool])] = on_devices(request.tables[pool])
         if request.places:
             segment["places"] = request.places[0], request.places[-1 if keeps else 0]
 
@@ -173,9 +178,19 @@ class PagedSteps:
         return PackedTokens(key, tokens, segments, rows, requests, self.seen(key, requests))
 
     def seen(self, key: TokensKey, requests: Sequence[Request]) -> Array | None:
-        """Return the tokens that sequences have, pred[samples, vocab], if the rules of a request depend on them."""
-        penalizes = any(request.penalizes for request in requests)
-        return seen_by(requests, key.samples, self.decoder.config.vocab_size) if penalizes else None
+        """Return the tokens that sequences have, pred[samples, vocab], if the rules of a request depend on them.
+
+        A step adds the tokens that it computes, so there is nothing to tell if the same requests sampled in the one
+        before.
+        """
+        before, self._noted = self._noted, (key.samples, [*requests])
+        if not any(request.penalizes for request in requests):
+            self._noted = (0, [])
+        elif self._noted != before:
+            if any(request.guesses for request in requests):
+                self._noted = (0, [])  # it also adds wrong draft tokens
+            return seen_by(requests, key.samples, self.decoder.config.vocab_size)
+        return None
 
     def start(self, packed: PackedTokens) -> Started:
         """Start a step. Returns before its results are there."""
@@ -186,13 +201,17 @@ class PagedSteps:
                 none = np.zeros((count, self.decoder.config.vocab_size), bool)
                 self._seen[count] = self.decoder.runtime.put([none if packed.seen is None else packed.seen])
             seen = [self._seen[count]]
-        results = iter(self._programs[packed.key](rows, self._before, *seen, *self.caches, *self.sources.operands()))
-        last, rounds = next(results), next(results) if packed.key.rounds else None
+        [(_, program)] = self.store.parts(packed.key)
+        before = [self._before] * bool(packed.key.chosen)
+        results = iter(program(rows, *before, *seen, *self.caches, *self.sources.operands()))
+        tokens = next(results) if count else None
+        rounds = next(results) if packed.key.rounds else None
         logits = next(results) if count else None
         if count:
             self._seen[count] = next(results)
-        self.caches = [*results]
-        return Started(packed, last, rounds, logits)
+        hidden = None if packed.key.rounds else next(results)
+        self.caches[:] = results
+        return Started(packed, tokens, rounds, logits, hidden)
 
     def changes(self, packed: PackedTokens) -> Changes | None:
         """Return how logits change before tokens are chosen, if they do. All tokens before must be known."""
@@ -202,11 +221,17 @@ class PagedSteps:
 
     def choose(self, started: Started, changes: Changes | None) -> Chosen:
         """Return the tokens of the step that was started last, before they are there."""
-        packed, tokens, rounds, logits = started
-        if logits is None:
-            return Chosen([], tokens, [])
+        packed, tokens, rounds, logits, hidden = started
+        if tokens is None or logits is None:
+            assert hidden is not None
+            return Chosen([], hidden)
         self._before = self.chooser.choose(logits, packed.samples, changes) if changes else tokens
         return self.chooser.chosen(packed.requests, self._before, logits, None if changes else rounds)
+
+
+def on_devices(table: Sequence[int]) -> Array:
+    """Return pages as programs count them, from 0 on. What stands for NO_PAGE is never read."""
+    return np.maximum(np.array(table, np.int32) - 1, 0)
 
 
 def _fill(tokens: Array, work: Work) -> None:
@@ -216,3 +241,15 @@ def _fill(tokens: Array, work: Work) -> None:
     tokens["id"][: len(known)] = known
     if len(known) < work.count:
         tokens["chosen"][-1] = work.request.row
+
+
+def steps_over(decoder: Decoder, cache: KVCache, limits: Limits) -> PagedSteps:
+    """Return the steps of a model over a cache of its own, for an engine with these limits."""
+    windows = [pool.window for pool in cache.pools]
+    counts = {pool.window: pool.count for pool in cache.pools}
+    layout = decoder.programs.cache.paged(cache.size, counts, len(cache.free_places) + 1)
+    keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses)
+    pools = [windows.index(window) for window in layout.windows]  # those that this model uses
+    steps = PagedSteps(decoder, decoder.store.over(layout), keys, pools, overlaps=not limits.guesses)
+    steps.reset()
+    return steps

@@ -93,6 +93,10 @@ class Pages:
         """Return how many of these pages no sequence has: taking them leaves fewer free ones."""
         return sum(page in self._free for page in pages)
 
+    def is_shared(self, page: int) -> bool:
+        """Whether several sequences have the page."""
+        return self._holders[page] > 1
+
     def take(self, pages: Iterable[int]) -> None:
         """Let one more sequence have each of these pages."""
         for page in filter(None, pages):

@@ -250,7 +250,8 @@ class Scheduler:
 
     def _end_of_first_chunk(self, request: Request, found: Found, chunk: int) -> int | None:
         """Return where the first chunk of a prompt ends; None if there are too few rows or pages to start it."""
-        end = min(request.prompt_length, found.positions + chunk)
+        whole = request.prompt_length if found.positions < request.prompt_length else request.known
+        end = min(whole, found.positions + chunk)
         growing = sum(not self.cache.is_whole(each) for each in self.running)  # these will soon need a page each
         return end if len(self.running) < self.limits.rows and self.cache.fits(found, end, growing) else None
 

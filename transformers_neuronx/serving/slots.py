@@ -14,12 +14,12 @@ import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.encoder_decoder import EncoderDecoder
-from transformers_neuronx.engine.feeding import feed, sample_after
 from transformers_neuronx.engine.inputs import Rows
-from transformers_neuronx.engine.keys import ProgramKey, VerifyKey
+from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.loops import EOS_COLUMNS, LOOP
 from transformers_neuronx.engine.rules import GREEDY
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.layers.sampling import NOTHING
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows
 from transformers_neuronx.serving.kv_cache import Copy
@@ -68,14 +68,15 @@ class SlotSteps:
     overlaps = False
 
     def __init__(self, decoder: Decoder, guesses: int = 0) -> None:
+        assert isinstance(decoder, SlotDecoder)
         self.decoder, self.guesses = decoder, guesses
         self.sources = SlotSources(decoder)
         self.chooser = Chooser(decoder, [decoder.slots * (1 + guesses)])
         self._noted: set[int] = set()  # requests whose tokens the devices know, and those that they sample
 
     @property
-    def _verifying(self) -> list[ProgramKey]:
-        return verify_keys(self.decoder, self.guesses) if self.guesses else []
+    def _verifying(self) -> Sequence[ProgramKey]:
+        return self.decoder.verifying(self.guesses) if self.guesses else []
 
     @property
     def programs(self) -> int:
@@ -148,7 +149,7 @@ class SlotSteps:
         self._noted.clear()
         step, requests = packed.step, packed.requests
         every = any(work.guesses for work in step)
-        logits = feed(self.decoder, _rows(step), all_positions=every)
+        logits = self.decoder.feed(_rows(step), all_positions=every)
         first = [work.count - work.samples if every else 0 for work in step]
         found = np.zeros((self.chooser.most, 1, logits.shape[2]), np.float32)
         found[: len(requests), 0] = np.concatenate(
@@ -174,12 +175,7 @@ class SlotSteps:
         if not all(work.samples for work in works):
             self._noted.clear()  # the devices take what they sample inside a prompt for a part of it
         policies = np.stack([work.request.policy for work in works])
-        return sample_after(self.decoder, _rows(works), policies)[:, None]
-
-
-def verify_keys(decoder: Decoder, guesses: int) -> list[ProgramKey]:
-    """Return the keys of the programs that verify up to so many draft tokens."""
-    return [VerifyKey(1 + guesses, width) for width in decoder.programs.widths(1) if width > guesses]
+        return self.decoder.sample_after(_rows(works), policies)[:, None]
 
 
 def slots_of(works: Sequence[Work]) -> list[int]:
@@ -197,7 +193,7 @@ def _rows(works: Sequence[Work]) -> Chunks:
     return Chunks(tokens, start, np.ones((len(works), 1), bool), np.array(slots_of(works)), ends)
 
 
-def seen_in_slots(decoder: Decoder, works: Sequence[Work]) -> Array:
+def seen_in_slots(decoder: SlotDecoder, works: Sequence[Work]) -> Array:
     """Return the tokens that each slot's sequence has, pred[slots, vocab]."""
     seen = np.zeros((decoder.slots, decoder.config.vocab_size), bool)
     for work in works:
@@ -205,19 +201,19 @@ def seen_in_slots(decoder: Decoder, works: Sequence[Work]) -> Array:
     return seen
 
 
-def _policies(decoder: Decoder, works: Sequence[Work]) -> Array:
+def _policies(decoder: SlotDecoder, works: Sequence[Work]) -> Array:
     """Return the policy of each slot, s32[slots, POLICY_COLUMNS]."""
     policies = np.tile(GREEDY, (decoder.slots, 1))
     policies[slots_of(works)] = [work.request.policy for work in works]
     return policies
 
 
-def loop_rows(decoder: Decoder, works: Sequence[Work], left: Sequence[int], ends: bool = True) -> Array:
-    """Return the rows of a loop that generates up to `left[i]` tokens of each request, and stops at its ends."""
+def loop_rows(decoder: SlotDecoder, works: Sequence[Work], left: Sequence[int]) -> Array:
+    """Return the rows of a loop that generates up to `left[i]` tokens of each request."""
     rows = np.zeros(decoder.slots, LOOP)
     rows["policy"], rows["eos"] = _policies(decoder, works), -1
     for slot, work, count in zip(slots_of(works), works, left, strict=True):
         rows["token"][slot], rows["position"][slot], rows["left"][slot] = work.request.tokens[-1], work.start, count
-        known = sorted(work.request.ends)[:EOS_COLUMNS] if ends else []  # the host knows the others
+        known = sorted(work.request.ends)[:EOS_COLUMNS]  # the host knows the others
         rows["eos"][slot, : len(known)] = known
     return rows

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.encoder_decoder import EncodeKey, EncoderDecoder
+from transformers_neuronx.engine.encoder_decoder import EncodeKey, EncoderDecoder, EncoderDecoderPrograms
 from transformers_neuronx.engine.loading import Progress
-from transformers_neuronx.engine.programs import Programs
-from transformers_neuronx.runtimes.base import DeviceTensor, Executable
+from transformers_neuronx.engine.store import ProgramStore
+from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.request import Request
 
 
@@ -21,7 +21,6 @@ class Sources:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.programs: Programs = decoder.programs
 
     def compile(self, progress: Progress) -> None:
         """Compile the encoders."""
@@ -39,33 +38,33 @@ class Sources:
 
 
 class EncodedSources(Sources):
-    """The sources of a model with an encoder, in so many `places`."""
+    """The sources of a model with an encoder, in the places of a cache, for which `store` has the programs."""
 
     decoder: EncoderDecoder
 
-    def __init__(self, decoder: EncoderDecoder, places: int) -> None:
-        super().__init__(decoder)
-        self._encoder = self.programs = decoder.programs.with_sources(places)
+    def __init__(self, decoder: EncoderDecoder, store: ProgramStore) -> None:
+        self.decoder, self._store = decoder, store
         self._keys = [EncodeKey(1, size) for size in decoder.options.buckets.sources]
-        self._executables: dict[EncodeKey, Executable] = {}
         self.count = len(self._keys)
 
     def compile(self, progress: Progress) -> None:
-        self._executables = self.decoder.store.compile_modules(self._keys, self._encoder.encode, progress)
+        self._store.compile(self._keys, progress)
 
     def reset(self) -> None:
-        self._memory = [self.decoder.runtime.put([zeros]) for zeros in self._encoder.empty_memory()]
+        programs = self._store.programs
+        assert isinstance(programs, EncoderDecoderPrograms)
+        self._memory = [self.decoder.runtime.put([zeros]) for zeros in programs.empty_memory()]
 
     def read(self, requests: Sequence[Request]) -> None:
         for request in requests:
             key, source = self.decoder.encoder(1, len(request.source)), np.array(request.source, np.int32)
-            program, place = self._executables[key], request.places[:1]
-            self._memory = self.decoder.encoded(program, key, [source], place, self._memory)
+            [(_, program)] = self._store.parts(key)
+            self._memory = self.decoder.encoded(program, key, [source], request.places[:1], self._memory)
 
     def operands(self) -> list[DeviceTensor]:
         return self.decoder.operands(range(self.decoder.config.n_layer), memory=self._memory)
 
 
-def sources_of(decoder: Decoder, places: int) -> Sources:
-    """Return what holds the sources of a model."""
-    return EncodedSources(decoder, places) if isinstance(decoder, EncoderDecoder) else Sources(decoder)
+def sources_of(decoder: Decoder, store: ProgramStore) -> Sources:
+    """Return what holds the sources of a model, in a cache for which `store` has the programs."""
+    return EncodedSources(decoder, store) if isinstance(decoder, EncoderDecoder) else Sources(decoder)

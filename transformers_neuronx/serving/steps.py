@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
-from transformers_neuronx.engine.keys import ProgramKey
+from transformers_neuronx.engine.keys import ProgramKey, Segment
 from transformers_neuronx.engine.kv_cache import CacheLayout, flattened, in_place
-from transformers_neuronx.engine.loops import EOS_COLUMNS, ends
-from transformers_neuronx.engine.programs import Programs, looped
+from transformers_neuronx.engine.loops import EOS_COLUMNS, ends, looped
+from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.layers.rows import Row, columns, declare_joined, field, row_of
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample
 from transformers_neuronx.layers.step import SEGMENT, Cache, Step, located
@@ -29,21 +29,30 @@ FEW = 8  # rows
 
 @dataclass(frozen=True)
 class TokensKey(ProgramKey):
-    """A step of single tokens: tokens, sequences that they may be of, pages of a sequence, tokens that sample, and
-    tokens that a step may have chosen before.
+    """A step of single tokens: tokens, sequences that they may be of, tokens that sample, pages of a sequence, and
+    tokens that a step may have chosen before, if it starts before they are known.
     """
 
-    kind = "tokens"
+    kind = "step"
     tokens: int
-    segments: int
-    pages: int
+    sequences: int
     samples: int
+    pages: int
     chosen: int
+
+    @property
+    def name(self) -> str:
+        """The key as text: `step_tokens64_sequences8_samples8`. A model's cache determines the number of pages."""
+        after = f"_after{self.chosen}" if self.chosen else ""
+        return f"step_tokens{self.tokens}_sequences{self.sequences}_samples{self.samples}{after}"
 
     @property
     def rounds(self) -> bool:
         """Whether it can generate several tokens of each sequence."""
-        return self.samples == self.tokens == self.segments
+        return self.samples == self.tokens == self.sequences
+
+    def written(self, programs: Programs, segment: Segment) -> HloModuleProto:
+        return step_module(programs, self)
 
 
 @dataclass(frozen=True)
@@ -54,28 +63,46 @@ class LogitsKey(ProgramKey):
 
     kind = "logits"
     tokens: int
-    segments: int
+    sequences: int
     pages: int
     logits: int
+
+    def written(self, programs: Programs, segment: Segment) -> HloModuleProto:
+        return logits_module(programs, self)
+
+
+@dataclass(frozen=True)
+class LayerKey(ProgramKey):
+    """A step of one sequence with one program per layer: tokens, and pages of the sequence."""
+
+    kind = "layerwise"
+    layerwise = True
+    tokens: int
+    pages: int
+
+    def written(self, programs: Programs, segment: Segment) -> HloModuleProto:
+        return layer_module(programs, self, segment)
 
 
 @dataclass(frozen=True)
 class CopyKey(ProgramKey):
-    """Copying a page of each pool."""
+    """Copying a page for each window."""
 
     kind = "copy"
-    pools: int
+
+    def written(self, programs: Programs, segment: Segment) -> HloModuleProto:
+        return copy_module(programs.cache)
 
 
-def copy_module(layout: CacheLayout, key: CopyKey) -> HloModuleProto:
-    """Write the program that copies a page of each pool, for layers with each of the layout's windows.
+def copy_module(layout: CacheLayout) -> HloModuleProto:
+    """Write the program that copies a page for the layers with each of the layout's windows.
 
-    Parameters: s32[pools, 2], from and to; the caches. Results: the caches, in place.
+    Parameters: s32[windows, 2], from and to; the caches. Results: the caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
         parameters = hlo.Parameters()
-        pairs = parameters.add(dtype_named("s32")[key.pools, 2], "pages")
+        pairs = parameters.add(dtype_named("s32")[len(layout.windows), 2], "pages")
         before, after = layout.declare(parameters, layout.layers), []
         for cache, layer in zip(before, layout.of_layers, strict=True):
             count = len(layer.kept)
@@ -104,10 +131,29 @@ def keys_of(tokens: int, rows: int, pages: int, guesses: int = 0) -> list[Tokens
     longer = sorted({*longer, *(3 * size // 4 for size in longer if size >= 128)})  # less padding where tokens cost
     some = sorted({0, min(FEW, most), most})
     return [
-        TokensKey(size, min(size, sequences), pages, samples, most)
+        TokensKey(size, min(size, sequences), samples, pages, most)
         for size in longer
         for samples in ([size] if size <= most else some)
     ]
+
+
+def call_keys(sizes: Sequence[int], rows: int, pages: int) -> list[TokensKey]:
+    """List fewer programs than `keys_of`, for calls that read the tokens of a step before the next one starts.
+
+    Up to `rows` tokens each sample; so many sample in longer steps, which have these `sizes`.
+    """
+    longer = [TokensKey(size, rows, rows, pages, 0) for size in sizes if size > rows]
+    return [TokensKey(size, size, size, pages, 0) for size in _up_to(rows)] + longer
+
+
+def verify_keys(guesses: int, rows: int, pages: int) -> list[TokensKey]:
+    """List the programs for steps in which up to `rows` sequences verify so many draft tokens each."""
+    return [TokensKey(size, min(size, rows), size, pages, 0) for size in _up_to(rows * (1 + guesses))]
+
+
+def _up_to(most: int) -> list[int]:
+    """Return 1, 4, 16, … below `most`, and that."""
+    return [*(1 << power for power in range(0, (most - 1).bit_length(), 2)), most]
 
 
 def logits_keys(tokens: int, rows: int, pages: int, every: bool) -> list[LogitsKey]:
@@ -115,7 +161,7 @@ def logits_keys(tokens: int, rows: int, pages: int, every: bool) -> list[LogitsK
     one token of each sequence.
     """
     found = (key for key in keys_of(tokens, rows, pages) if key.samples)
-    sizes = ((key.tokens, key.segments, key.pages, key.tokens if every else key.samples) for key in found)
+    sizes = ((key.tokens, key.sequences, key.pages, key.tokens if every else key.samples) for key in found)
     return [LogitsKey(*each) for each in dict.fromkeys(sizes)]
 
 
@@ -145,35 +191,36 @@ def segments_of(layout: CacheLayout, packed: Tensor) -> dict[int | None, Tensor]
     return {cache.window: head for cache in layout.kinds.values()} | segments
 
 
-def step_module(programs: Programs, layout: CacheLayout, key: TokensKey) -> HloModuleProto:
+def step_module(programs: Programs, key: TokensKey) -> HloModuleProto:
     """Write the program of a step.
 
     Parameters: a row of `TOKEN` for each token, a `sequence_row` for each sequence and a row of `SAMPLED` for each that
     samples, joined; the tokens that the step before chose, s32[chosen]; if some sample, the tokens that each one's
     sequence has, pred[samples, vocab], where those that the step computes may be missing; the caches; the weights.
 
-    Results: the last token of each sample, s32[chosen], and NOTHING after them; if there are `rounds`, all tokens,
+    Results: the last token of each sample, and NOTHING after them, up to s32[chosen]; if there are `rounds`, all tokens,
     s32[samples, ROUNDS], and NOTHING where there are fewer; logits f32[samples, 1, vocab] of the last round; the tokens
-    that sequences have, in place. If none sample, only any number, f32[1], to wait for. Then the caches, in place.
+    that sequences have, in place. If there are no `rounds`, the hidden states [tokens, 1, h]. The caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
-        writer = _Writer(scribe, programs, layout, key, (SAMPLED, key.samples), key.chosen)
+        writer = _Writer(scribe, programs, key, (SAMPLED, key.samples), key.chosen)
         ids, position, end, row = (field(writer.tokens, TOKEN, name) for name in ("id", "position", "end", "chosen"))
-        ids = hlo.select(row >= 0, hlo.maximum(hlo.take(writer.before, hlo.maximum(row, 0)), 0), ids)
+        if key.chosen:
+            ids = hlo.select(row >= 0, hlo.maximum(hlo.take(writer.before, hlo.maximum(row, 0)), 0), ids)
         if key.rounds:
             return writer.rounds(ids, position, end, key.chosen)
         x, after = writer.computed(ids, position, end, writer.sequences, writer.caches)
         caches = in_place(flattened(after), flattened(writer.caches))
         if not key.samples:
-            return [hlo.convert(hlo.slice(hlo.reshape(x, -1), 0, 0, 1), "f32"), *caches]
+            return [x, *caches]
         tokens, logits, seen = writer.sampled(x, ids, writer.seen)
-        return [padded(tokens, key.chosen), logits, *in_place([seen], [writer.seen]), *caches]
+        return [padded(tokens, key.chosen), logits, *in_place([seen], [writer.seen]), x, *caches]
 
     return compile_py_func(program)
 
 
-def logits_module(programs: Programs, layout: CacheLayout, key: LogitsKey) -> HloModuleProto:
+def logits_module(programs: Programs, key: LogitsKey) -> HloModuleProto:
     """Write the program of a step that returns logits.
 
     Parameters: a row of `TOKEN` for each token, whose `chosen` is not read, a `sequence_row` for each sequence and a
@@ -182,7 +229,7 @@ def logits_module(programs: Programs, layout: CacheLayout, key: LogitsKey) -> Hl
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
-        writer = _Writer(scribe, programs, layout, key, (LOGITS, key.logits))
+        writer = _Writer(scribe, programs, key, (LOGITS, key.logits))
         ids, position, end = (field(writer.tokens, TOKEN, name) for name in ("id", "position", "end"))
         x, after = writer.computed(ids, position, end, writer.sequences, writer.caches)
         logits = writer.logits(x, field(writer.wanted, LOGITS, "token"))
@@ -191,23 +238,48 @@ def logits_module(programs: Programs, layout: CacheLayout, key: LogitsKey) -> Hl
     return compile_py_func(program)
 
 
+def layer_module(programs: Programs, key: LayerKey, segment: Segment) -> HloModuleProto:
+    """Write a part of a step of one sequence that returns the hidden states after it.
+
+    Parameters: a row of `TOKEN` for each token, whose `chosen` is not read, and a `sequence_row`, joined; the hidden
+    states [tokens, 1, h], unless the part embeds; the caches of its layers; its weights. Results: the hidden states, or
+    with the head, logits f32[tokens, 1, vocab]; the caches, in place.
+    """
+
+    def program(scribe: HloScribe) -> list[Tensor]:
+        parameters, layout = hlo.Parameters(), programs.cache
+        sequence = sequence_row(layout, key.pages)
+        tokens, sequences = declare_joined(parameters, "step", (TOKEN, key.tokens), (sequence, 1))
+        x = None if segment.embed else programs.declare_hidden(parameters, key.tokens, 1)
+        before = layout.declare(parameters, segment.layers)
+        shared, layers = programs.declare_weights(parameters, segment)
+        ids, position, end = (field(tokens, TOKEN, name) for name in ("id", "position", "end"))
+        step = Step(hlo.reshape(ids, -1, 1), position, hlo.full(1, "s32", ids.sizes), end, None, 0)
+        segments = segments_of(layout, sequences)
+        x, after = programs.body(scribe, segment, shared, layers, x, before, step, segments)
+        result = programs.logits(scribe, shared, x) if segment.head else x
+        return [result, *in_place(flattened(after), flattened(before))]
+
+    return compile_py_func(program)
+
+
 class _Writer:
     """Writes one step: its parameters, and what is computed of them. What is `wanted` has rows of a type, so many."""
 
     def __init__(
-        self, scribe: HloScribe, programs: Programs, layout: CacheLayout, key: TokensKey | LogitsKey,
+        self, scribe: HloScribe, programs: Programs, key: TokensKey | LogitsKey,
         wanted: tuple[Row, int], chosen: int = 0,
     ) -> None:  # fmt: skip
-        self.scribe, self.programs, self.layout, self.size = scribe, programs, layout, key.tokens
-        self.sequence = sequence_row(layout, key.pages)
+        self.scribe, self.programs, self.layout, self.size = scribe, programs, programs.cache, key.tokens
+        self.sequence = sequence_row(self.layout, key.pages)
         parameters = hlo.Parameters()
-        rows = [(TOKEN, key.tokens), (self.sequence, key.segments), wanted]
+        rows = [(TOKEN, key.tokens), (self.sequence, key.sequences), wanted]
         self.tokens, self.sequences, self.wanted = declare_joined(parameters, "step", *rows)
         if chosen:
             self.before = parameters.add(dtype_named("s32")[chosen], "before")
-        if chosen and wanted[1]:
+        if isinstance(key, TokensKey) and key.samples:
             self.seen = parameters.add(dtype_named("pred")[wanted[1], programs.config.vocab_size], "seen")
-        self.caches = layout.declare(parameters, layout.layers)
+        self.caches = self.layout.declare(parameters, self.layout.layers)
         self.shared, self.weights = programs.declare_weights(parameters, programs.whole)
 
     def computed(
@@ -287,7 +359,7 @@ class _Writer:
 def padded(tokens: Tensor, size: int) -> Tensor:
     """Add NOTHING after tokens s32[·], up to `size`."""
     rest = size - tokens.sizes[0]
-    return hlo.concatenate([tokens, hlo.full(NOTHING, "s32", [rest])], 0) if rest else tokens
+    return hlo.concatenate([tokens, hlo.full(NOTHING, "s32", [rest])], 0) if rest > 0 else tokens
 
 
 def smallest(keys: Sequence[TokensKey], tokens: int, samples: int) -> TokensKey:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformers_neuronx.engine.feeding import feed
 from transformers_neuronx.engine.inputs import Integers, Rows
-from transformers_neuronx.engine.loops import LOOP
+from transformers_neuronx.engine.rules import penalty_of
 from transformers_neuronx.models.generation import Generation
+from transformers_neuronx.serving.calls import CallGuesser, call_loop
+from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.support.turns import take_all
 
 Array = np.ndarray[Any, Any]
@@ -154,7 +155,7 @@ class Accepting:
         room = generation.decoder.options.buckets.longest - int(places[active].max())
         count = min(fed.shape[1], room)
         tokens = Rows(list(fed[active, :count]), places.numpy()[active], np.ones((len(active), 1), bool), active)
-        logits = torch.from_numpy(feed(generation.decoder, tokens, all_positions=True))
+        logits = torch.from_numpy(generation.decoder.feed(tokens, all_positions=True))
         drafts, scores = drafts[active, : count - 1], scores[: count - 1].transpose(0, 1)[active]
         accepted = self.acceptor(drafts, scores, logits)
         kept = int(_lengths(accepted, drafts).min())
@@ -170,9 +171,8 @@ class Rounds:
 
     def __init__(self, draft: Any, target: Any, k: int, pad: int) -> None:
         self.draft, self.target, self.k, self.pad = draft, target, k, pad
-        slots, longest = target.options.batch_size, target.options.buckets.longest
-        self._text = np.zeros((slots, longest + k + 1), np.int64)
-        self._fed = np.zeros(slots, np.int64)  # tokens in the draft's caches, for each slot
+        self._text = np.zeros((target.options.batch_size, target.options.buckets.longest + k + 1), np.int64)
+        self._guesser = CallGuesser(draft.decoder)
 
     def run(
         self, input_ids: Integers, cache_ids: Integers | None, start_ids: Integers | None
@@ -184,39 +184,34 @@ class Rounds:
         with take_all([self.draft.turns, self.target.turns], "speculative_iteration()"):
             if rows.start.min() > 0:
                 return self._round(rows)
-            feed(self.draft.decoder, rows)
-            self._fed[rows.slots] = rows.end
+            self._guesser.forget(rows.slots.tolist())
             where = dict(cache_ids=cache_ids, start_ids=start_ids)
             found = self.target.run(input_ids, **where)
             tokens = found if found.dtype == torch.int64 else found.argmax(1, keepdim=True)
             return tokens, torch.ones(len(tokens), 1, dtype=torch.int64)
 
     def _round(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        slots, last = rows.slots, rows.end - 1
         policy = self.target._rules().packed(self.target.options.batch_size)
-        self._catch_up(slots, last)
-        asked = np.zeros(len(policy), LOOP)
-        asked["token"][slots], asked["position"][slots] = self._text[slots, last], last
-        asked["left"][slots] = np.minimum(self.k, self.target.options.buckets.longest - last)
-        asked["policy"], asked["eos"] = policy, -1
-        guesses = self.draft.decoder.loop(asked, self.k)
-        ids = np.zeros((len(policy), self.k + 1), np.int32)
-        ids[:, 0], ids[:, 1 : 1 + guesses.shape[1]] = asked["token"], np.maximum(guesses, 0)
-        length = np.zeros(len(policy), np.int64)
-        length[slots] = np.minimum(self.k + 1, self.target.options.buckets.longest - last)
-        sampled = self.target.decoder.verify(ids, asked["position"], length, policy).astype(np.int64)
-        right = (ids[:, 1:] == sampled[:, :-1]).cumprod(1).sum(1)
-        counts = np.minimum(right + 1, np.maximum(length, 1))[slots]
-        made = np.where(np.arange(self.k + 1) < counts[:, None], sampled[slots], self.pad)
-        for slot, end, count, row in zip(slots, rows.end, counts, made, strict=True):
-            self._text[slot, end : end + count] = row[:count]
-        self._fed[slots] = last + np.minimum(counts, asked["left"][slots])
-        return torch.from_numpy(made), torch.from_numpy(counts[:, None])
+        requests = [self._request(*row, policy) for row in zip(rows.slots.tolist(), rows.end.tolist(), strict=True)]
+        loop = call_loop(self.target.decoder, 1, self._guesser, self.k)
+        for request in requests:
+            loop.scheduler.add(request)
+        with self.target.decoder.guarded():
+            loop.advance()
+        made = np.full((len(requests), self.k + 1), self.pad, np.int64)
+        counts = np.zeros((len(requests), 1), np.int64)
+        for row, count, end, request in zip(made, counts, rows.end.tolist(), requests, strict=True):
+            tokens = request.tokens[end:]
+            row[: len(tokens)], count[0] = tokens, len(tokens)
+            self._text[request.id, end : end + len(tokens)] = tokens
+        return torch.from_numpy(made), torch.from_numpy(counts)
 
-    def _catch_up(self, slots: Array, last: Array) -> None:
-        """Feed the draft the tokens before position `last[i]` of each slot that it has not been fed."""
-        behind = self._fed[slots] < last
-        if behind.any():
-            slots, start, end = slots[behind], self._fed[slots[behind]], last[behind]
-            tokens = [self._text[slot, first:after] for slot, first, after in zip(slots, start, end, strict=True)]
-            feed(self.draft.decoder, Rows(tokens, start, np.ones((len(tokens), 1), bool), slots))
+    def _request(self, slot: int, end: int, policy: Array) -> Request:
+        """Return a request for one round: the last of the slot's `end` tokens is fed next."""
+        count = min(self.k + 1, self.target.options.buckets.longest - end + 1)
+        tokens, rules = self._text[slot, :end].tolist(), policy[slot]
+        params = SamplingParams(max_tokens=1 + count, repetition_penalty=penalty_of(rules))
+        given = self.target.decoder.given(slot, end - 1, end - 1 + count)
+        request = Request(slot, tokens[:-1], params, rules=rules, given=given, computed=end - 1)
+        request.append(tokens[-1])
+        return request

@@ -18,7 +18,6 @@ from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.models.generation import Generation, Streamer
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.serving.guesses import PromptLookup
-from transformers_neuronx.serving.slots import verify_keys
 from transformers_neuronx.speculation.acceptors import (
     Accepting,
     DefaultTokenAcceptor,
@@ -66,7 +65,7 @@ class SpeculativeGenerator:
             self._accepting = Accepting(provider, acceptor or DefaultTokenAcceptor(), k)
             return
         self.draft = draft or PromptLookup()
-        target.compile_also(("verify", k), lambda decoder: verify_keys(decoder, k))
+        target.compile_also(("verify", k), lambda decoder: decoder.verifying(k))
 
     @property
     def models(self) -> list[ForSampling]:

@@ -14,12 +14,20 @@ import torch
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import GenerationConfig
-from transformers_neuronx.engine.feeding import feed
 from transformers_neuronx.engine.inputs import Integers
-from transformers_neuronx.engine.keys import VerifyKey
 from transformers_neuronx.engine.kv_cache import flattened, in_place
-from transformers_neuronx.engine.loops import LOOP, ends, rules_of, sampled_after, side_by_side, state_of, with_tokens
-from transformers_neuronx.engine.programs import Programs, looped
+from transformers_neuronx.engine.loops import (
+    LOOP,
+    ends,
+    looped,
+    rules_of,
+    sampled_after,
+    side_by_side,
+    state_of,
+    with_tokens,
+)
+from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.rows import declare_rows, field, words
 from transformers_neuronx.layers.sampling import NOTHING, sample
@@ -53,7 +61,10 @@ class _Model:
 
 
 class FusedSpeculativeDecoder(torch.nn.Module):
-    """Speculative decoding with both models in one program: the same tokens as `target.sample`, in fewer steps.
+    """Speculative decoding with both models: the same tokens as `target.sample`, in fewer steps.
+
+    Where the caches of both are in slots, one program has both models. Over pages, the draft's program makes draft
+    tokens, and the target's verifies those of each row, as with a `SpeculativeGenerator`.
 
     - `draft`: a smaller model with the target's `batch_size`, `tp_degree` and vocabulary, and at least its
       `n_positions`.
@@ -97,9 +108,10 @@ class FusedSpeculativeDecoder(torch.nn.Module):
 
     def to_neuron(self, workers: int | None = None) -> None:
         """Compile the programs. Both models must be on their devices."""
-        for width in self.target.decoder.programs.widths(1):
-            self._program(width)
-        if self.target.switches.continuous_batching is not None:
+        if self._in_one_program:
+            for width in self.target.decoder.programs.widths(1):
+                self._program(width)
+        if not self._in_one_program or self.target.switches.continuous_batching is not None:
             self._one_by_one()
 
     def update_generation_config(self, generation_config: GenerationConfig) -> None:
@@ -120,10 +132,13 @@ class FusedSpeculativeDecoder(torch.nn.Module):
         """
         return self._one_by_one().run(input_ids, cache_ids, start_ids)
 
+    @property
+    def _in_one_program(self) -> bool:
+        return all(isinstance(model.decoder, SlotDecoder) for model in (self.draft, self.target))
+
     def _one_by_one(self) -> Rounds:
         if self._rounds is None:
-            widths = [width for width in self.target.decoder.programs.widths(1) if width > self.k]
-            self.target.compile_also(("verify", self.k), lambda _: [VerifyKey(self.k + 1, width) for width in widths])
+            self.target.compile_also(("verify", self.k), lambda decoder: decoder.verifying(self.k))
             self._rounds = Rounds(self.draft, self.target, self.k, self.pad_token_id)
         return self._rounds
 
@@ -147,8 +162,11 @@ class FusedSpeculativeDecoder(torch.nn.Module):
 
     def blocks(self, generation: Generation, count: int) -> Iterator[Array]:
         """Yield blocks of tokens as `Generation.on_devices` does."""
+        if not self._in_one_program:
+            yield from generation.on_devices(count, 1, self.draft, self.k)
+            return
         generation.wanted[:] = count
-        feed(self.draft.decoder, generation.prompts)
+        self.draft.decoder.feed(generation.prompts)
         yield generation.first()
         while generation.wanted.any():
             yield generation.take(self._run(generation))
@@ -166,6 +184,7 @@ class FusedSpeculativeDecoder(torch.nn.Module):
 
     def _run(self, generation: Generation) -> Array:
         target, draft = self.target.decoder, self.draft.decoder
+        assert isinstance(target, SlotDecoder) and isinstance(draft, SlotDecoder)
         rows, width = target.capped(generation.rows, self._steps)
         program, pairs = self._program(width), np.zeros(target.slots, PAIR)
         for name in LOOP.names or ():

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from transformers_neuronx.engine.decoder import Array, Decoder, StepInputs, packed_step
-from transformers_neuronx.engine.feeding import feed
+from transformers_neuronx.engine.decoder import Array, Decoder
 from transformers_neuronx.engine.inputs import Rows
-from transformers_neuronx.engine.keys import LayerwiseKey
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
@@ -97,7 +95,7 @@ class Ours:
     def logits(self, tokens: Array) -> Array:
         rows = Rows([tokens], np.array([self.fed]), np.ones((1, len(tokens)), bool), np.array([0]))
         self.fed += len(tokens)
-        logits: Array = feed(self.decoder, rows, all_positions=True)[0]
+        logits: Array = self.decoder.feed(rows, all_positions=True)[0]
         return logits
 
     def states(self, tokens: Array, given: Sequence[Array] | None = None) -> list[Array]:
@@ -133,20 +131,16 @@ def _layer_states(decoder: Decoder, ids: Array, start: int, end: int, replaced: 
     Returns the outputs of the embedding and of each layer, f32[n, h], and the logits, f32[n, vocab]. Each part after
     the embedding takes the next of `replaced`, if given, in place of the output before it. `end` is as in `StepInputs`.
     """
-    count, active = len(ids), 1 if len(ids) == 1 else decoder.options.buckets.active(len(ids))
-    padded = np.pad(ids, (0, active - count))[None]
-    packed = packed_step(StepInputs(padded, *np.array([[start], [count], [end], [0]])))
-    decoder.fill(*np.array([[0], [start], [count]]))
-    parts = decoder.store.parts(LayerwiseKey(1, active, decoder.programs.width(active, start + count)))
+    count, (parts, packed) = len(ids), decoder.layerwise(ids, start, end)
     outputs: list[Array] = []
 
     def between(out: DeviceTensor) -> DeviceTensor:
         state = out.numpy()
-        outputs.append(state[0, :count].astype(np.float32))
+        outputs.append(state.reshape(-1, state.shape[2])[:count].astype(np.float32))
         if replaced is None or len(outputs) == len(parts):
             return out
         state = state.copy()
-        state[0, :count] = replaced[len(outputs) - 1]
+        state.reshape(-1, state.shape[2])[:count] = replaced[len(outputs) - 1]
         return decoder.runtime.put([state])
 
     with decoder.guarded():

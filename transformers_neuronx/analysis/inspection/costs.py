@@ -30,6 +30,8 @@ from transformers_neuronx.analysis.inspection.flow import (
     attributes_of,
     composite_of,
 )
+from transformers_neuronx.layers.rows import columns
+from transformers_neuronx.layers.step import SEGMENT
 from transformers_neuronx.pyhlo.hlo_pb2 import HloInstructionProto
 from transformers_neuronx.pyhlo.shapes import element_bits, elements, nbytes
 from transformers_neuronx.runtimes.kernels import CACHE
@@ -171,15 +173,20 @@ def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
 
 
 def _attention(flow: Flow, call: HloInstructionProto) -> tuple[int, int]:
-    """Count the positions of the cache, [slots * kv_heads, positions, d], in reach of each row, and the new ones."""
+    """Count the positions of the cache, [slots * kv_heads, positions, d], in reach of each sequence, and new ones."""
     attributes: dict[str, Any] = attributes_of(call)
     first = CACHE[composite_of(call)]
     cache = range(first, first + attributes["arrays"])
     rows, tokens, kv_heads, _ = flow.operands(call)[1].shape.dimensions
+    reach, sequences = flow.operands(call)[first].shape.dimensions[1], rows
+    if composite_of(call) == "paged_attention":  # rows are tokens; each sequence has a table of pages
+        sequences, fields = flow.operands(call)[3].shape.dimensions
+        reach *= fields - columns(SEGMENT)
+    reach = min(attributes.get("width", reach), reach)
     read, written = sum(flow.reads_of(call, cache).values()), nbytes(call.shape.tuple_shapes[0])
     for place in cache:
         shape = flow.operands(call)[place].shape
-        position = rows * kv_heads * shape.dimensions[2] * element_bits(shape) // 8
-        read += position * min(attributes.get("width", shape.dimensions[1]), shape.dimensions[1])
-        written += position * tokens
+        position = kv_heads * shape.dimensions[2] * element_bits(shape) // 8
+        read += position * sequences * reach
+        written += position * rows * tokens
     return read, written

@@ -96,7 +96,7 @@ def facts_of_artifact(directory: PathOrName) -> ModelFacts:
     model = family(artifact.attributes(family.family), **artifact.options())
     panels = artifact.manifest["runtime"].get("kernels", "off") != "off"
     runtime = absent_runtime(model.options.tp_degree, panels)
-    decoder = family.engine(family.family, model.model_config, runtime, model.options)
+    decoder = model.decoder_on(runtime)
     groups = [names for tensors in artifact.manifest["weights"].values() for names in tensors.values()]
     held = {name: number for number, names in enumerate(groups) for name in names}
     runs = {entry: runs for entry, runs, _, _ in _planned(decoder)}
@@ -110,7 +110,7 @@ def _planned(decoder: Decoder) -> Iterator[tuple[str, int, ProgramKey, Segment]]
     for key in decoder.planned():
         segments = decoder.programs.segments(key)
         for segment in dict.fromkeys(segments):
-            yield artifact_key(key, segment), segments.count(segment), key, segment
+            yield artifact_key(key, segment, decoder.programs.cache.pages), segments.count(segment), key, segment
 
 
 def _facts(decoder: Decoder, modules: Iterator[tuple[int, HloModuleProto]], held: Mapping[str, int]) -> ModelFacts:

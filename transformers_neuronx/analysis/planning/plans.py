@@ -7,7 +7,7 @@ compiled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from transformers_neuronx.models.base import Model
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.absent import absent_runtime
 from transformers_neuronx.runtimes.base import Runtime
+from transformers_neuronx.serving.steps import TokensKey
 
 
 @dataclass(frozen=True)
@@ -157,9 +158,8 @@ class Planner:
         """Return the needs of each of `degree` devices, on this machine's CPU or on devices without kernels."""
         decoder, facts = self._written(degree, on_cpu)
         segments = decoder.programs.segments
-        token = _work(decoder, facts, lambda key: isinstance(key, StepKey) and key.active == 1)
-        reads: type[EncodeKey] | type[StepKey] = EncodeKey if self.options.buckets.sources else StepKey
-        prompt = _work(decoder, facts, lambda key: isinstance(key, reads) and getattr(key, "active", 0) != 1)
+        tokens, prompts = _steps(decoder)
+        token, prompt = _work(decoder, facts, tokens[-1:]), _work(decoder, facts, prompts[-1:])
         assert token is not None
         # Logits of all tokens of a prompt are computed on request only.
         heads = {
@@ -175,14 +175,27 @@ class Planner:
         """Write the programs, and return their decoder and facts."""
         options = replace(self.options, tp_degree=degree)
         runtime: Runtime = get_runtime(CPU, degree) if on_cpu else absent_runtime(degree)
-        decoder = self.model.engine(self.model.family, self.model.model_config, runtime, options)
+        decoder = self.model.decoder_on(runtime, options)
         return decoder, facts_of_model(decoder)
 
 
-def _work(decoder: Decoder, facts: ModelFacts, wanted: Callable[[ProgramKey], bool]) -> Work | None:
-    """Return the work of the selected programs of one step; None if there are none."""
-    segments = decoder.programs.segments
-    names = {program_name(key, segment) for key in decoder.planned() if wanted(key) for segment in segments(key)}
+def _steps(decoder: Decoder) -> tuple[list[ProgramKey], list[ProgramKey]]:
+    """Return the keys of steps of single tokens, and of those that read prompts, or sources; the largest come last."""
+    tokens, prompts, sources = list[ProgramKey](), list[ProgramKey](), list[ProgramKey]()
+    for key in decoder.planned():
+        match key:
+            case EncodeKey():
+                sources.append(key)
+            case StepKey():
+                (tokens if key.active == 1 else prompts).append(key)
+            case TokensKey():
+                (tokens if key.rounds else prompts).append(key)
+    return tokens, sources or prompts
+
+
+def _work(decoder: Decoder, facts: ModelFacts, keys: Sequence[ProgramKey]) -> Work | None:
+    """Return the work of the programs of one step; None if there are none."""
+    names = {program_name(key, segment) for key in keys for segment in decoder.programs.segments(key)}
     programs = [program for program in facts.programs if program.name in names]
     if not programs:
         return None
