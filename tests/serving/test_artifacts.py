@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from saves import fails_at, snapshot
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from transformers_neuronx import gpt2
+from transformers_neuronx import Engine, SamplingParams, gpt2
 from transformers_neuronx.config import Completed, NeuronConfig, QuantizationConfig
 from transformers_neuronx.engine.artifacts import open_artifact
 from transformers_neuronx.engine.manifest import sealed
@@ -240,6 +240,23 @@ def test_what_was_compiled_on_the_way_is_saved_and_what_is_missing_is_compiled(c
         loaded.reorder_cache([1, 0])
         assert SpeculativeGenerator(None, loaded, k=2).sample(prompts, 16, top_k=1).equal(guessed)
         assert set(compiled) == wanted
+
+
+def test_programs_of_an_engine_are_saved_too(checkpoint, tmp_path, monkeypatch):
+    def answer(model):
+        with Engine(model, rows=2, step_tokens=8) as engine:
+            params = SamplingParams(max_tokens=6, temperature=0, frequency_penalty=0.5, logprobs=1)
+            handle = engine.submit(IDS[0].tolist(), params)
+            return handle.result(), handle.logprobs
+
+    model = made(checkpoint)
+    wanted = answer(model)
+    model.save(tmp_path / "artifact")
+    loaded = made(checkpoint, tmp_path / "artifact")
+    compiled = []
+    monkeypatch.setattr(XlaRuntime, "compile", lambda self, module: compiled.append(module.name))
+    monkeypatch.setenv("NEURONX_CACHE", "off")
+    assert answer(loaded) == wanted and not compiled
 
 
 def test_what_was_loaded_can_be_saved(artifact, tmp_path, no_compiler):

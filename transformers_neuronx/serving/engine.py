@@ -18,7 +18,7 @@ from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.serving.calls import guesser_of
-from transformers_neuronx.serving.guesses import Guesser, ModelGuesser, PromptLookup, drafts_of
+from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser, PromptLookup, drafts_of
 from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.loop import Loop, Steps
@@ -221,7 +221,7 @@ def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVC
     return KVCache([pool(window) for window in windows], limits.rows, places)
 
 
-def _compile(tag: str, *parts: Steps | Guesser | None) -> None:
+def _compile(tag: str, *parts: Compiled | None) -> None:
     used = [part for part in parts if part]
     with bar(f"{tag}: programs of the engine", sum(part.programs for part in used)) as built:
         for part in used:

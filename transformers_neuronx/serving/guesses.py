@@ -22,8 +22,8 @@ from transformers_neuronx.serving.steps import ROUNDS, TOKEN, smallest
 Array = np.ndarray[Any, Any]
 
 
-class Guesser(Protocol):
-    """Makes draft tokens. It sees each step of the target, in order."""
+class Compiled(Protocol):
+    """What has programs."""
 
     @property
     def programs(self) -> int:
@@ -33,6 +33,10 @@ class Guesser(Protocol):
     def compile(self, progress: Progress) -> None:
         """Compile all programs. `progress` is called with the name of each."""
         ...
+
+
+class Guesser(Compiled, Protocol):
+    """Makes draft tokens. It sees each step of the target, in order."""
 
     def guess(self, works: Sequence[Work]) -> list[list[int]]:
         """Return draft tokens for each of these works: at most as many as it has room for."""

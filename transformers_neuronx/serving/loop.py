@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.layers.sampling import BROKEN
 from transformers_neuronx.serving.choices import Changes, Chosen
-from transformers_neuronx.serving.guesses import Guesser, with_guesses
+from transformers_neuronx.serving.guesses import Compiled, Guesser, with_guesses
 from transformers_neuronx.serving.kv_cache import Copy
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Scheduler, Work
 from transformers_neuronx.serving.sources import Sources
 
 
-class Steps(Protocol):
+class Steps(Compiled, Protocol):
     """Runs the steps of a model, over pages or over slots."""
 
     @property
@@ -32,15 +31,6 @@ class Steps(Protocol):
     @property
     def sources(self) -> Sources:
         """What an encoder has read for sequences."""
-        ...
-
-    @property
-    def programs(self) -> int:
-        """Number of programs that `compile` compiles."""
-        ...
-
-    def compile(self, progress: Progress) -> None:
-        """Compile all programs. `progress` is called with the name of each."""
         ...
 
     def longest_joined(self) -> int:

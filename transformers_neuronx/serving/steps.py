@@ -198,9 +198,10 @@ def step_module(programs: Programs, key: TokensKey) -> HloModuleProto:
     samples, joined; the tokens that the step before chose, s32[chosen]; if some sample, the tokens that each one's
     sequence has, pred[samples, vocab], where those that the step computes may be missing; the caches; the weights.
 
-    Results: the last token of each sample, and NOTHING after them, up to s32[chosen]; if there are `rounds`, all tokens,
-    s32[samples, ROUNDS], and NOTHING where there are fewer; logits f32[samples, 1, vocab] of the last round; the tokens
-    that sequences have, in place. If there are no `rounds`, the hidden states [tokens, 1, h]. The caches, in place.
+    Results: the last token of each sample, and NOTHING after them, up to s32[chosen]; if there are `rounds`, all
+    tokens, s32[samples, ROUNDS], and NOTHING where there are fewer; logits f32[samples, 1, vocab] of the last round;
+    the tokens that sequences have, in place. If there are no `rounds`, the hidden states [tokens, 1, h]. The caches, in
+    place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
