@@ -33,8 +33,8 @@ def main():
     began = time.perf_counter()
     for key in decoder.planned():
         start = time.perf_counter()
-        for segment in decoder.programs.segments(key):
-            decoder.programs.module(key, segment)
+        for segment in key.segments(decoder.programs):
+            key.written(decoder.programs, segment)
         print(f"{program_name(key, decoder.programs.whole)}: written in {time.perf_counter() - start:.2f} s")
     started = time.perf_counter()
     decoder.store.compile(decoder.planned())

@@ -86,7 +86,7 @@ def t5(dtype):
             "T5 large, encoding 128 tokens",
             Call(model, read),
             (ids(1, 128), ones(1, 128)),
-            lambda i, a: (family.encode(i, attention_mask=a), family.decoder.memory[0].numpy()),
+            lambda i, a: (family.encode(i, attention_mask=a), family.decoder.memory.arrays[0].numpy()),
         )
         family.forward(ids(1, 128))  # the tokens that it follows
         yield "… a token after 128", *a_token(model, dtype), lambda token, *_: family.forward(token, cache_ids=[128])

@@ -13,7 +13,6 @@ import torch
 from lines import family_lines
 
 from transformers_neuronx.compiler import compile_py_func
-from transformers_neuronx.engine.encoder_decoder import EncoderDecoder
 from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
@@ -114,5 +113,5 @@ def compiled_when_needed(monkeypatch):
 
     `families/test_planned.py` tests that calls compile nothing otherwise.
     """
-    for engine in (SlotDecoder, EncoderDecoder, PagedDecoder):
+    for engine in (SlotDecoder, PagedDecoder):
         monkeypatch.setattr(engine, "planned", lambda self: [])

@@ -26,11 +26,11 @@ INSIDE = {
         "reading", "quantization",
     ],
     "engine": [
-        "keys", "kv_cache", "loops", "family", "programs", "compile_cache", "loading", "store", "rules", "inputs",
-        "decoder", "feeding", "slots", "encoder_decoder", "profiling", "metrics", "manifest", "artifacts",
+        "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store", "encoding",
+        "rules", "inputs", "decoder", "feeding", "slots", "profiling", "metrics", "manifest", "artifacts",
     ],
     "serving": [
-        "text", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "sources", "paged",
+        "text", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "paged",
         "paged_slots", "slots", "guesses", "loop", "calls", "handles", "engine",
     ],
     "models": ["block_calls", "generation", "base", "methods", "sampling", "encoder_decoder"],

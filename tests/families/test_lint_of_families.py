@@ -6,8 +6,9 @@ from test_every_family import tiny
 
 from transformers_neuronx.compiler import check
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
-from transformers_neuronx.engine.encoder_decoder import EncoderDecoder, RedirectKey
-from transformers_neuronx.engine.keys import HeadKey, LayerwiseKey, StepKey, VerifyKey
+from transformers_neuronx.engine.encoding import RedirectKey
+from transformers_neuronx.engine.rectangles import HeadKey, LayerwiseKey, StepKey, VerifyKey
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.huggingface.auto import families, family_of
 from transformers_neuronx.neuron.form import neuron_form
 from transformers_neuronx.neuron.targets import TARGETS
@@ -30,13 +31,13 @@ def modules(family, **options):
     kind = family_of(family)
     model = kind(config, n_positions=[16], batch_size=2, context_length_estimate=[8], **options)
     runtime = absent_runtime(model.options.tp_degree, loops=False)
-    decoder = model.engine(kind.family, model.model_config, runtime, model.options)
+    decoder = SlotDecoder(kind.family, model.model_config, runtime, model.options)
     whats = [*decoder.planned(), StepKey(1, 8, 16), HeadKey(1, 8), LayerwiseKey(1, 8, 16), VerifyKey(3, 16)]
-    if isinstance(decoder, EncoderDecoder):
+    if kind.family.encoder:
         whats = [what for what in [*whats, RedirectKey()] if type(what) is not LayerwiseKey]
     for what in whats:
-        for piece in dict.fromkeys(decoder.programs.segments(what)):
-            yield decoder.programs.module(what, piece)
+        for piece in dict.fromkeys(what.segments(decoder.programs)):
+            yield what.written(decoder.programs, piece)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -20,8 +20,8 @@ from transformers_neuronx.config import (
     NeuronConfig,
     QuantizationConfig,
 )
-from transformers_neuronx.engine.keys import LoopKey, StepKey
 from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.engine.rectangles import LoopKey, StepKey
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.config import GPT2Config
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -310,5 +310,5 @@ def test_programs_widen_one_matrix_at_a_time(amp, quant_dtype, what):
     options = CompileOptions(Buckets((64,), (32,)), amp=amp, quant=quant)
     config = GPT2Config.from_hf(dict(model_type="gpt2", n_layer=6, n_embd=512, n_head=8, vocab_size=8192))
     programs = Programs(GPT2ForSampling.family, config, options, degree=1)
-    memory = get_runtime("cpu", 1).compile(programs.module(what, programs.whole)).memory()
+    memory = get_runtime("cpu", 1).compile(what.written(programs, programs.whole)).memory()
     assert memory.temporaries < 3 * 4 * 2048 * 512  # of 6 layers' 12 · 512², three of the largest in f32

@@ -15,7 +15,8 @@ from transformers_neuronx.config import (
     NeuronConfig,
     QuantizationConfig,
 )
-from transformers_neuronx.engine.encoder_decoder import RedirectKey
+from transformers_neuronx.engine.encoding import RedirectKey
+from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.runtimes.xla import XlaRuntime
@@ -202,8 +203,10 @@ def test_sources_one_after_the_other_in_the_same_slots(pair):
     """Nothing remains of a longer source, or of one that is not finite."""
     model, reference = pair
     decoder = model.decoder
-    decoder.memory = [decoder.runtime.put([np.full(a.shape, np.nan, np.float32)]) for a in decoder.memory[1:]]
-    decoder.memory.insert(0, decoder.runtime.put([np.full(4, 80, np.int32)]))
+    decoder.memory.arrays = [
+        decoder.runtime.put([np.full(a.shape, np.nan, np.float32)]) for a in decoder.memory.arrays[1:]
+    ]
+    decoder.memory.arrays.insert(0, decoder.runtime.put([np.full(4, 80, np.int32)]))
     for length in (70, 3, 40):
         sources = prompts(131, [length] * 4, seed=length)
         model.encode(sources)
@@ -316,10 +319,9 @@ def test_what_is_compiled_before_it_is_needed(pair):
     model, _ = pair
     names = [key.name for key in model.decoder.planned()]
     assert names[:2] == ["encode_rows4_tokens40", "encode_rows4_tokens80"]
-    kinds = ["step", "head", "step", "loop", "sample", "reorder", "redirect"]
-    assert [name.partition("_")[0] for name in names[2:]] == kinds
-    [width] = model.decoder.programs.widths(1)
-    assert {f"step_rows4_active24_width{width}", f"step_rows4_active1_width{width}"} <= set(names)
+    kinds = [name.partition("_")[0] for name in names[2:]]
+    assert list(dict.fromkeys(kinds)) == ["step", "head", "copy", "sample", "redirect"]
+    assert {"step_tokens1_sequences1_samples1", "step_tokens24_sequences4_samples4"} <= set(names)
 
 
 def test_beams_of_one_source_leave_the_memory_where_it_is(pair):
@@ -329,14 +331,29 @@ def test_beams_of_one_source_leave_the_memory_where_it_is(pair):
     run = model.decoder.reorder
 
     def watched(source):
-        held.append(model.decoder.memory)
+        held.append(model.decoder.memory.arrays)
         run(source)
-        assert model.decoder.memory is held[-1]
+        assert model.decoder.memory.arrays is held[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.decoder, "reorder", watched)
         adapter.generate(torch.tensor(prompts(131, [12, 12])), num_beams=2, max_length=8)
     assert held and any(isinstance(what, RedirectKey) for what in model.decoder.store._built)
+
+
+def test_slots_instead_of_pages(saved):
+    """Programs of a part of the layers have slots."""
+    reference, directory = saved(tie_word_embeddings=False)
+    model = made(directory, batch_size=4, prompt_batch_size=2, unroll=1)
+    assert isinstance(model.decoder, SlotDecoder)
+    ids, mask = padded(prompts(131, [30, 17]), "right")
+    options = dict(attention_mask=mask, max_length=16, eos_token_id=None)
+    want = reference.generate(ids, do_sample=False, **options)
+    assert torch.equal(model.sample(ids, 16, attention_mask=mask, top_k=1, eos_token_override=-1), want.repeat(2, 1))
+    want = reference.generate(ids, num_beams=2, **options)
+    assert torch.equal(
+        HuggingFaceGenerationModelAdapter(reference.config, model).generate(ids, num_beams=2, **options), want
+    )
 
 
 def test_the_profile_has_the_encoder(pair):
@@ -347,7 +364,8 @@ def test_what_is_broken_does_not_stay(pair):
     model, reference = pair
     decoder, ids, first = model.decoder, prompts(131, [9] * 4), [[0]] * 4
     model.encode(ids)
-    decoder.memory[1] = decoder.runtime.put([np.full(decoder.memory[1].shape, np.nan, np.float32)])
+    arrays = decoder.memory.arrays
+    arrays[1] = decoder.runtime.put([np.full(arrays[1].shape, np.nan, np.float32)])
     assert model.forward(first).isnan().all()
     model.encode(ids)
     want = torch.stack([logits[-1] for logits in expected(reference, ids, first)])

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from transformers_neuronx.cli import app
 from transformers_neuronx.config import ContinuousBatchingConfig, NeuronConfig, QuantizationConfig
-from transformers_neuronx.engine.keys import SampleKey, StepKey
+from transformers_neuronx.engine.rectangles import SampleKey, StepKey
 from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.gpt2.model import GPT2ForSampling

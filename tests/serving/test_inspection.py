@@ -14,7 +14,8 @@ from transformers_neuronx import hlo
 from transformers_neuronx.analysis.inspection import facts_of, facts_of_artifact, facts_of_model, hlo_text, page
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
-from transformers_neuronx.engine.keys import HeadKey, LoopKey, Segment, StepKey
+from transformers_neuronx.engine.keys import Segment
+from transformers_neuronx.engine.rectangles import HeadKey, LoopKey, StepKey
 from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -202,11 +203,11 @@ def test_arrays_are_there_from_first_to_last_use():
 @pytest.mark.parametrize("cls_config", [(GPT2ForSampling, GPT2), (LlamaForSampling, LLAMA)], ids=["gpt2", "llama"])
 def test_products_of_linear_layers(cls_config, tokens, amp):
     engine, paged = slots(*cls_config, amp=amp), decoder(*cls_config, amp=amp)
-    facts = facts_of(engine.programs.module(StepKey(1, tokens, 64), engine.programs.whole))
+    facts = facts_of(StepKey(1, tokens, 64).written(engine.programs, engine.programs.whole))
     matrices = [row for row in facts_of_model(engine).weights if len(row.whole) == 2 and row.name.endswith(".weight")]
     head = sum(np.prod(row.whole) for row in matrices if row.layers == 1)  # computed for the last token alone
     layers = sum(np.prod(row.whole) * row.layers for row in matrices) - head
-    of_pages = facts_of(paged.programs.module(TokensKey(tokens, 1, 1, 1, 0), paged.programs.whole))
+    of_pages = facts_of(TokensKey(tokens, 1, 1, 1, 0).written(paged.programs, paged.programs.whole))
     for each in (facts, of_pages):
         assert by_name(each.ops)["linear"].products == 2 * (layers * tokens + head)
     of_all = facts_of(engine.programs.module(HeadKey(1, tokens), Segment(False, (), True)))
@@ -236,7 +237,8 @@ def test_weights_are_what_is_held(degree):
 
 def test_a_token_reads_its_weights_once_and_the_cache_as_far_as_it_looks():
     engine, paged = (make(LlamaForSampling, LLAMA, n_positions=[32, 64]) for make in (slots, decoder))
-    wide, narrow = (facts_of(engine.programs.module(StepKey(1, 1, width), engine.programs.whole)) for width in (64, 32))
+    keys = [StepKey(1, 1, width) for width in (64, 32)]
+    wide, narrow = (facts_of(key.written(engine.programs, engine.programs.whole)) for key in keys)
     linear, attention = (by_name(narrow.ops)[name] for name in ("linear", "attention"))
     h, inner, kv = 64, 172, 16
     matrices = 3 * (2 * h * h + 2 * h * kv + 3 * h * inner) + 301 * h
@@ -246,7 +248,7 @@ def test_a_token_reads_its_weights_once_and_the_cache_as_far_as_it_looks():
     assert by_name(wide.ops)["attention"].read - attention.read == 32 * of_cache
     assert attention.written == 3 * h * 4 + of_cache
     assert (by_name(wide.ops)["linear"], narrow.held) == (linear, wide.held)
-    of_pages = by_name(facts_of(paged.programs.module(TokensKey(1, 1, 1, 1, 0), paged.programs.whole)).ops)
+    of_pages = by_name(facts_of(TokensKey(1, 1, 1, 1, 0).written(paged.programs, paged.programs.whole)).ops)
     assert 0 <= of_pages["paged_attention"].read - by_name(wide.ops)["attention"].read < of_cache
     assert of_pages["paged_attention"].written == attention.written
 
@@ -300,7 +302,7 @@ def test_memory_is_what_the_compiler_takes(cls_config, amp):
     ]
     pairs = [(engine, what, limits) for engine, some in zip(made, bounds, strict=True) for what, limits in some.items()]
     for engine, what, (least, most) in pairs:
-        module = engine.programs.module(what, engine.programs.whole)
+        module = what.written(engine.programs, engine.programs.whole)
         facts, memory = facts_of(module), engine.runtime.compile(module).memory()
         assert sum(facts.held.values()) == memory.arguments
         assert sum(output.bytes for output in facts.outputs if output.takes) == memory.aliased

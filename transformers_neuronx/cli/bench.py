@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from transformers_neuronx.cli import options as o
-from transformers_neuronx.cli.engines import answers, open_for_engine
+from transformers_neuronx.cli.engines import open_for_engine
 from transformers_neuronx.cli.load import measured_load
 from transformers_neuronx.cli.text import complete, room
 from transformers_neuronx.errors import ConfigError, TransformersNeuronxError
@@ -89,7 +89,7 @@ def bench(
         _check_plot(plot)  # fail before minutes of compiling
     sizes, results = source.fitting(max(prompt), max(new)), list[dict[str, Any]]()
     if requests is not None:
-        at_once = _checked(source, requests, concurrency, batch_size, rounds)
+        at_once = _checked(requests, concurrency, batch_size, rounds)
         opened = _fitting(open_for_engine(source, how, max(at_once), sizes), prompt, new)
         results += list(measured_load(opened, requests, at_once, prompt, new))
     elif concurrency:
@@ -104,11 +104,9 @@ def bench(
 
 
 def _checked(
-    source: o.Source, requests: int, concurrency: list[int] | None, batch_size: list[int] | None, rounds: int | None
+    requests: int, concurrency: list[int] | None, batch_size: list[int] | None, rounds: int | None
 ) -> list[int]:
     """Return the numbers of requests at once. Raises ConfigError for options that do not go with --requests."""
-    if not answers(source):
-        raise ConfigError(f"--requests needs an engine, which {source.path} cannot have, as it has an encoder: omit it")
     if batch_size or rounds:
         given = f"--batch-size {batch_size[0]}" if batch_size else f"--rounds {rounds}"
         raise ConfigError(f"{given} does not go with --requests: --concurrency sets how many run at once")

@@ -18,7 +18,6 @@ from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.text import encodable
 from transformers_neuronx.config import QuantizationConfig
 from transformers_neuronx.errors import CheckpointError, ConfigError, InputError
-from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.support.files import explain
@@ -93,7 +92,7 @@ def check(
 
 
 def _refuse(source: o.Source, other: Other) -> None:
-    if issubclass(source.cls, EncoderDecoderForSampling):
+    if source.cls.family.encoder:
         raise CheckpointError("check needs a model without an encoder")
     if source.is_artifact and other.hf and other.path is None:
         wanted = "add --against PATH with its checkpoint or another model"

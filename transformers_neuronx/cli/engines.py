@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.errors import EngineError
-from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.serving.engine import Engine
@@ -30,24 +29,17 @@ def open_for_engine(source: o.Source, how: o.How, rows: int | None, sizes: dict[
     """Open a model that answers up to `rows` requests at once, by default ROWS or SLOTS; it is not on a device yet.
 
     Over pages it needs no slots of its own. Otherwise it has one for each request, and programs take one prompt at a
-    time, as prompts seldom come together. A model with an encoder, which engines refuse, has batches of `rows`.
+    time, as prompts seldom come together.
     """
-    if answers(source) and has_pages(source.open(how, without_weights=True, **sizes)):
+    if has_pages(source.open(how, without_weights=True, **sizes)):
         return source.open(how, **sizes, **where)
-    if answers(source) and not source.is_artifact:
+    if not source.is_artifact:
         sizes = sizes | dict(batch_size=rows or SLOTS, prompt_batch_size=1)
     return source.open(how, **dict(batch_size=rows) | sizes, **where)
 
 
-def answers(source: o.Source) -> bool:
-    """Whether engines take the model."""
-    return not issubclass(source.cls, EncoderDecoderForSampling)
-
-
 def has_pages(model: ForSampling) -> bool:
     """Whether an engine of a model that may be on no device yet has a cache in pages, and programs of its own."""
-    if isinstance(model, EncoderDecoderForSampling):
-        return False
     runtime = get_runtime(model.switches.runtime, model.options.tp_degree, device=False)
     return model.decoder_on(runtime).programs.reads_pages
 

@@ -14,7 +14,6 @@ import typer
 from transformers_neuronx.cli import options as o, sampling as s
 from transformers_neuronx.cli.text import complete, encodable, room
 from transformers_neuronx.errors import CheckpointError, ConfigError, InputError, TransformersNeuronxError
-from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 
 DRAWN = 50  # top-k, unless the checkpoint sets one
@@ -114,7 +113,7 @@ class Writer:
         if not 1 <= len(ids) <= takes:
             raise InputError(f"the prompt must have 1 to {takes} tokens, got {len(ids)}")
         self.start()
-        reads = isinstance(self.model, EncoderDecoderForSampling)
+        reads = self.model.family.encoder is not None
         longest = self.model.options.buckets.longest
         count = min(self.count, longest - (1 if reads else len(ids)))
         if count < self.count:

@@ -88,8 +88,8 @@ def _linted(
     runtime = absent_runtime(model.options.tp_degree, loops=False)
     decoder = model.decoder_on(runtime)
     for planned in decoder.planned():
-        for segment in dict.fromkeys(decoder.programs.segments(planned)):
-            yield program_name(planned, segment), check(neuron_form(decoder.programs.module(planned, segment)), target)
+        for segment in dict.fromkeys(planned.segments(decoder.programs)):
+            yield program_name(planned, segment), check(neuron_form(planned.written(decoder.programs, segment)), target)
 
 
 def _text(program: str, found: list[Finding]) -> Iterator[str]:

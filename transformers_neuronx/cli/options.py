@@ -15,7 +15,6 @@ from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.engine.artifacts import holds_artifact, open_artifact
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.huggingface.auto import class_of
-from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.runtimes import RUNTIMES
 from transformers_neuronx.support.files import explain, read_json
@@ -188,7 +187,7 @@ class Source:
             return dict(n_positions=asked)
         if self.is_artifact:
             return {}
-        if issubclass(self.cls, EncoderDecoderForSampling):
+        if self.cls.family.encoder:
             return dict(n_positions=_power(1 + new), context_length_estimate=_power(prompt))
         trained = self.config.n_positions
         return dict(n_positions=min(_power(prompt + new), trained or 2**30))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -15,9 +15,8 @@ from transformers_neuronx.cli import options as o, sampling as s
 from transformers_neuronx.cli.engines import Ask, engine_for_job, has_pages, in_order, open_for_engine
 from transformers_neuronx.cli.prompts import Place, Prompt, printable, read_prompts
 from transformers_neuronx.cli.results import Results
-from transformers_neuronx.cli.text import complete, room
+from transformers_neuronx.cli.text import room
 from transformers_neuronx.errors import CheckpointError, ConfigError, EngineError
-from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.serving.request import SamplingParams
@@ -161,7 +160,7 @@ class Job:
         missing = [prompt for prompt in self.prompts if prompt.place not in results.done]
         if any(prompt.error is None for prompt in missing):
             model.to_neuron(ahead=not has_pages(model))
-            way = self._in_groups if isinstance(model, EncoderDecoderForSampling) else self._by_engine
+            way = self._by_engine
         else:
             way = self._without_model
         shown = bar("prompts", len(self.prompts), len(self.prompts) - len(missing))
@@ -187,30 +186,6 @@ class Job:
             requests = ((prompt, asked(prompt)) for prompt in missing)
             for prompt, handle in in_order(engine, requests, engine.scheduler.limits.waiting):
                 yield self._record(prompt, most, _tokens(prompt, handle))
-
-    def _in_groups(self, model: ForSampling, missing: list[Prompt], rules: dict[str, Any]) -> Records:
-        """Complete batches of prompts. They are always the same, so that results are, too."""
-        most, wanted = room(model, self.count), {prompt.place for prompt in missing}
-        for first, group in self._groups(model.options.batch_size):
-            left = [prompt for prompt in group if prompt.place in wanted]
-            made = dict[Place, list[int]]()
-            if any(prompt.error is None for prompt in left):
-                good = {number: prompt for number, prompt in enumerate(group, first) if prompt.error is None}
-                seeds = [rules["seed"] + number for number in good]
-                rows = [self._fed(prompt, most) for prompt in good.values()]
-                new = complete(model, rows, self.count, **rules | dict(seed=seeds))
-                made = {prompt.place: ids for prompt, ids in zip(good.values(), new, strict=True)}
-            yield from (self._record(prompt, most, made.get(prompt.place, [])) for prompt in left)
-
-    def _groups(self, size: int) -> Iterator[tuple[int, list[Prompt]]]:
-        """Yield batches of `size` prompts, in order, each with the bad lines between them, and its place."""
-        first, group = 0, list[Prompt]()
-        for place, prompt in enumerate(self.prompts):
-            if sum(each.error is None for each in group) == size:
-                yield first, group
-                first, group = place, []
-            group.append(prompt)
-        yield first, group
 
     def _record(self, prompt: Prompt, most: int = 0, ids: Sequence[int] = ()) -> dict[str, Any]:
         """Return the result of a prompt, cut to `most` tokens and continued with `ids`; or a bad one's error."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from transformers_neuronx.errors import InputError
-from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 
 
@@ -27,7 +26,7 @@ def complete(model: ForSampling, rows: Sequence[Sequence[int]], count: int, **op
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    begun = 1 if isinstance(model, EncoderDecoderForSampling) else width
+    begun = 1 if model.family.encoder else width
     made = model.sample(ids, begun + count, attention_mask=mask, **options)[:, begun:]
     return [until_end(row, model.eos_token_ids) for row in made.tolist()]
 

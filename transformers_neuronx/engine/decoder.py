@@ -16,12 +16,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.engine.encoding import SourceMemory
 from transformers_neuronx.engine.family import DecoderConfig, Family
 from transformers_neuronx.engine.inputs import Rows
-from transformers_neuronx.engine.keys import ProgramKey, SampleKey
+from transformers_neuronx.engine.keys import ProgramKey
+from transformers_neuronx.engine.kv_cache import Given
 from transformers_neuronx.engine.loading import Progress, put_all
 from transformers_neuronx.engine.loops import SAMPLE
 from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.engine.rectangles import SampleKey
 from transformers_neuronx.engine.store import Built, ProgramStore
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers import frequencies_in_checkpoints
@@ -62,6 +65,7 @@ class Decoder(ABC):
         self.version = 0  # changes whenever a sequence does
         self.seen: list[DeviceTensor] = []  # once needed, one: the tokens that each slot's sequence has
         self.store = ProgramStore(runtime, self.programs, options.workers)
+        self.memory = SourceMemory(runtime, self.store, self.weights, options.prompt_batch_size)
         self.load_seconds = 0.0
 
     def __del__(self) -> None:
@@ -82,7 +86,7 @@ class Decoder(ABC):
     def take(self, weights: Iterable[Sharded], progress: Progress = lambda done: None) -> None:
         """Load weights onto the devices and reset all sequences. `progress` is called with each weight's name."""
         began = perf_counter()
-        self.weights = put_all(self.runtime, weights, progress)
+        self.weights.update(put_all(self.runtime, weights, progress))
         self._operands.clear()
         self.load_seconds += perf_counter() - began
         self.reset()
@@ -103,10 +107,10 @@ class Decoder(ABC):
         """Return the keys of the programs that verify up to so many draft tokens of each row."""
 
     @abstractmethod
-    def given(self, slot: int, start: int, end: int) -> list[list[int]]:
+    def given(self, slot: int, start: int, end: int) -> Given:
         """Let a request have the sequence of a slot, and continue it from position `start` on, up to `end`.
 
-        Returns tables of its pages. Raises InputError for a gap.
+        Raises InputError for a gap, and for a slot without a source if there is an encoder.
         """
 
     @abstractmethod
@@ -146,8 +150,9 @@ class Decoder(ABC):
             self.reorder(np.tile(np.arange(prompts), repeats))
 
     def reset(self) -> None:
-        """Forget all sequences: fill the caches with zeros."""
+        """Forget all sequences and sources: fill the caches with zeros."""
         self.seen, self.version = [], self.version + 1
+        self.memory.reset()
         self.caches[:] = [self.runtime.put([zeros]) for zeros in self.programs.cache.zeros()]
 
     def note(self, seen: Array) -> None:
@@ -194,20 +199,32 @@ class Decoder(ABC):
             first = layers.stop
         return [operands[1], *own[1:]]
 
-    def operands(self, layers: range, shared: bool = True) -> list[DeviceTensor]:
-        """Return the weights outside the layers, then those of `layers`, in the order of a program's parameters."""
+    def encode(self, tokens: Sequence[Array], slots: Array) -> None:
+        """Encode sources, s32[·] each. From now on these slots attend to them."""
+        with self.guarded():
+            self.memory.encode(tokens, slots)
+
+    def redirect(self, source: Array) -> None:
+        """Let slot `i` attend to the source of slot `source[i]` from now on. s32[slots]"""
+        with self.guarded():
+            self.memory.redirect(source)
+
+    def operands(self, layers: range, shared: bool = True, memory: SourceMemory | None = None) -> list[DeviceTensor]:
+        """Return the weights outside the layers, then those of `layers`, in the order of a program's parameters, and
+        their memory: this one, or else the decoder's own.
+        """
         if (layers, shared) not in self._operands:
             programs = self.programs
             outside = [self.weights[None, row.name] for row in (programs.shared_table if shared else [])]
             named = ((layer, row.name) for layer in layers for row in programs.rows_of(programs.layers[layer]))
             self._operands[layers, shared] = [*outside, *(self.weights[key] for key in named)]
-        return self._operands[layers, shared]
+        return self._operands[layers, shared] + (memory or self.memory).operands(layers)
 
     @property
     def memory_use(self) -> MemoryUse:
         """Bytes of weights and caches on the devices, and the largest temporaries of the programs built so far."""
         weights = {id(tensor): tensor.nbytes for tensor in self.weights.values()}
-        caches = sum(cache.nbytes for cache in self.caches)
+        caches = sum(cache.nbytes for cache in self.caches) + self.memory.nbytes
         return MemoryUse(sum(weights.values()), caches, self.store.temporaries * self.runtime.device_count)
 
     @contextmanager

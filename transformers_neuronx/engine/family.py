@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
+from transformers_neuronx.layers.memory import Memory
 from transformers_neuronx.layers.state import State
+from transformers_neuronx.layers.step import Cache, Step
+from transformers_neuronx.pyhlo import Tensor
+from transformers_neuronx.weights.rows import Weight
 from transformers_neuronx.weights.splits import Heads
+
+# Names of rows of a weight table begin so: the encoder outside its layers, its layers, and what each layer of the
+# decoder makes its memory with. Only the programs of the encoder have these.
+WHOLE_ENCODER, ENCODER_LAYER, TO_MEMORY = "source.", "encoder.", ("cross.k.", "cross.v.")
+ENCODER_ONLY = (WHOLE_ENCODER, ENCODER_LAYER, *TO_MEMORY)
 
 
 class DecoderConfig(Protocol):
@@ -31,19 +39,88 @@ class DecoderConfig(Protocol):
     def eos_token_id(self) -> int | list[int] | None: ...
 
 
+class EncoderDecoderConfig(DecoderConfig, Protocol):
+    """Attributes that the engine also reads if the family has an encoder."""
+
+    @property
+    def encoder_layers(self) -> int: ...
+    @property
+    def decoder_start_token_id(self) -> int: ...
+
+
+class Table(Protocol):
+    """A module with a family's weight table. PREFIX begins the names in checkpoints that have a head."""
+
+    __name__: str
+    PREFIX: str
+
+    def table(self, config: Any, /) -> list[Weight]:
+        """Return the rows of the table."""
+        ...
+
+    def ignored(self, config: Any, /) -> list[str]:
+        """Return patterns of names in checkpoints that no row has and that mean nothing."""
+        ...
+
+
+class Graph(Protocol):
+    """A module with the forward pass of a family's decoder. `w` are the weights of a part, by name."""
+
+    __name__: str
+
+    def embed(self, config: Any, w: Any, step: Step, /) -> Tensor:
+        """Return the hidden states of a step. [b, n, h]"""
+        ...
+
+    @property
+    def layer(self) -> Callable[..., tuple[Tensor, Cache]]:
+        """`layer(config, w, x, cache, step)` returns the hidden states [b, n, h] after a layer, and its new cache.
+
+        Further arguments are what `Family.prepare` returned, and the kind of the layer, if the family has them.
+        """
+        ...
+
+    def head(self, config: Any, w: Any, x: Tensor, /) -> Tensor:
+        """Return the logits f32[b, n, vocab] after hidden states [b, n, h]."""
+        ...
+
+
+class EncoderGraph(Protocol):
+    """A module with the forward pass of a family's encoder."""
+
+    def embed_source(self, config: Any, w: Any, ids: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Return the hidden states [b, m, h] of sources s32[b, m], and what all layers of the encoder share."""
+        ...
+
+    def encoder_layer(self, config: Any, w: Any, x: Tensor, lengths: Tensor, shared: Tensor, /) -> Tensor:
+        """Return the hidden states [b, m, h] after a layer, for sources of these lengths, s32[b]."""
+        ...
+
+    def encoded(self, config: Any, w: Any, x: Tensor, /) -> Tensor:
+        """Return what the encoder returns, [b, m, h], given the hidden states after its last layer."""
+        ...
+
+    def memory(self, config: Any, w: Any, x: Tensor, lengths: Tensor, /) -> Memory:
+        """Return what a layer of the decoder attends to, given what the encoder returns."""
+        ...
+
+
 @dataclass(frozen=True)
 class Family:
     """A kind of decoder: how to read its configuration, and the modules with its weight table and its graph.
 
-    `weights` has `table(config)`, `ignored(config)` and PREFIX. `graph` has `embed`, `layer` and `head`, and also
-    `prepare` if layers share something that depends on the positions alone. If layers differ, the configuration has
-    `layer_kinds`, rows of the table may name the kinds that have them, and `layer` gets the kind as its last argument.
-    `folder` is the family's, if its graph is in another. Without `pages`, its attention reads caches in slots only.
+    `prepare` computes what layers share, if that depends on the positions alone. If layers differ, the configuration
+    has `layer_kinds`, and rows of the table may name the kinds that have them. With an `encoder`, each sequence attends
+    to a source: layers of the decoder get `w.memory`, the `Memory` of all slots, and the configuration is an
+    `EncoderDecoderConfig`. `folder` is the family's, if its graph is in another. Without `pages`, its attention reads
+    caches in slots only.
     """
 
     read_config: Callable[[Any], DecoderConfig]
-    weights: ModuleType
-    graph: ModuleType
+    weights: Table
+    graph: Graph
+    prepare: Callable[[Any, Step], Any] | None = None
+    encoder: EncoderGraph | None = None
     folder: str | None = None
     pages: bool = True
 

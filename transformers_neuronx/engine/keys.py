@@ -1,11 +1,11 @@
-"""The keys of compiled programs: what each does, and the sizes that it is compiled for."""
+"""Keys of compiled programs: what each does, and the sizes that it is compiled for. A key writes its program."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar, NamedTuple
 
+from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.pyhlo import HloModuleProto
 
 
@@ -13,6 +13,7 @@ class ProgramKey:
     """Key of a compiled program: its `kind`, and the sizes it is compiled for as fields."""
 
     kind: ClassVar[str]
+    divides: ClassVar[bool] = False  # whether it may be several programs, of a part of the layers each
     layerwise: ClassVar[bool] = False  # one program per layer, so that states between layers can be read and replaced
 
     @property
@@ -21,68 +22,21 @@ class ProgramKey:
         return "_".join([self.kind, *(f"{name}{value}" for name, value in vars(self).items())])
 
     def written(self, programs: Any, segment: Segment) -> HloModuleProto:
-        """Write a part of the program with a model's `programs`, for keys that these do not know."""
-        raise TypeError(f"no model of this kind has a program {self.name}")
+        """Write a part of the program, given what all `Programs` of the model have in common."""
+        raise NotImplementedError(f"the program {self.name} is not written from a key")
 
+    def layers_each(self, options: CompileOptions) -> int | None:
+        """Return how many layers each program has; None for all."""
+        return None
 
-@dataclass(frozen=True)
-class StepKey(ProgramKey):
-    """A step, which returns logits of each row's last token: rows, active tokens per row, positions to attend to."""
-
-    kind = "step"
-    rows: int
-    active: int
-    width: int
-
-
-@dataclass(frozen=True)
-class LayerwiseKey(StepKey):
-    """A step with one program per layer."""
-
-    kind = "layerwise"
-    layerwise = True
-
-
-@dataclass(frozen=True)
-class HeadKey(ProgramKey):
-    """Logits of all tokens of a step, from the hidden states that the step returned: rows, active tokens per row."""
-
-    kind = "head"
-    rows: int
-    active: int
-
-
-@dataclass(frozen=True)
-class LoopKey(ProgramKey):
-    """A loop over tokens on the device: positions to attend to, and the most tokens it generates."""
-
-    kind = "loop"
-    width: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class VerifyKey(ProgramKey):
-    """A step that samples after each of its tokens: active tokens, positions to attend to."""
-
-    kind = "verify"
-    active: int
-    width: int
-
-
-@dataclass(frozen=True)
-class SampleKey(ProgramKey):
-    """Sampling alone, from the logits of this many rows."""
-
-    kind = "sample"
-    rows: int
-
-
-@dataclass(frozen=True)
-class ReorderKey(ProgramKey):
-    """Moving caches between slots."""
-
-    kind = "reorder"
+    def segments(self, programs: Any) -> list[Segment]:
+        """Split the program into parts that run in order: groups of layers between embedding and head."""
+        layers = programs.layers
+        each = 1 if self.layerwise else self.layers_each(programs.options) or len(layers)
+        if each >= len(layers) and not self.layerwise:
+            return [programs.whole]
+        groups = [layers[first : first + each] for first in range(0, len(layers), each)]
+        return [Segment(True, (), False), *(Segment(False, group, False) for group in groups), Segment(False, (), True)]
 
 
 class Segment(NamedTuple):
@@ -97,8 +51,7 @@ def program_name(key: ProgramKey, segment: Segment) -> str:
     """Return a program's readable name: that of its key, and of the segment if a step is several programs."""
     parts = ["embed"] * segment.embed + [f"layers{len(segment.layers)}"] * bool(segment.layers)
     parts += ["head"] * segment.head
-    split = isinstance(key, StepKey) and len(parts) == 1
-    return "_".join([key.name, *(parts if split else [])])
+    return "_".join([key.name, *(parts if key.divides and len(parts) == 1 else [])])
 
 
 def artifact_key(key: ProgramKey, segment: Segment, pages: str = "") -> str:

@@ -1,7 +1,8 @@
 """The arrays of a model's cache on one device: their sizes, their order as parameters, and how devices divide them.
 
 A kind of layer keeps keys and values by position, or states, or both. An array by position has a place for each
-position of a sequence, or of a page. A state has one place for a sequence, and each step replaces it.
+position of a sequence, or of a page. A state has one place for a sequence, and each step replaces it. So has what an
+encoder has read for a sequence: its memory, which steps only read.
 """
 
 from __future__ import annotations
@@ -88,15 +89,48 @@ class LayerCache:
 
 
 @dataclass(frozen=True)
+class MemoryLayout:
+    """The memory of sources on each device: in each of `places`, for each layer, keys and values of so many positions.
+
+    A device has so many `heads`, of the type `dtype`.
+    """
+
+    places: int
+    positions: int
+    heads: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the keys, or values, of a layer."""
+        return self.places, self.positions, self.heads, self.head_dim
+
+    def declare(self, parameters: hlo.Parameters, layers: int) -> list[Tensor]:
+        """Declare the lengths s32[places], then keys and values of each layer, [places, positions, heads, d]."""
+        lengths = parameters.add(dtype_named("s32")[self.places], "memory.lengths")
+        sizes = dtype_named(self.dtype)[self.sizes]
+        names = [f"memory.{layer}.{name}" for layer in range(layers) for name in ("keys", "values")]
+        return [lengths, *(parameters.add(sizes, name) for name in names)]
+
+    def zeros(self, layers: int) -> Iterator[np.ndarray[Any, Any]]:
+        """Yield the values of the memory of no source, in the same order."""
+        yield np.zeros(self.places, np.int32)
+        array = np.zeros(self.sizes, element_type(self.dtype).numpy)
+        for _ in range(2 * layers):
+            yield array
+
+
+@dataclass(frozen=True)
 class CacheLayout:
     """The caches of a model's layers, given the kind of each layer, and the cache of each kind.
 
-    `sources` says whether each sequence has a place for what an encoder has read, too. Sequences have `places`.
+    If an encoder reads sources, sequences have places in their `memory`, too. There are so many `places`.
     """
 
     layers: tuple[str, ...]
     kinds: Mapping[str, LayerCache]
-    sources: bool = False
+    memory: MemoryLayout | None = None
     places: int = 0
     pages: str = ""  # "64x128x1", if there are any: their size, their numbers for each window, and the places
 
@@ -117,7 +151,7 @@ class CacheLayout:
     @property
     def has_places(self) -> bool:
         """Whether sequences have more than pages."""
-        return self.has_states or self.sources
+        return self.has_states or self.memory is not None
 
     def paged(self, page: int, counts: Mapping[int | None, int], places: int) -> CacheLayout:
         """Return the layout with pages of `page` positions instead of slots: so many for layers with each window."""
@@ -127,8 +161,9 @@ class CacheLayout:
             return replace(cache, slots=pages, positions=page, by_position=False, places=places)
 
         kinds = {kind: paged(cache) for kind, cache in self.kinds.items()}
+        memory = self.memory and replace(self.memory, places=places)
         numbers = [*counts.values(), places]
-        return replace(self, kinds=kinds, places=places, pages="x".join(map(str, [page, *numbers])))
+        return replace(self, kinds=kinds, memory=memory, places=places, pages="x".join(map(str, [page, *numbers])))
 
     def declare(self, parameters: hlo.Parameters, layers: Sequence[str]) -> list[Cache]:
         """Declare the caches of layers of these kinds as parameters."""
@@ -163,6 +198,13 @@ class CacheLayout:
         """Return where the arrays of these layers are among those of all."""
         counts = [len(cache.arrays) for cache in self.of_layers]
         return slice(sum(counts[: layers.start]), sum(counts[: layers.stop]))
+
+
+class Given(NamedTuple):
+    """What a request has of the cache from the beginning: tables of pages, and places."""
+
+    tables: list[list[int]]
+    places: list[int]
 
 
 def flattened(caches: Sequence[Cache]) -> list[Tensor]:

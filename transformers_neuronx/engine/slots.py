@@ -10,14 +10,16 @@ import numpy as np
 
 from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.engine.decoder import Array, Decoder, gap
+from transformers_neuronx.engine.encoding import RedirectKey
 from transformers_neuronx.engine.family import DecoderConfig, Family
 from transformers_neuronx.engine.feeding import StepInputs, operands, windows
 from transformers_neuronx.engine.inputs import Rows
-from transformers_neuronx.engine.keys import (
+from transformers_neuronx.engine.keys import ProgramKey
+from transformers_neuronx.engine.kv_cache import Given
+from transformers_neuronx.engine.rectangles import (
     HeadKey,
     LayerwiseKey,
     LoopKey,
-    ProgramKey,
     ReorderKey,
     SampleKey,
     StepKey,
@@ -48,21 +50,24 @@ class SlotDecoder(Decoder):
 
     def planned(self) -> list[ProgramKey]:
         """Return the keys of the programs that calls need: prefill in each context bucket, logits of all prompt tokens,
-        single-token steps, the token loop, sampling, and reordering of slots (beams, prompts that serve several rows).
+        single-token steps, the token loop, sampling, reordering of slots (beams, prompts that serve several rows), and
+        the encoder for each source size, if there is one.
         """
         prompts, context, widths = self.options.prompt_batch_size, self.options.buckets.context, self.programs.widths
         steps = [StepKey(prompts, n, width) for n in context for width in widths(n)]
         tokens = [StepKey(self.slots, 1, width) for width in widths(1)]
         loops = [LoopKey(width, self.options.chunk) for width in widths(1)] if self.loops else []
         sampling = [SampleKey(rows) for rows in sorted({prompts if context else self.slots, self.slots})]
-        return [*steps, *(HeadKey(prompts, n) for n in context), *tokens, *loops, *sampling, ReorderKey()]
+        heads = [HeadKey(prompts, n) for n in context]
+        moves = [ReorderKey(), *[RedirectKey()] * bool(self.memory.layout)]
+        return [*self.memory.keys(), *steps, *heads, *tokens, *loops, *sampling, *moves]
 
     def verifying(self, guesses: int) -> list[ProgramKey]:
         return [VerifyKey(1 + guesses, width) for width in self.programs.widths(1) if width > guesses]
 
-    def given(self, slot: int, start: int, end: int) -> list[list[int]]:
+    def given(self, slot: int, start: int, end: int) -> Given:
         """Return a table of one page: a slot is one."""
-        return [[slot + 1]]
+        return Given([[slot + 1]], [])
 
     def leave(self, slot: int, end: int) -> None:
         """Do nothing: what was fed was noted."""
@@ -130,9 +135,14 @@ class SlotDecoder(Decoder):
         return head(hidden, *self.operands(range(0)))[0]
 
     def fill(self, slots: Array, start: Array, length: Array) -> None:
-        """Record what is written to the slots. Raises InputError for a gap before it, which attention would read."""
+        """Record what is written to the slots.
+
+        Raises InputError for a gap before it, which attention would read, and for a slot without a source if there is
+        an encoder.
+        """
         fed = length > 0
         slots, start, end = slots[fed], start[fed], (start + length)[fed]
+        self.memory.check(slots)
         apart = np.flatnonzero(start > self.filled[slots])
         if apart.size:
             slot = int(slots[apart[0]])
@@ -212,6 +222,7 @@ class SlotDecoder(Decoder):
         [(_, program)] = self.store.parts(ReorderKey())
         with self.guarded():
             self.caches = program(self.runtime.put([source.astype(np.int32)]), *self.caches)
+        self.redirect(np.where(source < 0, np.arange(self.slots), source))  # a cleared slot keeps its source
         self.version += 1
         self.tainted, self.filled = self.tainted[source] & (source >= 0), self.filled[source] * (source >= 0)
 

@@ -59,13 +59,13 @@ class ProgramStore:
         """
 
         def build_parts(key: ProgramKey) -> None:
-            parts = self.programs.segments(key)
+            parts = key.segments(self.programs)
             built = {}
             for segment in dict.fromkeys(parts):
                 entry = artifact_key(key, segment, self.programs.cache.pages)
                 module = self.source.module(entry) if self.source else None
                 if module is None:
-                    module = self.programs.module(key, segment)
+                    module = key.written(self.programs, segment)
                     module.name = program_name(key, segment)
                 built[segment] = self.build(module, entry)
             self._built[key] = [(segment, built[segment]) for segment in parts]

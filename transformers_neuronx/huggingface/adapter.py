@@ -284,7 +284,7 @@ class _Encoder(torch.nn.Module):
         if input_ids is None:
             raise InputError("input_ids is missing: the encoder needs a source")
         self.model.read_sources(input_ids, attention_mask=attention_mask)
-        numbers = torch.from_numpy(self.model.decoder.sources[: len(input_ids)].copy())
+        numbers = torch.from_numpy(self.model.decoder.memory.sources[: len(input_ids)].copy())
         return BaseModelOutput(last_hidden_state=numbers[:, None, None].double())
 
 
@@ -333,13 +333,12 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
     def _look_at(self, numbers: np.ndarray[Any, Any]) -> None:
         """Let each row attend to the source with its number."""
         decoder = self.model.decoder
-        found = decoder.sources == numbers[:, None]
+        sources = decoder.memory.sources
+        found = sources == numbers[:, None]
         if not found.any(1).all():
             raise InputError("encoder_outputs are no longer on the devices: another call has replaced them")
         slots = np.arange(decoder.slots)
-        slots[: len(numbers)] = np.where(
-            decoder.sources[: len(numbers)] == numbers, slots[: len(numbers)], found.argmax(1)
-        )
+        slots[: len(numbers)] = np.where(sources[: len(numbers)] == numbers, slots[: len(numbers)], found.argmax(1))
         decoder.redirect(slots)
 
 

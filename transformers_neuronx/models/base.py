@@ -28,7 +28,6 @@ from transformers_neuronx.engine.family import Family
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.metrics import Meter, Metrics
 from transformers_neuronx.engine.rules import Rules
-from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.models.block_calls import check_blocks, check_runtime
 from transformers_neuronx.runtimes import get_runtime
@@ -71,7 +70,6 @@ class Model(PretrainedModel):
     """
 
     family: ClassVar[Family]
-    engine: ClassVar[type[SlotDecoder]] = SlotDecoder
     _weights: Checkpoint | Artifact | None = None
     _artifact: Artifact | None = None  # has programs
     _decoder: Decoder | None = None
@@ -138,7 +136,7 @@ class Model(PretrainedModel):
             self.options = replace(self.options, sparse=pattern.pattern(self.options.buckets.longest))
         if self.options.blocks is not None:
             samples = self.switches.on_device_generation is not None
-            check_blocks(self.tag, self.engine, self.model_config, self.options, samples)
+            check_blocks(self.tag, self.family, self.model_config, self.options, samples)
         self._rules().check(self.options.batch_size)
 
     def _blocks(self) -> Blocks | None:
@@ -352,7 +350,7 @@ class Model(PretrainedModel):
 
     def decoder_on(self, runtime: Runtime, options: CompileOptions | None = None) -> Decoder:
         """Return a decoder of the model, by default with its own options, on a runtime. It has no weights yet."""
-        return decoder_of(self.engine, self.family, self.model_config, runtime, options or self.options)
+        return decoder_of(self.family, self.model_config, runtime, options or self.options)
 
     def compile_also(self, purpose: Hashable, wanted: Callable[[Decoder], Sequence[ProgramKey]]) -> None:
         """Compile more programs than the planned ones: now, or together with them if the model is on no device yet.

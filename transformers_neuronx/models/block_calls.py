@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 
 from transformers_neuronx.config import Blocks, CompileOptions
-from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.family import DecoderConfig
+from transformers_neuronx.engine.family import DecoderConfig, Family
 from transformers_neuronx.engine.inputs import Integers, integers
-from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.runtimes.base import Runtime
 from transformers_neuronx.serving.blocks import BlockCall
@@ -29,15 +27,13 @@ Array = np.ndarray[Any, Any]
 INSTEAD = "make the model without init_cache_engine(), or use an Engine"
 
 
-def check_blocks(
-    tag: str, engine: type[Decoder], config: DecoderConfig, options: CompileOptions, samples: bool
-) -> None:
+def check_blocks(tag: str, family: Family, config: DecoderConfig, options: CompileOptions, samples: bool) -> None:
     """Raise ConfigError, naming what is in the way, for a model that cannot have a cache of blocks.
 
     `samples` says whether calls sample on the devices.
     """
     kinds = dict.fromkeys(getattr(config, "layer_kinds", [""]))
-    if engine is not SlotDecoder:
+    if family.encoder is not None:
         raise ConfigError(f"{tag} has an encoder, and what it reads is not in blocks: {INSTEAD}")
     if stateful := [kind for kind in kinds if config.states_of(kind) or config.heads_of(kind) is None]:
         raise ConfigError(f"{tag} has layers with states, which are not in blocks ({', '.join(stateful)}): {INSTEAD}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transformers_neuronx.config import Buckets
-from transformers_neuronx.engine.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from transformers_neuronx.engine.family import EncoderDecoderConfig
 from transformers_neuronx.engine.inputs import Integers, read_rows
 from transformers_neuronx.engine.profiling import Profile, profile
 from transformers_neuronx.errors import ConfigError, InputError
@@ -30,7 +30,6 @@ class EncoderDecoderForSampling(ForSampling):
     sources. Other arguments, and what calls raise, are described at `ForSampling`.
     """
 
-    engine = EncoderDecoder
     _whole = "sample() of a source"
     model_config: EncoderDecoderConfig
 
@@ -41,13 +40,6 @@ class EncoderDecoderForSampling(ForSampling):
         sources = Buckets.of(LONGEST if context is None else context, 0).positions
         buckets = super()._buckets(longest, None)
         return replace(buckets, context=(min(BEGUN, buckets.context[-1]),), sources=sources)
-
-    @property
-    def decoder(self) -> EncoderDecoder:
-        """The engine of the model. Raises ConfigError before `to_neuron`."""
-        decoder = super().decoder
-        assert isinstance(decoder, EncoderDecoder)
-        return decoder
 
     def encode(
         self,

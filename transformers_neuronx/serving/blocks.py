@@ -15,6 +15,7 @@ import numpy as np
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.keys import ProgramKey
+from transformers_neuronx.engine.kv_cache import Given
 from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.engine.store import Built
 from transformers_neuronx.errors import InputError
@@ -80,7 +81,7 @@ class BlockDecoder(Decoder):
     def sample_after(self, rows: Rows, policy: Array, repeats: int = 1) -> Array:
         raise no_slots()
 
-    def given(self, slot: int, start: int, end: int) -> list[list[int]]:
+    def given(self, slot: int, start: int, end: int) -> Given:
         raise no_slots()
 
     def leave(self, slot: int, end: int) -> None:

@@ -119,7 +119,7 @@ class Engine:
     def _divided(self, tokens: list[int]) -> tuple[list[int], list[int]]:
         """Return what an encoder reads of a prompt, and what the decoder continues."""
         decoder = self._model.decoder
-        if not decoder.programs.reads_sources:
+        if not decoder.memory.layout:
             return [], tokens
         if not 1 <= len(tokens) <= (longest := decoder.options.buckets.sources[-1]):
             raise InputError(

@@ -185,7 +185,7 @@ def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
         raise ConfigError(
             f"{draft.tag} keeps states of sequences, so it cannot be a draft: wrong tokens would stay in them"
         )
-    if decoder.programs.reads_sources or (paged and not decoder.programs.reads_pages):
+    if decoder.memory.layout or (paged and not decoder.programs.reads_pages):
         raise ConfigError(f"{draft.tag}: a draft must be a decoder whose cache can be in pages")
     if not paged and decoder.slots < model.decoder.slots:
         raise ConfigError(

@@ -59,7 +59,7 @@ class KVCache:
         """
         size, last = self.size, request.prompt_length - 1
         if request.given:
-            return Found(len(request.given[0]), request.given, request.computed)
+            return Found(len(request.given.tables[0]), request.given.tables, request.computed)
         if self.places:
             return Found(0, [[] for _ in self.pools], 0)
         names = request.digests[: last // size]
@@ -101,7 +101,8 @@ class KVCache:
         for pool, table in zip(self.pools, found.tables, strict=True):
             pool.take(table)
         request.tables, request.published = [list(table) for table in found.tables], found.full
-        request.places = [self.free_places.pop() for _ in range(self.places)]
+        given = request.given
+        request.places = given.places if given else [self.free_places.pop() for _ in range(self.places)]
 
     def is_whole(self, request: Request) -> bool:
         """Whether a request has pages for all positions that it can need."""
@@ -133,7 +134,8 @@ class KVCache:
         """Take all back that a request has."""
         for pool, table in zip(self.pools, request.tables, strict=True):
             pool.release(table)
-        self.free_places += request.places
+        if not request.given:
+            self.free_places += request.places
         request.tables, request.places, request.published = [], [], 0
 
     def publish(self, request: Request) -> None:

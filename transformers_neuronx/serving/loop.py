@@ -17,7 +17,6 @@ from transformers_neuronx.serving.guesses import Compiled, Guesser, with_guesses
 from transformers_neuronx.serving.kv_cache import Copy
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Scheduler, Work
-from transformers_neuronx.serving.sources import Sources
 
 
 class Steps(Compiled, Protocol):
@@ -26,11 +25,6 @@ class Steps(Compiled, Protocol):
     @property
     def overlaps(self) -> bool:
         """Whether a step may start before the tokens of the one before are read."""
-        ...
-
-    @property
-    def sources(self) -> Sources:
-        """What an encoder has read for sequences."""
         ...
 
     def longest_joined(self) -> int:
@@ -47,6 +41,10 @@ class Steps(Compiled, Protocol):
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages of the cache, in order."""
+        ...
+
+    def encode(self, requests: Sequence[Request]) -> None:
+        """Encode the sources of requests."""
         ...
 
     def pack(self, step: Sequence[Work]) -> Any:
@@ -112,7 +110,7 @@ class Loop:
     def _packed(self, step: list[Work]) -> Any:
         """Bring a step into the form of its programs, after what must come before it."""
         self.steps.copy(self.scheduler.copies)
-        self.steps.sources.read([work.request for work in step if work.request.source and not work.start])
+        self.steps.encode([work.request for work in step if work.request.source and not work.start])
         if self.guesser:
             self.guesser.copy(self.scheduler.copies)
             step[:] = with_guesses(step, self.guesser)

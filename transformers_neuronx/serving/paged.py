@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.encoding import SourceMemory
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.layers.rows import joined
@@ -18,7 +19,6 @@ from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampl
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.sources import sources_of
 from transformers_neuronx.serving.steps import (
     FEW,
     ROUNDS,
@@ -60,16 +60,18 @@ class PagedSteps:
     """The steps of one model over pages, for one thread: `pack`, `start`, and once the last one was read, `choose`.
 
     `store` has the programs for the layout of its cache, and `pools` says which tables of a sequence are those for
-    each window of the layout. Unless it `overlaps`, the tokens of a step are read before the next one starts.
+    each window of the layout. `memory` has what the model's encoder has read, if there is one. Unless it `overlaps`,
+    the tokens of a step are read before the next one starts.
     """
 
     def __init__(
-        self, decoder: Decoder, store: ProgramStore, keys: Sequence[TokensKey], pools: Sequence[int], overlaps: bool
-    ) -> None:
+        self, decoder: Decoder, store: ProgramStore, memory: SourceMemory, keys: Sequence[TokensKey],
+        pools: Sequence[int], overlaps: bool,
+    ) -> None:  # fmt: skip
         self.decoder, self.store, self.keys, self.overlaps = decoder, store, list(keys), overlaps
         self.layout, self._pools = store.programs.cache, pools
         self._row = sequence_row(self.layout, self.keys[0].pages)
-        self.sources = sources_of(decoder, store)
+        self.memory = memory
         self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}))
         self.caches: list[DeviceTensor] = []
         self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
@@ -77,15 +79,14 @@ class PagedSteps:
     @property
     def programs(self) -> int:
         """Number of programs that `compile` compiles."""
-        return len(self.keys) + 1 + self.sources.count + len(self.chooser.keys)
+        return len(self.keys) + 1 + len(self.memory.keys()) + len(self.chooser.keys)
 
     def compile(self, progress: Progress, chooses: bool = True) -> None:
         """Compile all programs, those of the choice of tokens only if it `chooses` by more than rules.
 
         `progress` is called with the name of each.
         """
-        self.store.compile([*self.keys, CopyKey()], progress)
-        self.sources.compile(progress)
+        self.store.compile([*self.keys, CopyKey(), *self.memory.keys()], progress)
         if chooses:
             self.chooser.compile(progress)
 
@@ -128,7 +129,7 @@ class PagedSteps:
         self._noted: tuple[int, list[Request]] = (0, [])  # samples of the last step, and whose tokens are known there
         self._before = self.chooser.none()
         self.caches[:] = [self.decoder.runtime.put([zeros]) for zeros in self.layout.zeros()]
-        self.sources.reset()
+        self.memory.reset()
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages of the cache, in order."""
@@ -136,6 +137,11 @@ class PagedSteps:
             own = np.stack([on_devices(pairs[pool]) for pool in self._pools])
             [(_, program)] = self.store.parts(CopyKey())
             self.caches[:] = program(self.decoder.runtime.put([own]), *self.caches)
+
+    def encode(self, requests: Sequence[Request]) -> None:
+        """Encode the sources of requests, each to the first of its places."""
+        for request in requests:
+            self.memory.encode([np.array(request.source, np.int32)], np.array(request.places[:1]))
 
     def segments(self, key: TokensKey) -> Array:
         """Return rows of no sequence."""
@@ -203,7 +209,8 @@ class PagedSteps:
             seen = [self._seen[count]]
         [(_, program)] = self.store.parts(packed.key)
         before = [self._before] * bool(packed.key.chosen)
-        results = iter(program(rows, *before, *seen, *self.caches, *self.sources.operands()))
+        operands = self.decoder.operands(range(self.decoder.config.n_layer), memory=self.memory)
+        results = iter(program(rows, *before, *seen, *self.caches, *operands))
         tokens = next(results) if count else None
         rounds = next(results) if packed.key.rounds else None
         logits = next(results) if count else None
@@ -250,6 +257,8 @@ def steps_over(decoder: Decoder, cache: KVCache, limits: Limits) -> PagedSteps:
     layout = decoder.programs.cache.paged(cache.size, counts, len(cache.free_places) + 1)
     keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses)
     pools = [windows.index(window) for window in layout.windows]  # those that this model uses
-    steps = PagedSteps(decoder, decoder.store.over(layout), keys, pools, overlaps=not limits.guesses)
+    store = decoder.store.over(layout)
+    memory = SourceMemory(decoder.runtime, store, decoder.weights, rows=1)
+    steps = PagedSteps(decoder, store, memory, keys, pools, overlaps=not limits.guesses)
     steps.reset()
     return steps

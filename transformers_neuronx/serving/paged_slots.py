@@ -5,7 +5,7 @@ Calls of the model start, continue, copy and read these sequences: see `Decoder`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import proxy
 
@@ -13,10 +13,13 @@ import numpy as np
 
 from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.engine.decoder import Array, Decoder, gap
+from transformers_neuronx.engine.encoding import RedirectKey
 from transformers_neuronx.engine.family import DecoderConfig, Family
 from transformers_neuronx.engine.inputs import Rows
-from transformers_neuronx.engine.keys import HeadKey, ProgramKey, SampleKey
+from transformers_neuronx.engine.keys import ProgramKey
+from transformers_neuronx.engine.kv_cache import Given
 from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.engine.rectangles import HeadKey, SampleKey
 from transformers_neuronx.engine.rules import GREEDY, penalty_of
 from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.engine.store import Built
@@ -51,7 +54,8 @@ class PagedPrograms(Programs):
         super().__init__(*model)
         self.page = min(PAGE, max(SMALLEST_PAGE, powers(self.positions)[-1]))  # positions
         self.pages = -(-self.positions // self.page)  # of a slot
-        self.cache = self.cache.paged(self.page, dict.fromkeys(self.cache.windows, self.slots * self.pages), 1)
+        pages = dict.fromkeys(self.cache.windows, self.slots * self.pages)
+        self.cache = self.cache.paged(self.page, pages, self.slots)
 
 
 class Part(NamedTuple):
@@ -72,7 +76,8 @@ class PagedDecoder(Decoder):
         super().__init__(family, config, runtime, options)
         keys = call_keys(_sizes(options), self.slots, self.programs.pages)
         own = proxy(self)  # a reference of its steps would let both wait for the garbage collector
-        self.steps = PagedSteps(own, self.store, keys, [0] * len(self.programs.cache.windows), overlaps=False)
+        pools = [0] * len(self.programs.cache.windows)
+        self.steps = PagedSteps(own, self.store, self.memory, keys, pools, overlaps=False)
         self.caches = self.steps.caches
         self._forget()
 
@@ -84,10 +89,11 @@ class PagedDecoder(Decoder):
 
     def planned(self) -> list[ProgramKey]:
         """Return the keys of the programs that calls need: steps of tokens, logits of all tokens of a prompt, copies of
-        pages, and sampling from logits of the host.
+        pages, sampling from logits of the host, and the encoder for each source size, if there is one.
         """
         heads = [HeadKey(key.tokens, 1) for key in self.steps.keys if key.samples < key.tokens <= self._most_of_all]
-        return [*self.steps.keys, *heads, CopyKey(), SampleKey(self.slots)]
+        redirects = [RedirectKey()] * bool(self.memory.layout)
+        return [*self.memory.keys(), *self.steps.keys, *heads, CopyKey(), SampleKey(self.slots), *redirects]
 
     @property
     def _most_of_all(self) -> int:
@@ -101,14 +107,14 @@ class PagedDecoder(Decoder):
         return more
 
     def reset(self) -> None:
-        """Forget all sequences."""
+        """Forget all sequences and sources."""
         self.seen, self.version = [], self.version + 1
         self._forget()
         self.steps.reset()
 
-    def given(self, slot: int, start: int, end: int) -> list[list[int]]:
+    def given(self, slot: int, start: int, end: int) -> Given:
         """Return the table of a slot, with pages up to `end` that no other slot has from position `start` on."""
-        self._check_gap(slot, start)
+        self._check([slot], [start])
         pool, table, size = self.pool, self.tables[slot], self.programs.page
         first = -(-start // size)  # pages with tokens before `start`
         kept, partly = table[:first], table[first - 1 : first] if start % size else []
@@ -120,10 +126,10 @@ class PagedDecoder(Decoder):
         pages = pool.allocate(max(pool.needed(end) - len(kept), 0))
         self.tables[slot], self.filled[slot] = [*kept, *pages], end
         self.version += 1
-        return [self.tables[slot]]
+        return Given([self.tables[slot]], [slot] * self.programs.cache.has_places)
 
     def feed(self, rows: Rows, all_positions: bool = False) -> Array:
-        self._check_gaps(rows)
+        self._check(rows.slots, rows.start)
         longest = max(map(len, rows.tokens))
         logits = np.zeros((len(rows.tokens), longest if all_positions else 1, self.config.vocab_size), np.float32)
         policies = np.tile(GREEDY, (len(rows.tokens), 1))
@@ -151,7 +157,7 @@ class PagedDecoder(Decoder):
         return found
 
     def sample_after(self, rows: Rows, policy: Array, repeats: int = 1) -> Array:
-        self._check_gaps(rows)
+        self._check(rows.slots, rows.start)
         count = len(rows.tokens)
         tokens = np.full(count * repeats, NOTHING)
         with self.guarded():
@@ -171,7 +177,7 @@ class PagedDecoder(Decoder):
         count, pages = len(ids), self.programs.pages
         size = min(key.tokens for key in self.steps.keys if key.tokens >= count)
         tokens, segment = np.zeros(size, TOKEN), np.zeros(1, sequence_row(self.programs.cache, pages))
-        [table] = self.given(0, start, start + count)
+        [table] = self.given(0, start, start + count).tables
         tokens["id"][:count], tokens["position"][:count], tokens["end"][:count] = ids, start + np.arange(count), end
         segment["count"], segment["start"], segment["of_prompt"] = count, start, count > 1
         segment["pages"].reshape(-1, pages)[:, : len(table)] = on_devices(table)
@@ -188,15 +194,15 @@ class PagedDecoder(Decoder):
             self.pool.release(table)
         self.tables = [[*table] for table in before]
         self.filled = np.where(source < 0, 0, self.filled[source])
+        self.redirect(np.where(source < 0, np.arange(self.slots), source))  # a cleared slot keeps its source
         self.version += 1
 
-    def _check_gap(self, slot: int, start: int) -> None:
-        if start > self.filled[slot]:
-            raise gap(slot, start, int(self.filled[slot]))
-
-    def _check_gaps(self, rows: Rows) -> None:
-        for slot, start in zip(rows.slots, rows.start, strict=True):
-            self._check_gap(int(slot), int(start))
+    def _check(self, slots: Sequence[int] | Array, starts: Sequence[int] | Array) -> None:
+        """Raise InputError for a gap, and for a slot without a source if there is an encoder."""
+        self.memory.check(np.array(slots))
+        for slot, start in zip(slots, starts, strict=True):
+            if start > self.filled[slot]:
+                raise gap(int(slot), int(start), int(self.filled[slot]))
 
     def _run(self, rows: Rows, policy: Array, every: bool = False) -> Iterator[tuple[list[Part], Started]]:
         """Compute rows in steps, and sample after each by its policy. Yield each step with what it computes of them.
@@ -217,25 +223,23 @@ class PagedDecoder(Decoder):
         request = Request(int(slot), [NOTHING] * int(start) + tokens.tolist(), params, rules=policy)
         if len(tokens) == 1:
             request.prompt_length = int(start)  # it continues a sequence, as a generated token does
-        request.tables, request.pending = self.given(int(slot), int(start), int(end)), 1
+        (request.tables, request.places), request.pending = self.given(int(slot), int(start), int(end)), 1
         return Work(request, int(start), len(tokens), 1)
 
 
-def decoder_of(
-    engine: type[SlotDecoder], family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions
-) -> Decoder:
-    """Make the decoder of a model whose slots are those of `engine`, or over pages or blocks where that can be.
+def decoder_of(family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions) -> Decoder:
+    """Make the decoder of a model, over pages or blocks where that can be.
 
-    Slots are over pages if a kernel reads these, and programs have all layers, without states and an encoder.
+    Slots are over pages if a kernel reads these, and programs have all layers, without states.
     """
     made = family, config, runtime, options
     if options.blocks is not None:
         return BlockDecoder(*made)
     devices = runtime.device_count, runtime.panels, runtime.attends_in_place
     programs = Programs(family, config, options, *devices)
-    whole = engine is SlotDecoder and options.unroll is None and options.context_unroll is None
+    whole = options.unroll is None and options.context_unroll is None
     paged = runtime.pages and programs.reads_pages and whole and not programs.cache.has_states
-    return PagedDecoder(*made) if paged else engine(*made)
+    return PagedDecoder(*made) if paged else SlotDecoder(*made)
 
 
 def _sizes(options: CompileOptions) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transformers_neuronx.engine.kv_cache import Given
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.serving.text import TextStream
@@ -115,7 +116,7 @@ class Request:
     rules: InitVar[Array | None] = None  # how its tokens are sampled, s32[POLICY_COLUMNS]; by default as `params` say
     pending: int = 0  # tokens that were sampled in steps whose results nobody has read yet
     row: int = 0  # its place among those that sampled in that step
-    given: list[list[int]] = field(default_factory=list)  # tables that its caller has filled, up to `computed`
+    given: Given | None = None  # what its caller has filled, up to `computed`
     computed: int = 0
     guesses: list[int] = field(default_factory=list)
     accepted: int = 0  # generated tokens that were draft tokens

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.encoder_decoder import EncoderDecoder
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.loading import Progress
@@ -25,7 +24,6 @@ from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampl
 from transformers_neuronx.serving.kv_cache import Copy
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Work
-from transformers_neuronx.serving.sources import Sources
 
 Array = np.ndarray[Any, Any]
 
@@ -49,16 +47,6 @@ class PackedWork:
     requests: list[Request]
 
 
-class SlotSources(Sources):
-    """What an encoder has read for the model's own slots."""
-
-    def read(self, requests: Sequence[Request]) -> None:
-        if requests:
-            assert isinstance(self.decoder, EncoderDecoder)
-            sources = [np.array(request.source, np.int32) for request in requests]
-            self.decoder.encode(sources, np.array([slot_of(request) for request in requests]))
-
-
 class SlotSteps:
     """The steps of one model over its slots, for one thread; nobody else may call the model.
 
@@ -70,7 +58,6 @@ class SlotSteps:
     def __init__(self, decoder: Decoder, guesses: int = 0) -> None:
         assert isinstance(decoder, SlotDecoder)
         self.decoder, self.guesses = decoder, guesses
-        self.sources = SlotSources(decoder)
         self.chooser = Chooser(decoder, [decoder.slots * (1 + guesses)])
         self._noted: set[int] = set()  # requests whose tokens the devices know, and those that they sample
 
@@ -104,6 +91,12 @@ class SlotSteps:
     def copy(self, copies: Sequence[Copy]) -> None:
         """Do nothing: a page is a whole sequence, so none begins like another."""
         assert not copies
+
+    def encode(self, requests: Sequence[Request]) -> None:
+        """Encode the sources of requests, each to its slot."""
+        if requests:
+            sources = [np.array(request.source, np.int32) for request in requests]
+            self.decoder.encode(sources, np.array([slot_of(request) for request in requests]))
 
     def pack(self, step: Sequence[Work]) -> PackedWork:
         """Return the step with the requests that sample."""

@@ -76,7 +76,7 @@ class LayerKey(ProgramKey):
     """A step of one sequence with one program per layer: tokens, and pages of the sequence."""
 
     kind = "layerwise"
-    layerwise = True
+    divides = layerwise = True
     tokens: int
     pages: int
 

@@ -9,4 +9,4 @@ from transformers_neuronx.t5.config import T5Config
 class T5ForSampling(EncoderDecoderForSampling):
     """Transformers' `T5ForConditionalGeneration`, with the calls of `EncoderDecoderForSampling`."""
 
-    family = Family(T5Config.from_hf, weights, graph)
+    family = Family(T5Config.from_hf, weights, graph, encoder=graph)

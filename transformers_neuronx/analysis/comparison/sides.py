@@ -17,7 +17,6 @@ import torch
 from transformers_neuronx.engine.decoder import Array, Decoder
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
 from transformers_neuronx.runtimes.base import DeviceTensor
@@ -70,7 +69,7 @@ class Ours:
     """A model of this package."""
 
     def __init__(self, model: ForSampling) -> None:
-        if isinstance(model, EncoderDecoderForSampling):
+        if model.family.encoder:
             raise ConfigError(f"a comparison needs models without an encoder, got {type(model).__name__}")
         self.decoder, self.checkpoint = model.decoder, model.checkpoint
         options, config = model.options, model.model_config

@@ -11,7 +11,7 @@ from transformers_neuronx.analysis.inspection.facts import WEIGHT, ModuleFacts, 
 from transformers_neuronx.analysis.inspection.text import model_text
 from transformers_neuronx.engine.artifacts import description, open_artifact
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.encoder_decoder import ENCODER_LAYER, EncoderDecoderPrograms
+from transformers_neuronx.engine.family import ENCODER_LAYER
 from transformers_neuronx.engine.keys import ProgramKey, Segment, artifact_key, program_name
 from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.huggingface.auto import family_of
@@ -77,7 +77,7 @@ def facts_of_model(decoder: Decoder) -> ModelFacts:
         return decoder.store.executables[identity][0] if identity in decoder.store.executables else None
 
     def written(key: ProgramKey, segment: Segment) -> HloModuleProto:
-        module = decoder.programs.module(key, segment)
+        module = key.written(decoder.programs, segment)
         module.name = program_name(key, segment)
         return module
 
@@ -108,7 +108,7 @@ def facts_of_artifact(directory: PathOrName) -> ModelFacts:
 def _planned(decoder: Decoder) -> Iterator[tuple[str, int, ProgramKey, Segment]]:
     """Yield for each program its `artifact_key`, how often one step runs it, its key and its segment."""
     for key in decoder.planned():
-        segments = decoder.programs.segments(key)
+        segments = key.segments(decoder.programs)
         for segment in dict.fromkeys(segments):
             yield artifact_key(key, segment, decoder.programs.cache.pages), segments.count(segment), key, segment
 
@@ -177,8 +177,7 @@ def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 def _caches(programs: Programs) -> int:
     """Return the bytes of one device's caches, and of the encoder output that cross-attention reads."""
-    layers = programs.config.n_layer
     total = sum(_bytes(a.dtype, a.sizes) for cache in programs.cache.of_layers for a in cache.arrays)
-    if isinstance(programs, EncoderDecoderPrograms):
-        total += 2 * layers * _bytes(programs.dtype, programs.memory_sizes) + _bytes("s32", (programs.slots,))
+    if memory := programs.cache.memory:
+        total += 2 * len(programs.layers) * _bytes(memory.dtype, memory.sizes) + _bytes("s32", (memory.places,))
     return total

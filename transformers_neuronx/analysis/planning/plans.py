@@ -16,8 +16,9 @@ from transformers_neuronx.analysis.planning.places import CPU, Core, Place
 from transformers_neuronx.analysis.planning.text import plan_text
 from transformers_neuronx.config import Buckets
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.encoder_decoder import EncodeKey
-from transformers_neuronx.engine.keys import HeadKey, ProgramKey, StepKey, program_name
+from transformers_neuronx.engine.encoding import EncodeKey
+from transformers_neuronx.engine.keys import ProgramKey, program_name
+from transformers_neuronx.engine.rectangles import HeadKey, StepKey
 from transformers_neuronx.models.base import Model
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.absent import absent_runtime
@@ -157,7 +158,6 @@ class Planner:
     def needs(self, degree: int, on_cpu: bool = False) -> Needs:
         """Return the needs of each of `degree` devices, on this machine's CPU or on devices without kernels."""
         decoder, facts = self._written(degree, on_cpu)
-        segments = decoder.programs.segments
         tokens, prompts = _steps(decoder)
         token, prompt = _work(decoder, facts, tokens[-1:]), _work(decoder, facts, prompts[-1:])
         assert token is not None
@@ -165,7 +165,7 @@ class Planner:
         heads = {
             program_name(key, segment)
             for key in decoder.planned()
-            for segment in segments(key)
+            for segment in key.segments(decoder.programs)
             if isinstance(key, HeadKey)
         }
         temporaries = max(program.temporaries for program in facts.programs if program.name not in heads)
@@ -195,7 +195,7 @@ def _steps(decoder: Decoder) -> tuple[list[ProgramKey], list[ProgramKey]]:
 
 def _work(decoder: Decoder, facts: ModelFacts, keys: Sequence[ProgramKey]) -> Work | None:
     """Return the work of the programs of one step; None if there are none."""
-    names = {program_name(key, segment) for key in keys for segment in decoder.programs.segments(key)}
+    names = {program_name(key, segment) for key in keys for segment in key.segments(decoder.programs)}
     programs = [program for program in facts.programs if program.name in names]
     if not programs:
         return None
