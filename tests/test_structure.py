@@ -26,8 +26,8 @@ INSIDE = {
         "reading", "quantization",
     ],
     "engine": [
-        "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store", "encoding",
-        "rules", "inputs", "decoder", "feeding", "slots", "profiling", "metrics", "manifest", "artifacts",
+        "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",
+        "encoding", "rules", "inputs", "decoder", "feeding", "slots", "profiling", "metrics", "manifest", "artifacts",
     ],
     "serving": [
         "text", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "paged",
