@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
+from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.errors import ConfigError, EngineError, InputError, QueueFullError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 
@@ -346,6 +347,23 @@ def test_prompts_that_it_cannot_serve(engine):
     with pytest.raises(InputError, match=r"stop strings need an engine with a tokenizer: Engine\(model, tokenizer=…\)"):
         engine.submit([5], SamplingParams(stop=["x"]))
     assert len(engine.submit([5] * 250, SamplingParams(max_tokens=7)).result()) <= 7
+
+
+def test_without_adjustments_there_are_fewer_programs(model, monkeypatch):
+    counts, compiled = [], ProgramStore.compile_modules
+
+    def counted(self, keys, *others):
+        counts.append(len(keys))
+        return compiled(self, keys, *others)
+
+    monkeypatch.setattr(ProgramStore, "compile_modules", counted)
+    with Engine(model, rows=2, step_tokens=8, adjustments=False) as engine:
+        for changed in (dict(logprobs=0), dict(min_tokens=1), dict(logit_bias={5: 1.0}), dict(presence_penalty=1.0)):
+            with pytest.raises(InputError, match="adjustments=False"):
+                engine.submit([5, 6], SamplingParams(**changed))
+        greedy = SamplingParams(max_tokens=6, temperature=0)
+        assert engine.submit([5, 6], greedy).result() == sampled(model, [5, 6], 6, top_k=1)
+    assert counts == [0]
 
 
 def test_a_full_queue(model):

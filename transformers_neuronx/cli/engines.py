@@ -53,8 +53,8 @@ def engine_for(model: ForSampling, rows: int, cached: int, **options: Any) -> En
     longest = model.options.buckets.longest
     queue = dict(waiting=WINDOW * rows, waiting_tokens=WINDOW * rows * longest)
     if not model.decoder.programs.reads_pages:
-        return Engine(model, **queue)
-    return Engine(model, rows=rows, cache_tokens=cached * longest, **queue, **options)
+        return Engine(model, adjustments=False, **queue)
+    return Engine(model, rows=rows, cache_tokens=cached * longest, adjustments=False, **queue, **options)
 
 
 def engine_for_job(model: ForSampling, requests: int, at_once: int | None) -> Engine:

@@ -125,11 +125,12 @@ class Chosen:
 
 
 class Chooser:
-    """Chooses tokens from the logits of `sizes` rows."""
+    """Chooses tokens from the logits of `sizes` rows, if there are `adjustments` for which steps cannot do it."""
 
-    def __init__(self, decoder: Decoder, sizes: Sequence[int]) -> None:
+    def __init__(self, decoder: Decoder, sizes: Sequence[int], adjustments: bool) -> None:
         self.decoder, self.most = decoder, max(sizes)
-        self.keys = [key(rows, self.most) for rows in sizes for key in (ChooseKey, LogprobsKey)]
+        kinds = (ChooseKey, LogprobsKey) if adjustments else ()
+        self.keys = [key(rows, self.most) for rows in sizes for key in kinds]
         self._programs: dict[ProgramKey, Executable] = {}
 
     def compile(self, progress: Progress) -> None:

@@ -46,6 +46,8 @@ class Engine:
     - `draft`: what proposes draft tokens, which a step verifies: a `PromptLookup`, or a smaller model with the same
       vocabulary, on its devices. Tokens are the same as without it. Default: none.
     - `draft_tokens`: most draft tokens of a request in a step. Default 4.
+    - `adjustments`: whether requests may change or see logits: `logit_bias`, `mask`, `min_tokens`, presence and
+      frequency penalties, `logprobs`. They take a third of the programs. Default True.
 
     On the CPU, with kernels, the engine has a cache of its own, in pages, and calls of the model stay possible.
     Elsewhere it uses the model's slots, and such calls wait until it is closed. Its thread ends with `close()`, or at
@@ -65,6 +67,7 @@ class Engine:
         tokenizer: Any = None,
         draft: PromptLookup | Any = None,
         draft_tokens: int = 4,
+        adjustments: bool = True,
     ) -> None:
         decoder: Decoder = model.decoder
         positions = decoder.options.buckets.longest
@@ -75,8 +78,10 @@ class Engine:
         limits = Limits(step_tokens, step_tokens, rows, positions, waiting, waiting_tokens, guesses)
         models = [model, *drafts_of(draft, model, limits)]
         cache = _paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, positions)])
-        self._model, self._tokenizer = model, tokenizer
-        steps: Steps = steps_over(decoder, cache, limits) if paged else SlotSteps(decoder, guesses)
+        self._model, self._tokenizer, self._adjustments = model, tokenizer, adjustments
+        steps: Steps = (
+            steps_over(decoder, cache, limits, adjustments) if paged else SlotSteps(decoder, guesses, adjustments)
+        )
         self._within = take_all([] if paged else [each.turns for each in models], "an engine")
         self._ends = frozenset(model.eos_token_ids)
         self._ids = itertools.count()
@@ -103,6 +108,8 @@ class Engine:
         named = (*tokens, *params.logit_bias)
         if wrong := [token for token in named if not 0 <= token < config.vocab_size]:
             raise InputError(f"token ids must be from 0 to {config.vocab_size - 1}, got {wrong[0]}")
+        if params.sees_logits and not self._adjustments:
+            raise InputError("this engine was made with adjustments=False: its requests cannot change or see logits")
         if params.stop and self._tokenizer is None:
             raise InputError("stop strings need an engine with a tokenizer: Engine(model, tokenizer=…)")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)

@@ -117,14 +117,14 @@ class ModelGuesser:
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
-        self._steps = steps_over(decoder, cache, limits)
+        self._steps = steps_over(decoder, cache, limits, adjustments=False)
 
     @property
     def programs(self) -> int:
-        return len(self._steps.keys) + 1
+        return self._steps.programs
 
     def compile(self, progress: Progress) -> None:
-        self._steps.compile(progress, chooses=False)
+        self._steps.compile(progress)
 
     def guess(self, works: Sequence[Work]) -> list[list[int]]:
         if not any(work.guesses for work in works):

@@ -61,18 +61,19 @@ class PagedSteps:
 
     `store` has the programs for the layout of its cache, and `pools` says which tables of a sequence are those for
     each window of the layout. `memory` has what the model's encoder has read, if there is one. Unless it `overlaps`,
-    the tokens of a step are read before the next one starts.
+    the tokens of a step are read before the next one starts. With `adjustments`, logits may change before tokens are
+    chosen.
     """
 
     def __init__(
         self, decoder: Decoder, store: ProgramStore, memory: SourceMemory, keys: Sequence[TokensKey],
-        pools: Sequence[int], overlaps: bool,
+        pools: Sequence[int], overlaps: bool, adjustments: bool,
     ) -> None:  # fmt: skip
         self.decoder, self.store, self.keys, self.overlaps = decoder, store, list(keys), overlaps
         self.layout, self._pools = store.programs.cache, pools
         self._row = sequence_row(self.layout, self.keys[0].pages)
         self.memory = memory
-        self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}))
+        self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}), adjustments)
         self.caches: list[DeviceTensor] = []
         self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
 
@@ -81,14 +82,10 @@ class PagedSteps:
         """Number of programs that `compile` compiles."""
         return len(self.keys) + 1 + len(self.memory.keys()) + len(self.chooser.keys)
 
-    def compile(self, progress: Progress, chooses: bool = True) -> None:
-        """Compile all programs, those of the choice of tokens only if it `chooses` by more than rules.
-
-        `progress` is called with the name of each.
-        """
+    def compile(self, progress: Progress) -> None:
+        """Compile all programs. `progress` is called with the name of each."""
         self.store.compile([*self.keys, CopyKey(), *self.memory.keys()], progress)
-        if chooses:
-            self.chooser.compile(progress)
+        self.chooser.compile(progress)
 
     @property
     def most_tokens(self) -> int:
@@ -250,7 +247,7 @@ def _fill(tokens: Array, work: Work) -> None:
         tokens["chosen"][-1] = work.request.row
 
 
-def steps_over(decoder: Decoder, cache: KVCache, limits: Limits) -> PagedSteps:
+def steps_over(decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool) -> PagedSteps:
     """Return the steps of a model over a cache of its own, for an engine with these limits."""
     windows = [pool.window for pool in cache.pools]
     counts = {pool.window: pool.count for pool in cache.pools}
@@ -259,6 +256,6 @@ def steps_over(decoder: Decoder, cache: KVCache, limits: Limits) -> PagedSteps:
     pools = [windows.index(window) for window in layout.windows]  # those that this model uses
     store = decoder.store.over(layout)
     memory = SourceMemory(decoder.runtime, store, decoder.weights, rows=1)
-    steps = PagedSteps(decoder, store, memory, keys, pools, overlaps=not limits.guesses)
+    steps = PagedSteps(decoder, store, memory, keys, pools, not limits.guesses, adjustments)
     steps.reset()
     return steps

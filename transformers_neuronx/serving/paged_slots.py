@@ -77,7 +77,7 @@ class PagedDecoder(Decoder):
         keys = call_keys(_sizes(options), self.slots, self.programs.pages)
         own = proxy(self)  # a reference of its steps would let both wait for the garbage collector
         pools = [0] * len(self.programs.cache.windows)
-        self.steps = PagedSteps(own, self.store, self.memory, keys, pools, overlaps=False)
+        self.steps = PagedSteps(own, self.store, self.memory, keys, pools, overlaps=False, adjustments=False)
         self.caches = self.steps.caches
         self._forget()
 

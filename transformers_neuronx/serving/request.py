@@ -94,6 +94,16 @@ class SamplingParams:
             seed=self.seed,
         )
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits change before the rules apply, also where no end token is held back."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias or self.mask)
+
+    @property
+    def sees_logits(self) -> bool:
+        """Whether it must see logits on the devices before or after a token is chosen."""
+        return self.changes_logits or self.min_tokens > 0 or self.logprobs is not None
+
 
 @dataclass(eq=False)
 class Request:
@@ -153,8 +163,7 @@ class Request:
     def adjusts(self) -> bool:
         """Whether logits change before its rules apply."""
         params = self.params
-        penalties = params.presence_penalty or params.frequency_penalty
-        return bool(penalties or params.logit_bias or params.mask or (self.ends and self.generated < params.min_tokens))
+        return params.changes_logits or bool(self.ends and self.generated < params.min_tokens)
 
     @property
     def may_run_on(self) -> bool:

@@ -50,15 +50,15 @@ class PackedWork:
 class SlotSteps:
     """The steps of one model over its slots, for one thread; nobody else may call the model.
 
-    Running rows may have up to `guesses` draft tokens.
+    Running rows may have up to `guesses` draft tokens. With `adjustments`, logits may change before tokens are chosen.
     """
 
     overlaps = False
 
-    def __init__(self, decoder: Decoder, guesses: int = 0) -> None:
+    def __init__(self, decoder: Decoder, guesses: int = 0, adjustments: bool = False) -> None:
         assert isinstance(decoder, SlotDecoder)
         self.decoder, self.guesses = decoder, guesses
-        self.chooser = Chooser(decoder, [decoder.slots * (1 + guesses)])
+        self.chooser = Chooser(decoder, [decoder.slots * (1 + guesses)], adjustments)
         self._noted: set[int] = set()  # requests whose tokens the devices know, and those that they sample
 
     @property
