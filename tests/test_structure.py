@@ -21,6 +21,9 @@ ORDER = [
 INSIDE = {
     "support": ["progress", "files", "arguments", "turns"],
     "config": ["constants", "sparse_attention", "attributes", "switches"],
+    "pyhlo": [
+        "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",
+    ],
     "weights": [
         "layouts", "panels", "splits", "rows", "other_formats", "stored_module", "checkpoint", "origin", "parameters",
         "reading", "quantization",
