@@ -30,7 +30,8 @@ INSIDE = {
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "compile_cache", "loading", "store", "rules", "inputs",
-        "decoder", "feeding", "slots", "encoder_decoder", "profiling", "metrics", "manifest", "artifacts",
+        "decoder", "feeding", "slots", "encoder_decoder", "profiling", "metrics", "manifest",
+        "descriptions", "artifact_weights", "artifact_saving", "artifacts",
     ],
     "serving": [
         "text", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "sources", "paged",
