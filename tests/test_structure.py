@@ -20,7 +20,7 @@ ORDER = [
 # In these packages, each file imports only those before it. The package itself, `__init__`, comes last.
 INSIDE = {
     "support": ["progress", "files", "arguments", "turns"],
-    "config": ["constants", "sparse_attention", "attributes", "switches"],
+    "config": ["constants", "sparse_attention", "attributes", "declarations", "switches"],
     "pyhlo": [
         "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",
     ],
