@@ -47,7 +47,7 @@ PUBLIC: dict[str, list[str] | None] = {
     "analysis.planning": None,
     "analysis.comparison": None,
     "trace": None,
-    "pyhlo": ["HloScribe", "DType", "Shape", "Tensor", "TupleShape", "active_scribe", "dtype_named"],
+    "pyhlo": ["HloScribe", "Scribe", "DType", "Shape", "Tensor", "TupleShape", "active_scribe", "dtype_named"],
     "hlo": None,
     "compiler": ["compile_py_func", "check"],
     "neuron.rules": ["check", "Finding"],

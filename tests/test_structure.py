@@ -20,14 +20,18 @@ ORDER = [
 # In these packages, each file imports only those before it. The package itself, `__init__`, comes last.
 INSIDE = {
     "support": ["progress", "files", "arguments", "turns"],
-    "config": ["constants", "sparse_attention", "attributes", "switches"],
+    "config": ["constants", "sparse_attention", "attributes", "declarations", "switches"],
+    "pyhlo": [
+        "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",
+    ],
     "weights": [
         "layouts", "panels", "splits", "rows", "other_formats", "stored_module", "checkpoint", "origin", "parameters",
         "reading", "quantization",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",
-        "encoding", "rules", "inputs", "decoder", "feeding", "slots", "profiling", "metrics", "manifest", "artifacts",
+        "encoding", "rules", "inputs", "decoder", "feeding", "slots", "profiling", "metrics", "manifest",
+        "descriptions", "artifact_weights", "artifact_saving", "artifacts",
     ],
     "serving": [
         "text", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "paged",

@@ -502,14 +502,16 @@ KILLED = """
 import collections, faulthandler, os, random, shutil, signal, sys, threading, time
 from types import SimpleNamespace as made_of
 from tqdm import tqdm
-from transformers_neuronx.engine import artifacts
+from transformers_neuronx.engine.artifact_saving import save_artifact
+from transformers_neuronx.engine.artifact_weights import key_of
+from transformers_neuronx.engine.artifacts import open_artifact
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import torch_to_numpy
 
 def decoder_like(source):
-    artifact, model = artifacts.open_artifact(source), GPT2ForSampling.from_pretrained(source)
+    artifact, model = open_artifact(source), GPT2ForSampling.from_pretrained(source)
     held = lambda name: artifact.verified(name).read_bytes()
     executables = {
         identity: (HloModuleProto.FromString(held(of["hlo"])), made_of(serialize=lambda of=of: held(of["executable"])))
@@ -521,7 +523,7 @@ def decoder_like(source):
         family=model.family, config=model.model_config, options=model.options,
         store=made_of(executables=executables, identities=artifact.manifest["keys"]),
         runtime=made_of(fingerprint=artifact.manifest["runtime"], suffix="executable"),
-        weights={artifacts._key(name): tensor for names, tensor in tensors for name in names},
+        weights={key_of(name): tensor for names, tensor in tensors for name in names},
         programs=made_of(panels=True, in_place=True), origin={},
     )
 
@@ -532,15 +534,15 @@ sources = [decoder_like(source) for source in sys.argv[3:]]
 kept = [files for files, *_ in sources]
 assert kept[0] != kept[1]
 began = time.monotonic()
-artifacts.save_artifact(target, sources[1][2], sources[1][1], True)
+save_artifact(target, sources[1][2], sources[1][1], True)
 longest = 2 * (time.monotonic() - began)
-assert artifacts.open_artifact(target).manifest["files"] == kept[1]
+assert open_artifact(target).manifest["files"] == kept[1]
 chance = random.Random(0)
 seen = collections.Counter()
 for number in range(kills):
     if (child := os.fork()) == 0:
         while True:
-            artifacts.save_artifact(target, sources[number % 2][2], sources[number % 2][1], True)
+            save_artifact(target, sources[number % 2][2], sources[number % 2][1], True)
     time.sleep(chance.uniform(0, longest))
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -549,7 +551,7 @@ for number in range(kills):
     for name in unfinished:
         shutil.rmtree(os.path.join(target, name))
     try:
-        found = artifacts.open_artifact(target)
+        found = open_artifact(target)
     except CheckpointError as error:
         assert "manifest.json: expected a regular file, found nothing" in str(error), error
         seen["none"] += 1
@@ -557,8 +559,8 @@ for number in range(kills):
     for name in found.manifest["files"]:
         found.verified(name)
     seen["earlier" if kept.index(found.manifest["files"]) != number % 2 else "new"] += 1
-artifacts.save_artifact(target, sources[0][2], sources[0][1], True)
-assert artifacts.open_artifact(target).manifest["files"] == kept[0]
+save_artifact(target, sources[0][2], sources[0][1], True)
+assert open_artifact(target).manifest["files"] == kept[0]
 print(dict(seen))
 """
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from transformers_neuronx.cli import options as o
-from transformers_neuronx.engine.artifacts import want_place
+from transformers_neuronx.engine.artifact_saving import want_place
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.support import files

@@ -12,7 +12,7 @@ from typing import Any, Self
 import typer
 
 from transformers_neuronx.cli.prompts import Prompt, settings_of
-from transformers_neuronx.engine.artifacts import differences
+from transformers_neuronx.engine.descriptions import differences
 from transformers_neuronx.errors import ConfigError, StorageError
 from transformers_neuronx.support import files
 

@@ -1,120 +1,49 @@
 """Options that are not specific to one model, named as in the original's configurations.
 
-Each field is declared as one of three kinds: it works, it is accepted without effect, or it is refused unless it has
-its default. docs/compatibility.md tells users the same.
+docs/compatibility.md tells users which of them work, have no effect, or are refused.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from numbers import Integral, Real
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from transformers_neuronx.config.constants import GQA, Layout
+from transformers_neuronx.config.declarations import (
+    TRUTH,
+    Switches,
+    Wanted,
+    each,
+    idle,
+    made_of,
+    one_of,
+    or_none,
+    real,
+    refused,
+    whole,
+    works,
+)
 from transformers_neuronx.config.sparse_attention import SparseAttnConfig
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.support.arguments import forgiving, mention_unknown
+from transformers_neuronx.support.arguments import forgiving
 
 _LOG = logging.getLogger(__name__)
 _MENTIONED: set[str] = set()  # switches that were logged
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """A requirement of a value, in words and as a check."""
-
-    text: str
-    holds: Callable[[Any], Any]
-
-
-def _one_of(*values: Any) -> Wanted:
-    return Wanted(f"one of {', '.join(map(str, values))}", lambda value: value in values)
-
-
-def _or_none(wanted: Wanted) -> Wanted:
-    return Wanted(f"{wanted.text}, or None", lambda value: value is None or wanted.holds(value))
-
-
-def _each(wanted: Wanted) -> Wanted:
-    return Wanted(
-        f"{wanted.text}, or a list of them",
-        lambda value: all(map(wanted.holds, value if isinstance(value, list | tuple) else [value])),
-    )
-
-
-def _whole(least: int) -> Wanted:
-    return Wanted(
-        f"a whole number of at least {least}", lambda value: isinstance(value, Integral) and int(value) >= least
-    )
-
-
-def _real(text: str, holds: Callable[[float], bool]) -> Wanted:
-    return Wanted(f"a number {text}", lambda value: isinstance(value, Real) and holds(float(value)))
-
-
-def _made_of(kind: type, text: str) -> Wanted:
-    return Wanted(f"{text} or None", lambda value: value is None or isinstance(value, kind))
-
-
-_TRUTH = _one_of(False, True)
 _NAMES = Wanted(
     "a list of names",
     lambda value: isinstance(value, list | tuple) and all(isinstance(name, str) for name in value),
 )
-_DTYPE = _one_of("float32", "float16", "bfloat16")
+_DTYPE = one_of("float32", "float16", "bfloat16")
 _TILES = Wanted(
     "an order of the axes 0 to 3 that has 2 before 3",
     lambda value: isinstance(value, list | tuple) and sorted(value) == [0, 1, 2, 3] and value.index(2) < value.index(3),
 )
-
-
-def works(default: Any, wanted: Wanted) -> Any:
-    return field(default=default, metadata=dict(wanted=wanted))
-
-
-def idle(default: Any, wanted: Wanted = _TRUTH) -> Any:
-    """Declare a switch without effect here, such as those that trade memory for time in AWS's compiler."""
-    return field(default=default, metadata=dict(wanted=wanted, idle=True))
-
-
-def refused(default: Any, why: str) -> Any:
-    """Declare a switch that would change inputs or results, and is not supported."""
-    return field(default=default, metadata=dict(wanted=Wanted(f"{default}: {why}", lambda value: value == default)))
-
-
-class Switches:
-    """Base of configurations: every value is checked when it is assigned, at first or later.
-
-    An assignment that is refused changes nothing. `settle` checks what concerns several fields.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        declared: Any = type(self).__dict__["__dataclass_fields__"].get(name)
-        if declared is None:
-            mention_unknown(type(self).__name__, [name], type(self).__dict__["__dataclass_fields__"])
-        elif not (wanted := declared.metadata["wanted"]).holds(value):
-            raise ConfigError(f"{name} must be {wanted.text}, got {value!r}")
-        before = self.__dict__.copy()
-        self.__dict__[name] = value
-        if "_made" in before:
-            try:
-                self.settle(name)
-            except BaseException:
-                self.__dict__.clear()
-                self.__dict__.update(before)
-                raise
-
-    def __post_init__(self) -> None:
-        self.settle()
-        self.__dict__["_made"] = True
-
-    def settle(self, changed: str = "") -> None:
-        """Check fields against each other, and complete them, after all are set or the field `changed` was."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +68,13 @@ class ContinuousBatchingConfig(Switches):
     `input_metadata`. With `enable_chunked_prefill`, a call may have chunks of prompts and running rows.
     """
 
-    max_num_seqs: int | None = works(None, _or_none(_whole(1)))
-    batch_size_for_shared_caches: int | None = works(None, _or_none(_whole(1)))
-    max_model_len: int | None = works(None, _or_none(_whole(1)))
-    optimized_paged_attention: bool = works(False, _TRUTH)
-    enable_chunked_prefill: bool = works(False, _TRUTH)
-    block_size: int | None = works(None, _or_none(_whole(1)))
-    num_blocks: int | None = works(None, _or_none(_whole(1)))
+    max_num_seqs: int | None = works(None, or_none(whole(1)))
+    batch_size_for_shared_caches: int | None = works(None, or_none(whole(1)))
+    max_model_len: int | None = works(None, or_none(whole(1)))
+    optimized_paged_attention: bool = works(False, TRUTH)
+    enable_chunked_prefill: bool = works(False, TRUTH)
+    block_size: int | None = works(None, or_none(whole(1)))
+    num_blocks: int | None = works(None, or_none(whole(1)))
 
     def settle(self, changed: str = "") -> None:
         if self.enable_chunked_prefill and not self.optimized_paged_attention:
@@ -195,17 +124,17 @@ class GenerationConfig(Switches):
     differ by their place in the call. Without a seed, each call draws differently.
     """
 
-    max_length: int | None = idle(None, _or_none(_whole(1)))
-    do_sample: bool = works(False, _TRUTH)
-    top_k: int | Sequence[int] | None = works(50, _or_none(_each(_whole(0))))
-    top_p: float | Sequence[float] = works(1.0, _each(_real("in (0, 1]", lambda p: 0 < p <= 1)))
-    top_p_min_tokens: int | Sequence[int] = works(1, _each(_one_of(0, 1)))
-    global_top_k: int | None = works(None, _or_none(_whole(1)))
-    eos_token_id: int | Sequence[int] | None = works(None, _or_none(_each(_whole(-1))))
-    temperature: float | Sequence[float] | None = works(1.0, _or_none(_each(_real("of at least 0", lambda t: t >= 0))))
-    dynamic: bool = works(False, _TRUTH)
-    deterministic: bool = works(False, _TRUTH)
-    seed: int | Sequence[int] | None = works(None, _or_none(_each(_whole(0))))
+    max_length: int | None = idle(None, or_none(whole(1)))
+    do_sample: bool = works(False, TRUTH)
+    top_k: int | Sequence[int] | None = works(50, or_none(each(whole(0))))
+    top_p: float | Sequence[float] = works(1.0, each(real("in (0, 1]", lambda p: 0 < p <= 1)))
+    top_p_min_tokens: int | Sequence[int] = works(1, each(one_of(0, 1)))
+    global_top_k: int | None = works(None, or_none(whole(1)))
+    eos_token_id: int | Sequence[int] | None = works(None, or_none(each(whole(-1))))
+    temperature: float | Sequence[float] | None = works(1.0, or_none(each(real("of at least 0", lambda t: t >= 0))))
+    dynamic: bool = works(False, TRUTH)
+    deterministic: bool = works(False, TRUTH)
+    seed: int | Sequence[int] | None = works(None, or_none(each(whole(0))))
     per_batch_line: bool = idle(False)
 
     def rules(self) -> dict[str, Any]:
@@ -235,15 +164,15 @@ class QuantizationConfig(Switches):
     the weights, or of 32. This is faster where products take the time, not the reading of weights.
     """
 
-    quant_dtype: str = works("s8", _one_of("s8", "s4", "f8e4m3fn"))
-    dequant_dtype: str = idle("f16", _one_of("f32", "f16", "bf16"))
-    quantize_method: str = works("vector_dynamic", _one_of("vector_dynamic", "direct_cast"))
-    quantize_attn: bool = works(True, _TRUTH)
+    quant_dtype: str = works("s8", one_of("s8", "s4", "f8e4m3fn"))
+    dequant_dtype: str = idle("f16", one_of("f32", "f16", "bf16"))
+    quantize_method: str = works("vector_dynamic", one_of("vector_dynamic", "direct_cast"))
+    quantize_attn: bool = works(True, TRUTH)
     no_quantize_list: Sequence[str] = works((), _NAMES)
-    group_size: int | None = works(None, _or_none(_whole(2)))
-    quantize_head: bool = works(False, _TRUTH)
-    quantize_embedding: bool = works(False, _TRUTH)
-    activation_dtype: str | None = works(None, _or_none(_one_of("s8")))
+    group_size: int | None = works(None, or_none(whole(2)))
+    quantize_head: bool = works(False, TRUTH)
+    quantize_embedding: bool = works(False, TRUTH)
+    activation_dtype: str | None = works(None, or_none(one_of("s8")))
 
     def settle(self, changed: str = "") -> None:
         if self.activation_dtype and self.quant_dtype not in ("s8", "s4"):
@@ -271,9 +200,9 @@ class KVCacheQuantizationConfig(Switches):
     With `quantize_method="direct_cast"`, for f8e4m3fn only, there is no scale.
     """
 
-    quant_dtype: str = works("s8", _one_of("s8", "f8e4m3fn"))
-    dequant_dtype: str = idle("bf16", _one_of("f32", "f16", "bf16"))
-    quantize_method: str = works("vector_dynamic", _one_of("vector_dynamic", "direct_cast"))
+    quant_dtype: str = works("s8", one_of("s8", "f8e4m3fn"))
+    dequant_dtype: str = idle("bf16", one_of("f32", "f16", "bf16"))
+    quantize_method: str = works("vector_dynamic", one_of("vector_dynamic", "direct_cast"))
 
     def settle(self, changed: str = "") -> None:
         _check_cast(self)
@@ -309,37 +238,37 @@ class NeuronConfig(Switches):
     the devices before the host sees them; with 0, and on Neuron, the loop runs on the host.
     """
 
-    runtime: str | None = works(None, _made_of(str, "a name"))
-    output_all_logits: bool = works(False, _TRUTH)
-    log_softmax_scores: bool = works(False, _TRUTH)
-    on_device_generation: GenerationConfig | None = works(None, _made_of(GenerationConfig, "a GenerationConfig"))
+    runtime: str | None = works(None, made_of(str, "a name"))
+    output_all_logits: bool = works(False, TRUTH)
+    log_softmax_scores: bool = works(False, TRUTH)
+    on_device_generation: GenerationConfig | None = works(None, made_of(GenerationConfig, "a GenerationConfig"))
     continuous_batching: ContinuousBatchingConfig | None = works(
-        None, _made_of(ContinuousBatchingConfig, "a ContinuousBatchingConfig")
+        None, made_of(ContinuousBatchingConfig, "a ContinuousBatchingConfig")
     )
-    padding_side: str = works("left", _one_of("left", "right"))
-    compilation_worker_count: int | None = works(None, _or_none(_whole(1)))
-    tokens_per_dispatch: int = works(32, _whole(0))
+    padding_side: str = works("left", one_of("left", "right"))
+    compilation_worker_count: int | None = works(None, or_none(whole(1)))
+    tokens_per_dispatch: int = works(32, whole(0))
 
-    quant: QuantizationConfig | None = works(None, _made_of(QuantizationConfig, "a QuantizationConfig"))
+    quant: QuantizationConfig | None = works(None, made_of(QuantizationConfig, "a QuantizationConfig"))
     kv_cache_quant: KVCacheQuantizationConfig | None = works(
-        None, _made_of(KVCacheQuantizationConfig, "a KVCacheQuantizationConfig")
+        None, made_of(KVCacheQuantizationConfig, "a KVCacheQuantizationConfig")
     )
-    sparse_attn: SparseAttnConfig | None = works(None, _made_of(SparseAttnConfig, "a SparseAttnConfig"))
+    sparse_attn: SparseAttnConfig | None = works(None, made_of(SparseAttnConfig, "a SparseAttnConfig"))
     cast_logits_dtype: str = works("float32", _DTYPE)
-    shard_over_sequence: bool = works(False, _TRUTH)
+    shard_over_sequence: bool = works(False, TRUTH)
     is_eagle_target: bool = refused(False, "speculation with EAGLE is not supported")
     is_eagle_draft: bool = refused(False, "speculation with EAGLE is not supported")
     has_pre_attention_norm: bool = refused(True, "all models here have it; drafts for EAGLE are not supported")
 
     on_device_embedding: bool = idle(False)
-    group_query_attention: GQA | str | None = idle(None, _or_none(_one_of(*GQA)))
-    attention_layout: Layout | str = idle(Layout.HSB, _one_of(Layout.HSB, Layout.BSH))
-    collectives_layout: Layout | str = idle(Layout.HSB, _one_of(Layout.HSB, Layout.BSH))
-    cache_layout: Layout | str = idle(Layout.SBH, _one_of(Layout.SBH, Layout.BSH))
-    all_reduce_dtype: str | None = idle(None, _or_none(_DTYPE))
+    group_query_attention: GQA | str | None = idle(None, or_none(one_of(*GQA)))
+    attention_layout: Layout | str = idle(Layout.HSB, one_of(Layout.HSB, Layout.BSH))
+    collectives_layout: Layout | str = idle(Layout.HSB, one_of(Layout.HSB, Layout.BSH))
+    cache_layout: Layout | str = idle(Layout.SBH, one_of(Layout.SBH, Layout.BSH))
+    all_reduce_dtype: str | None = idle(None, or_none(_DTYPE))
     bf16_rms_norm: bool = idle(False)
     sequence_parallel_norm: bool = idle(False)
-    sequence_parallel_norm_threshold: int = idle(2048, _whole(1))
+    sequence_parallel_norm_threshold: int = idle(2048, whole(1))
     duplicate_q_weight_sos: bool = idle(False)
     fuse_qkv: bool = idle(False)
     qkv_tiling: bool = idle(False)

@@ -9,7 +9,16 @@ from typing import Any
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.hlo.contraction import combiner, element
 from transformers_neuronx.hlo.shaping import axis_of
-from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Shape, Tensor, TupleShape, active_scribe, dtype_named
+from transformers_neuronx.pyhlo import (
+    HloModuleProto,
+    HloScribe,
+    Scribe,
+    Shape,
+    Tensor,
+    TupleShape,
+    active_scribe,
+    dtype_named,
+)
 
 COMPOSITE_NAME = "composite.name"
 COMPOSITE_ATTRIBUTES = "composite.attributes"
@@ -107,7 +116,7 @@ class _Closure:
         self.id, self.result = scribe.computation(run, name, capture=self._capture)
         self.shape = self._whole(scribe)
 
-    def _whole(self, scribe: HloScribe) -> TupleShape:
+    def _whole(self, scribe: Scribe) -> TupleShape:
         return scribe.tuple(*(operand.shape for operand in self.operands))
 
     def _capture(self, outer: Tensor) -> Tensor:

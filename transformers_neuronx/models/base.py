@@ -22,8 +22,10 @@ from transformers_neuronx.config import (
     completed,
     token_ids,
 )
-from transformers_neuronx.engine.artifacts import Artifact, description, holds_artifact, open_artifact, save_artifact
+from transformers_neuronx.engine.artifact_saving import save_artifact
+from transformers_neuronx.engine.artifacts import Artifact, holds_artifact, open_artifact
 from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.descriptions import description
 from transformers_neuronx.engine.family import Family
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.metrics import Meter, Metrics

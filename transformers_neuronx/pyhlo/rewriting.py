@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from transformers_neuronx.pyhlo import hlo_pb2
-from transformers_neuronx.pyhlo.scribe import HloScribe, Shape, Tensor, TupleShape, dtype_named
+from transformers_neuronx.pyhlo.scribe import HloScribe
+from transformers_neuronx.pyhlo.tensors import Shape, Tensor, TupleShape, dtype_named
 
 
 def shape_of(proto: hlo_pb2.ShapeProto) -> Shape | TupleShape:

@@ -9,8 +9,9 @@ from typing import Any
 
 from transformers_neuronx.analysis.inspection.facts import WEIGHT, ModuleFacts, Parameter, facts_of, plain, split_of
 from transformers_neuronx.analysis.inspection.text import model_text
-from transformers_neuronx.engine.artifacts import description, open_artifact
+from transformers_neuronx.engine.artifacts import open_artifact
 from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.descriptions import description
 from transformers_neuronx.engine.family import ENCODER_LAYER
 from transformers_neuronx.engine.keys import ProgramKey, Segment, artifact_key, program_name
 from transformers_neuronx.engine.programs import Programs
