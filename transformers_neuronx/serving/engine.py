@@ -70,18 +70,15 @@ class Engine:
         adjustments: bool = True,
     ) -> None:
         decoder: Decoder = model.decoder
-        positions = decoder.options.buckets.longest
         paged = decoder.programs.reads_pages
         rows = (32 if paged else decoder.slots) if rows is None else rows
         _check(rows, step_tokens, None if paged else decoder)
-        guesses = 0 if draft is None else draft_tokens
-        limits = Limits(step_tokens, step_tokens, rows, positions, waiting, waiting_tokens, guesses)
+        guesses, longest = 0 if draft is None else draft_tokens, decoder.options.buckets.longest
+        limits = Limits(step_tokens, step_tokens, rows, longest, waiting, waiting_tokens, guesses)
         models = [model, *drafts_of(draft, model, limits)]
-        cache = _paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, positions)])
+        cache = _paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, longest)])
         self._model, self._tokenizer, self._adjustments = model, tokenizer, adjustments
-        steps: Steps = (
-            steps_over(decoder, cache, limits, adjustments) if paged else SlotSteps(decoder, guesses, adjustments)
-        )
+        steps = _steps(decoder, cache, limits, adjustments)
         self._within = take_all([] if paged else [each.turns for each in models], "an engine")
         self._ends = frozenset(model.eos_token_ids)
         self._ids = itertools.count()
@@ -226,6 +223,12 @@ def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVC
     states = any(layout.has_states for layout in layouts)
     places = 2 if states and limits.guesses else int(any(layout.has_places for layout in layouts))
     return KVCache([pool(window) for window in windows], limits.rows, places)
+
+
+def _steps(decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool) -> Steps:
+    if decoder.programs.reads_pages:
+        return steps_over(decoder, cache, limits, adjustments)
+    return SlotSteps(decoder, limits.guesses, adjustments)
 
 
 def _compile(tag: str, *parts: Compiled | None) -> None:
