@@ -46,6 +46,7 @@ class Work:
 
     def __init__(self, directory, staging, under, timeout):
         self.directory, self.under, self.timeout = Path(directory).expanduser().resolve(), under, timeout
+        self.directory.mkdir(parents=True, exist_ok=True)
         self.staging = staging
         self.threads = len(os.sched_getaffinity(0))
 

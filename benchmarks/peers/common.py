@@ -8,6 +8,7 @@ an engine with two members. `weights` is the number of bytes that one token read
 greedily, and returns the tokens of each row, the seconds to the first token, and the seconds of all others together.
 """
 
+import itertools
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -79,6 +81,44 @@ class Session:
         while len(runs) <= self.task.repeats and (not runs or time.perf_counter() - began < ENOUGH):
             runs.append(self.generate(length, count))
         return runs[1:] or runs
+
+
+def serve(task, server):
+    """Let `task.clients` send `task.each` requests, one after the other each. Return what they saw, in milliseconds.
+
+    `server.answer(ids, count)` yields once for each token, in the thread of its caller. Prompts begin with the same
+    `task.shared` tokens, and are new for each request, so that nothing else of them is cached.
+    """
+    draw = random.Random(task.clients)
+    warm, *own = [
+        [draw.randrange(task.vocab) for _ in range(task.prompt - task.shared)]
+        for _ in range(1 + task.clients * task.each)
+    ]
+    common = [draw.randrange(task.vocab) for _ in range(task.shared)]
+    list(server.answer(common + warm, 4))
+    times = []
+
+    def client(number):
+        for ids in own[number :: task.clients]:
+            came = [time.perf_counter()]
+            came += [time.perf_counter() for _ in server.answer(common + ids, task.count)]
+            times.append(came)
+
+    threads = [threading.Thread(target=client, args=[number]) for number in range(task.clients)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - began
+    assert [len(came) for came in times] == [1 + task.count] * len(own), "all tokens of all requests"
+    first = sorted(came[1] - came[0] for came in times)
+    between = sorted(b - a for came in times for a, b in itertools.pairwise(came[1:]))
+    found = {"tokens/s": task.count * len(own) / seconds, "peak": peak()}
+    for name, values in dict(first=first, between=between).items():
+        for part in (50, 99):
+            found[f"{name} p{part}"] = 1e3 * values[min(len(values) * part // 100, len(values) - 1)]
+    return found
 
 
 class Clock:

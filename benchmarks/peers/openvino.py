@@ -3,13 +3,16 @@
 Weights in 8 and 4 bits are symmetric. Activations are quantized where OpenVINO does that by default.
 """
 
+import itertools
+import queue
+import threading
 from pathlib import Path
 
 import numpy as np
 import openvino
 import openvino_genai
 
-from peers.common import Clock, convert, run
+from peers.common import Clock, convert, run, serve
 
 WEIGHTS = {
     "f32": ["fp32"],
@@ -52,4 +55,44 @@ class Engine:
         return [handle.read_all()[0].generated_ids for handle in handles], *seconds
 
 
-run(prepare, load)
+class Server:
+    """The pipeline with chunked prompts, a prefix cache and a cache for all requests, stepped by one thread."""
+
+    def __init__(self, task):
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 256, max(task.clients, 1)
+        scheduler.dynamic_split_fuse = scheduler.enable_prefix_caching = True
+        scheduler.num_kv_blocks = (1 + task.clients) * -(-(task.prompt + task.count) // 32)
+        options = dict(INFERENCE_PRECISION_HINT="bf16", INFERENCE_NUM_THREADS=task.threads)
+        self.pipeline = openvino_genai.ContinuousBatchingPipeline(task.directory, scheduler, "CPU", options)
+        self.running, self.turn, self.numbers = {}, threading.Condition(), itertools.count()
+        threading.Thread(target=self.steps, daemon=True).start()
+
+    def steps(self):
+        while True:
+            with self.turn:
+                self.turn.wait_for(lambda: self.running)
+            self.pipeline.step()
+            with self.turn:
+                running = list(self.running.items())
+            for number, (handle, tokens) in running:
+                while handle.can_read():
+                    for token in handle.read()[0].generated_ids:
+                        tokens.put(token)
+                if handle.get_status() == openvino_genai.GenerationStatus.FINISHED:
+                    tokens.put(None)
+                    with self.turn:
+                        del self.running[number]
+
+    def answer(self, ids, count):
+        wanted = openvino_genai.GenerationConfig(max_new_tokens=count, ignore_eos=True, do_sample=False)
+        tokens = queue.SimpleQueue()
+        with self.turn:
+            number = next(self.numbers)
+            handle = self.pipeline.add_request(number, openvino.Tensor(np.array([ids])), wanted)
+            self.running[number] = handle, tokens
+            self.turn.notify()
+        return iter(tokens.get, None)
+
+
+run(prepare, load, serve=lambda task: serve(task, Server(task)))

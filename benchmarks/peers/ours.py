@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from peers.common import Clock, run
+import transformers_neuronx as tnx
+from peers.common import Clock, run, serve
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 
@@ -74,6 +75,23 @@ class Engine:
         return tokens.tolist(), *clock.seconds()
 
 
+class Server:
+    """An engine with its defaults, and a cache for all requests at once."""
+
+    def __init__(self, task):
+        amp, quant = FORMATS[task.format]
+        longest = -(-(task.prompt + task.count) // 64) * 64
+        model = NeuronAutoModelForCausalLM.from_pretrained(
+            task.checkpoint, n_positions=longest, amp=amp,
+            neuron_config=NeuronConfig(quant=QuantizationConfig(**quant) if quant else None),
+        )  # fmt: skip
+        model.to_neuron(ahead=False)
+        self.engine = tnx.Engine(model, rows=task.clients, cache_tokens=(1 + task.clients) * longest)
+
+    def answer(self, ids, count):
+        return self.engine.submit(ids, tnx.SamplingParams(max_tokens=count, temperature=0, ignore_eos=True))
+
+
 def perplexity(task):
     """Return the bundled checkpoint's perplexity on held-out text, as in `tests/families/test_quantized.py`."""
     from transformers import AutoTokenizer  # takes seconds to import, which a start from an artifact avoids
@@ -86,4 +104,4 @@ def perplexity(task):
     return dict(perplexity=math.exp(-scores.mean()), tokens=len(scores))
 
 
-run(prepare, load, perplexity=perplexity)
+run(prepare, load, perplexity=perplexity, serve=lambda task: serve(task, Server(task)))
