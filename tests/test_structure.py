@@ -25,8 +25,8 @@ INSIDE = {
         "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",
     ],
     "weights": [
-        "layouts", "panels", "splits", "rows", "other_formats", "stored_module", "checkpoint", "origin", "parameters",
-        "reading", "quantization",
+        "layouts", "panels", "splits", "rows", "other_formats", "formats", "directories", "saving", "stored_module",
+        "checkpoint", "origin", "parameters", "reading", "quantization",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",

@@ -23,7 +23,8 @@ from transformers_neuronx.engine.artifacts import open_artifact
 from transformers_neuronx.engine.manifest import sealed
 from transformers_neuronx.errors import ConfigError, TransformersNeuronxError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.weights.checkpoint import load_config, open_checkpoint
+from transformers_neuronx.weights.checkpoint import open_checkpoint
+from transformers_neuronx.weights.directories import load_config
 
 OUTSIDE = 666.0  # the values of files outside that must never be read
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.tensor(3)}

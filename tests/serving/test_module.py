@@ -18,14 +18,9 @@ from saves import fails_at, snapshot
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from transformers_neuronx.errors import CheckpointError
-from transformers_neuronx.weights import checkpoint as module
-from transformers_neuronx.weights.checkpoint import (
-    load_config,
-    open_checkpoint,
-    open_weights,
-    resolve,
-    save_pretrained_split,
-)
+from transformers_neuronx.weights import directories
+from transformers_neuronx.weights.checkpoint import open_checkpoint, open_weights, save_pretrained_split
+from transformers_neuronx.weights.directories import load_config, resolve
 
 MEBI = 2**20
 
@@ -486,7 +481,7 @@ def test_pickles_are_downloaded_only_without_safetensors(safe, tmp_path, monkeyp
             (tmp_path / file).touch()
         return str(tmp_path)
 
-    monkeypatch.setattr(module, "snapshot_download", download)
+    monkeypatch.setattr(directories, "snapshot_download", download)
     assert {entry.name for entry in resolve("owner/model").iterdir()} == config | (safetensors if safe else pickles)
 
 

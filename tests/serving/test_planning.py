@@ -23,7 +23,7 @@ from transformers_neuronx.analysis.planning.places import Core
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.huggingface.auto import family_of
 from transformers_neuronx.runtimes import get_runtime
-from transformers_neuronx.weights.checkpoint import load_config
+from transformers_neuronx.weights.directories import load_config
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 CLOSE = 0.05

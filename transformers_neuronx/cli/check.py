@@ -21,7 +21,7 @@ from transformers_neuronx.errors import CheckpointError, ConfigError, InputError
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.support.files import explain
-from transformers_neuronx.weights.checkpoint import resolve
+from transformers_neuronx.weights.directories import resolve
 
 NONE = "none"
 RANDOM = 64  # tokens, if no text is given

@@ -13,7 +13,7 @@ from transformers_neuronx.engine.artifact_saving import want_place
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.support import files
-from transformers_neuronx.weights.checkpoint import GENERATION_CONFIG
+from transformers_neuronx.weights.directories import GENERATION_CONFIG
 
 Target = Annotated[str, typer.Argument(metavar="ARTIFACT", help="Directory to save to.")]
 Weights = Annotated[

@@ -18,7 +18,7 @@ from transformers_neuronx.huggingface.auto import class_of
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.runtimes import RUNTIMES
 from transformers_neuronx.support.files import explain, read_json
-from transformers_neuronx.weights.checkpoint import load_config, load_generation_config, resolve_tokenizer
+from transformers_neuronx.weights.directories import load_config, load_generation_config, resolve_tokenizer
 
 NO = 4  # exit status of `plan`, `lint` and `check` if they find a problem
 HOW, CHOICE, WHERE = "Compilation", "Sampling", "Model location"

@@ -19,7 +19,8 @@ from transformers_neuronx.engine.manifest import CONFIG, FORMAT, MANIFEST, as_js
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support import files
 from transformers_neuronx.version import __version__
-from transformers_neuronx.weights.checkpoint import PathOrName, format_in
+from transformers_neuronx.weights.directories import PathOrName
+from transformers_neuronx.weights.formats import format_in
 
 OWN_FILES = re.compile(r"program-.*\.(hlo\.pb|executable|neff)|weights-.*\.safetensors")
 

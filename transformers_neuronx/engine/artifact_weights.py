@@ -24,7 +24,7 @@ from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
 from transformers_neuronx.support import files
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.weights import panels
-from transformers_neuronx.weights.checkpoint import Readers, open_safetensors
+from transformers_neuronx.weights.formats import Readers, open_safetensors
 from transformers_neuronx.weights.reading import Key, Sharded, collapsed, expand
 from transformers_neuronx.weights.rows import Weight
 

@@ -26,7 +26,9 @@ from transformers_neuronx.engine.manifest import CONFIG, MANIFEST, Tensors, fact
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.support import files
-from transformers_neuronx.weights.checkpoint import Checkpoint, PathOrName, Readers, format_in, open_safetensors
+from transformers_neuronx.weights.checkpoint import Checkpoint
+from transformers_neuronx.weights.directories import PathOrName
+from transformers_neuronx.weights.formats import Readers, format_in, open_safetensors
 from transformers_neuronx.weights.origin import Marks, marks_in
 from transformers_neuronx.weights.reading import Sharded, collapsed
 

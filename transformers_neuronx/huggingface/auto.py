@@ -13,7 +13,7 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.support.arguments import path_in
-from transformers_neuronx.weights.checkpoint import PathOrName, load_config
+from transformers_neuronx.weights.directories import PathOrName, load_config
 
 
 def families() -> list[str]:

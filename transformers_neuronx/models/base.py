@@ -38,7 +38,8 @@ from transformers_neuronx.serving.paged_slots import decoder_of
 from transformers_neuronx.support.arguments import mention_unknown, path_in, take_in_order
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import Turns
-from transformers_neuronx.weights.checkpoint import Checkpoint, PathOrName, load_config, open_weights
+from transformers_neuronx.weights.checkpoint import Checkpoint, open_weights
+from transformers_neuronx.weights.directories import PathOrName, load_config
 from transformers_neuronx.weights.origin import Marked
 from transformers_neuronx.weights.reading import expand
 from transformers_neuronx.weights.stored_module import PretrainedModel, Readers

@@ -15,7 +15,9 @@ from transformers_neuronx.config import Buckets
 from transformers_neuronx.engine.artifacts import holds_artifact
 from transformers_neuronx.errors import InputError, NotSupportedError
 from transformers_neuronx.models.base import Model
-from transformers_neuronx.weights.checkpoint import PathOrName, checkpoint_in_memory, format_in, open_checkpoint
+from transformers_neuronx.weights.checkpoint import checkpoint_in_memory, open_checkpoint
+from transformers_neuronx.weights.directories import PathOrName
+from transformers_neuronx.weights.formats import format_in
 from transformers_neuronx.weights.stored_module import StoredModule
 
 ARTIFACT = "compiled"  # folder of an artifact inside a checkpoint's directory

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from transformers_neuronx.support.files import exchange, staging
-from transformers_neuronx.weights.checkpoint import SPLIT_DIRECTORY, SPLIT_LISTING, PathOrName, resolve, save_tensors
+from transformers_neuronx.weights.directories import PathOrName, resolve
+from transformers_neuronx.weights.formats import SPLIT_DIRECTORY, SPLIT_LISTING
+from transformers_neuronx.weights.saving import save_tensors
 from transformers_neuronx.weights.stored_module import PretrainedModel
 
 _SAFETENSORS_MODEL_FILENAME = "model.safetensors"

@@ -21,7 +21,8 @@ from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelA
 from transformers_neuronx.huggingface.auto import family_of
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.pyhlo.dtypes import to_torch
-from transformers_neuronx.weights.checkpoint import resolve_tokenizer, save_pretrained_split
+from transformers_neuronx.weights.checkpoint import save_pretrained_split
+from transformers_neuronx.weights.directories import resolve_tokenizer
 
 PROMPT = "In the beginning"
 

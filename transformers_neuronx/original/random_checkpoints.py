@@ -15,12 +15,8 @@ from typing import Any
 import torch
 
 from transformers_neuronx.errors import CheckpointError
-from transformers_neuronx.weights.checkpoint import (
-    SPLIT_DIRECTORY,
-    SPLIT_LISTING,
-    open_checkpoint,
-    save_pretrained_split,
-)
+from transformers_neuronx.weights.checkpoint import open_checkpoint, save_pretrained_split
+from transformers_neuronx.weights.formats import SPLIT_DIRECTORY, SPLIT_LISTING
 from transformers_neuronx.weights.other_formats import EMPTY
 
 HELP_DOC_STR = """Write a split checkpoint of random weights with any number of layers, from one with a single layer.

@@ -19,7 +19,7 @@ from transformers_neuronx.huggingface.auto import family_of
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.absent import absent_runtime
-from transformers_neuronx.weights.checkpoint import PathOrName
+from transformers_neuronx.weights.directories import PathOrName
 from transformers_neuronx.weights.rows import SCALE, Weight
 
 Found = Callable[[str], HloModuleProto | None]

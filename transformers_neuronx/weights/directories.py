@@ -1,0 +1,99 @@
+"""Directories of checkpoints: local ones, and those of the hub; the configuration files in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
+
+from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.support.files import explain, kind, read_json
+from transformers_neuronx.weights.formats import format_in
+from transformers_neuronx.weights.other_formats import ADAPTER_FILE, refuse_other_formats
+
+PathOrName: TypeAlias = str | os.PathLike[str]
+
+GENERATION_CONFIG = "generation_config.json"
+CONFIG_FILES = ["config.json", GENERATION_CONFIG]
+TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
+
+
+def resolve(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Path:
+    """Return the directory of a checkpoint: a local one, or a hub model that is downloaded or found in the cache.
+
+    Safetensors are fetched if the hub model has them, pickles only otherwise. `HF_HUB_OFFLINE` and the hub's cache,
+    or another `cache_dir`, are respected. CheckpointError if there is no such directory, and no such hub model can be
+    reached.
+    """
+    directory = _local_directory(path_or_name)
+    if directory is not None:
+        return directory
+    name = os.fspath(path_or_name)
+    safetensors = [*CONFIG_FILES, "*.safetensors", "model.safetensors.index.json"]
+    directory = _download(name, safetensors, cache_dir, ignore=["*/*", "consolidated*"])
+    if "safetensors" in format_in(directory):
+        return directory
+    return _download(name, [*CONFIG_FILES, "pytorch_model*"], cache_dir)
+
+
+def resolve_tokenizer(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Path:
+    """Return the directory of a checkpoint's tokenizer, found as `resolve` does."""
+    found = _local_directory(path_or_name)
+    return found or _download(os.fspath(path_or_name), [*CONFIG_FILES, *TOKENIZER_FILES], cache_dir, ignore=["*/*"])
+
+
+def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
+    """Parse `config.json`, with the start and end tokens of `generation_config.json` if it has any.
+
+    Nothing else of a hub model is downloaded. CheckpointError if it is missing or broken.
+    """
+    directory = _config_directory(path_or_name, cache_dir)
+    if not os.path.lexists(directory / "config.json"):
+        refuse_other_formats(directory)
+    config, generation = read_json(directory / "config.json"), load_generation_config(directory)
+    tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
+    return config | {name: value for name, value in tokens.items() if value is not None}
+
+
+def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
+    """Parse `generation_config.json`; empty if there is none. CheckpointError if it is broken."""
+    path = _config_directory(path_or_name, cache_dir) / GENERATION_CONFIG
+    return read_json(path) if path.exists() else {}
+
+
+def _config_directory(path_or_name: PathOrName, cache_dir: PathOrName | None) -> Path:
+    files = [*CONFIG_FILES, ADAPTER_FILE]
+    return _local_directory(path_or_name) or _download(os.fspath(path_or_name), files, cache_dir)
+
+
+def _local_directory(path_or_name: PathOrName) -> Path | None:
+    """Return a local directory, or None if the argument can only be a hub name."""
+    text = os.fspath(path_or_name)
+    path = os.path.expanduser(text)
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.lexists(path):
+        refuse_other_formats(Path(path))
+        raise CheckpointError(f"{path}: expected a checkpoint directory, found {kind(path)}; pass the directory")
+    if not isinstance(path_or_name, str) or text.startswith((".", "/", "~")) or not _is_hub_name(text):
+        wrong = "no such directory, and not a valid hub name such as 'owner/model'"
+        raise CheckpointError(f"{path or repr(path)}: {wrong}; check the path")
+    return None
+
+
+def _is_hub_name(text: str) -> bool:
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _download(name: str, allow: list[str], cache_dir: PathOrName | None, ignore: list[str] | None = None) -> Path:
+    wrong = f"{name!r} is neither a local directory nor a hub model that is cached or reachable"
+    with explain(wrong, "check the spelling, log in if the model is gated, or go online once to cache it"):
+        cache = None if cache_dir is None else os.path.expanduser(os.fspath(cache_dir))
+        return Path(snapshot_download(name, allow_patterns=allow, ignore_patterns=ignore, cache_dir=cache))
