@@ -51,7 +51,7 @@ def test_frequencies_in_a_checkpoint_are_left_aside_where_positions_are_rotary(f
     frequencies = {f"{name}.rotary_emb.inv_freq": lambda _: torch.ones(4) for name in names}
     kind = family_of(family)
     model = kind(reference.config, n_positions=[16], context_length_estimate=8)
-    decoder = model.engine(kind.family, model.model_config, absent_runtime(1), model.options)
+    decoder = model.decoder_on(absent_runtime(1))
     checkpoint = Checkpoint(tensors.directory, dict.fromkeys(tensors, tensors.read) | frequencies)
     if family in ("bloom", "gpt2", "opt"):
         with pytest.raises(CheckpointError, match=rf"has unexpected {', '.join(frequencies)}"):

@@ -90,7 +90,7 @@ def test_weights_and_caches_are_what_is_held(tmp_path, name):
     model = opened(saved(small, tmp_path) if small else TINY_KJV, **options)
     degree = model.options.tp_degree
     planned = Planner(model).needs(degree, on_cpu=True)
-    decoder = model.engine(model.family, model.model_config, get_runtime("cpu", degree), model.options)
+    decoder = model.decoder_on(get_runtime("cpu", degree))
     decoder.take(decoder.read(model.checkpoint))
     assert abs(planned.weights * degree / decoder.memory_use.weights - 1) < CLOSE
     assert planned.caches * degree == decoder.memory_use.caches
@@ -107,7 +107,7 @@ from transformers_neuronx.runtimes import get_runtime
 directory, options = sys.argv[1], json.loads(sys.argv[2])
 model = opened(directory, n_positions=[256], context_length_estimate=[128], **options)
 degree = model.options.tp_degree
-decoder = model.engine(model.family, model.model_config, get_runtime("cpu", degree), model.options)
+decoder = model.decoder_on(get_runtime("cpu", degree))
 decoder.store.compile(decoder.planned())
 model._decoder = decoder
 
@@ -125,7 +125,7 @@ def use():
 
 take()
 use()
-for held in (decoder.weights, decoder.caches, getattr(decoder, "memory", [])):
+for held in (decoder.weights, decoder._operands, decoder.caches, decoder.memory.arrays):
     held.clear()
 before = memory("VmRSS")
 take()

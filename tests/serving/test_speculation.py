@@ -1,19 +1,20 @@
 """Speculative decoding gives the same tokens as the target alone, with any draft."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from transformers_neuronx.config import NeuronConfig
+from transformers_neuronx.config import GenerationConfig, NeuronConfig
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.speculation import PromptLookup, SpeculativeGenerator
 from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TINY_KJV = EXAMPLES / "tiny-kjv"
+TINY_KJV, TINY_KJV_DRAFT = EXAMPLES / "tiny-kjv", EXAMPLES / "tiny-kjv-draft"
 TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
 
 
@@ -30,7 +31,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def draft():
-    return compiled(EXAMPLES / "tiny-kjv-draft")
+    return compiled(TINY_KJV_DRAFT)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,28 @@ def test_rows_that_end_early_and_the_end_of_the_sequence(target, draft, fused, b
 
 
 @pytest.mark.slow
+def test_rounds_of_its_own_leave_pages_to_slots_alone(target, batch):
+    """A batch that a caller continues round by round, and whose pages other calls then need."""
+    ids = batch.input_ids[:1]
+    want = target.sample(ids, ids.shape[1] + 24, top_k=1, eos_token_override=-1)[0].tolist()
+    greedy = NeuronConfig(on_device_generation=GenerationConfig(top_k=1, do_sample=True))
+    target, draft = (compiled(where, batch_size=1, neuron_config=greedy) for where in (TINY_KJV, TINY_KJV_DRAFT))
+    speculator = FusedSpeculativeDecoder(draft, target, 4)
+    made = ids[0].tolist()
+    tokens, counts = speculator.speculative_iteration(ids)
+    while True:
+        made += tokens[0, : counts[0]].tolist()
+        if len(made) >= len(want):
+            break
+        tokens, counts = speculator.speculative_iteration([made[-1:]], [[len(made) - 1]])
+    assert made[: len(want)] == want
+    for model in (target, draft):
+        decoder = model.decoder
+        assert decoder.pool.count - decoder.pool.free == len({page for table in decoder.tables for page in table})
+        holders = Counter(page for table in decoder.tables for page in table)
+        assert all(decoder.pool.is_shared(page) == (count > 1) for page, count in holders.items())
+
+
 def test_over_two_devices(draft, target, batch):
     options = dict(seed=4, attention_mask=batch.attention_mask)
     two, other = compiled(TINY_KJV, tp_degree=2), compiled(EXAMPLES / "tiny-kjv-draft", tp_degree=2)

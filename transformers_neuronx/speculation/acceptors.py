@@ -198,6 +198,8 @@ class Rounds:
             loop.scheduler.add(request)
         with self.target.decoder.guarded():
             loop.advance()
+        for request in requests:
+            loop.scheduler.abort(request, "stop")  # gives back its hold on the slot's pages
         made = np.full((len(requests), self.k + 1), self.pad, np.int64)
         counts = np.zeros((len(requests), 1), np.int64)
         for row, count, end, request in zip(made, counts, rows.end.tolist(), requests, strict=True):
