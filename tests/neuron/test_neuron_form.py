@@ -105,6 +105,11 @@ def test_the_compiler_s_own_operations(form, function, target):
     assert targets(form(function, X, close=1e-6)) == [target]
 
 
+def test_a_composite_of_other_operands_keeps_its_body(form):
+    other = hlo.composite("softmax", lambda scores, *, by: scores * by)
+    assert targets(form(lambda x: other(x, by=2.0), X)) == []
+
+
 def test_control_flow_is_written_out(form):
     def function(x, y):
         doubled = hlo.conditional(hlo.all(x > 0.0, [0, 1, 2]), lambda: x * 2.0, lambda: x + y)

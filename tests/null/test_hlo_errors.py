@@ -267,6 +267,8 @@ CASES = [
         X,
         "mine: attributes must be JSON values, got {'by': {1}}",
     ),
+    (lambda a: hlo.composite("mine", lambda a, b: a)(a), X, "mine: missing a required argument: 'b'"),
+    (lambda a: hlo.composite("mine", lambda a: a)([a, 2]), X, "mine: a must be tensors alone, got 2 among them"),
     (
         lambda a: hlo.composite("mine", lambda b: a + b)(a),
         X,

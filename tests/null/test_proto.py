@@ -130,7 +130,7 @@ TEXT = [
     r"%x.1 = f32[4,3]{1,0} parameter(0)",
     r"%gather.3 = f32[2,3]{1,0} gather(%x.1, %i.2), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, "
     r"index_vector_dim=1, slice_sizes={1,3}",
-    r'frontend_attributes={composite.attributes={"by": 2.0},composite.name="twice"}',
+    r'frontend_attributes={composite.attributes={"by": 2.0},composite.name="twice",composite.operands="x"}',
     r"dimensions={0}, is_stable=true, to_apply=%sort.to_apply",
     r'metadata={op_type="Gather" op_name="gather" source_file="',
 ]

@@ -17,7 +17,7 @@ def attend():
     from transformers_neuronx.layers.attention import _attend
 
     def attend(q, k, v, keys, values, start, length, *slots, **attributes):
-        return _attend(q, k, v, start, length, keys, values, *slots, own_slots=bool(slots), **attributes)
+        return _attend(q, k, v, start, length, (keys, values), *slots, **attributes)
 
     return attend
 
@@ -113,8 +113,8 @@ def test_a_cache_of_whole_numbers_and_scales(run, case, width):
     q, k, v, keys, values, *rows = inputs(**CASES[case])
     keys[0, 0] = k[0, 0] = 0
     cache = [part for parts in zip(stored(keys), stored(values), strict=True) for part in parts]
-    attributes = dict(width=width or enough(**CASES[case]), scale=0.5, arrays=4, own_slots=len(rows) > 2)
-    context, *after = run(lambda *x: _attend(*x[:5], *x[-4:], *x[5:-4], **attributes), q, k, v, *rows, *cache)
+    attributes = dict(width=width or enough(**CASES[case]), scale=0.5)
+    context, *after = run(lambda *x: _attend(*x[:5], x[-4:], *x[5:-4], **attributes), q, k, v, *rows, *cache)
     numbers = [np.multiply(*stored(x)).astype(np.float32) for x in (k, v)]
     wanted, want_keys, want_values = reference(q, *numbers, *(cache[i] * cache[i + 2] for i in (0, 1)), *rows)
     real = ~np.isnan(wanted)
@@ -181,12 +181,17 @@ def test_devices_that_divide_positions_give_what_one_gives(starts, lengths, n, r
     bias = [random.standard_normal([HEADS, 4][: 1 + ("distances" in rules)]).astype(np.float32)] * (
         "alibi" in rules or "distances" in rules
     )
-    named = dict(arrays=2, own_slots=False, alibi=False, distances=False, window=None, softcap=None, near=None)
-    named |= dict(width=POSITIONS, scale=0.5) | rules
-    wanted, *_ = run(lambda *tensors: _attend_body(*tensors, **named), q, k, v, *step, keys, values, *bias)
+    named = dict(window=None, softcap=None, width=POSITIONS, scale=0.5)
+    named |= {name: value for name, value in rules.items() if name in named}
+
+    def attended(function, tensors, **more):
+        biases = dict(zip(rules, tensors[7:], strict=False))
+        return function(*tensors[:5], tensors[5:7], **biases, **named, **more)
+
+    wanted, *_ = run(lambda *tensors: attended(_attend_body, tensors), q, k, v, *step, keys, values, *bias)
 
     def spread(*tensors):
-        context, *_ = attend_spread(*tensors, spread=Spread(2, 2), **named)
+        context, *_ = attended(attend_spread, tensors, spread=Spread(2, 2))
         return hlo.all_gather(context, 2, 2)
 
     halves = [[x[:, rank::2] for rank in range(2)] for x in (keys, values)]

@@ -1,12 +1,13 @@
 """Composites, loops and conditions: the module that is written, and that it computes the same as Python."""
 
 import json
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from transformers_neuronx import hlo
-from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
+from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME, COMPOSITE_OPERANDS, composite_call
 from transformers_neuronx.runtimes import get_runtime
 
 X = np.array([1, 2, 3], np.float32)
@@ -25,13 +26,25 @@ def calls(module):
     return [i for i in entry if i.opcode == "call"], {c.id: c for c in module.computations}
 
 
-def test_a_composite_is_a_call_that_says_its_name_and_attributes(write):
+def body_of(call, computations):
+    return computations[call.called_computation_ids[0]]
+
+
+class Pair(NamedTuple):
+    first: hlo.Tensor
+    second: hlo.Tensor | None = None
+
+
+def test_a_composite_is_a_call_that_says_its_name_operands_and_attributes(write):
     module = write(lambda x: scale(x, x, by=2.0), X)
     ((call,), computations) = calls(module)
     attributes = call.frontend_attributes.map
     assert attributes[COMPOSITE_NAME] == "scale" == call.metadata.op_name
+    assert attributes[COMPOSITE_OPERANDS] == "x y"
     assert json.loads(attributes[COMPOSITE_ATTRIBUTES]) == {"by": 2.0}
-    body = computations[call.called_computation_ids[0]]
+    assert composite_call(call) == ("scale", dict(zip("xy", call.operand_ids, strict=True)), {"by": 2.0})
+    assert composite_call(body_of(call, computations).instructions[0]) is None
+    body = body_of(call, computations)
     assert [i.opcode for i in body.instructions] == [
         "parameter",
         "parameter",
@@ -40,6 +53,33 @@ def test_a_composite_is_a_call_that_says_its_name_and_attributes(write):
         "multiply",
         "add",
     ]
+
+
+@pytest.mark.parametrize("positional", [True, False])
+def test_operands_may_be_groups_and_may_be_absent(write, run, positional):
+    def body(x, pairs, more, left=None, right=None, *, by, times=None):
+        assert left is None and times is None
+        sums = [pair.first if pair.second is None else pair.first + pair.second for pair in pairs]
+        return sum(sums[1:], sums[0]) * x + sum(more[1:], more[0]) * by - right
+
+    def graph(x, y):
+        pairs, more = [Pair(x, y), Pair(y)], (x, y)
+        if positional:
+            return hlo.composite("grouped", body)(x, pairs, more, None, y, by=2.0)
+        return hlo.composite("grouped", body)(right=y, by=2.0, more=more, pairs=pairs, x=x)
+
+    ((call,), _) = calls(write(graph, X, X))
+    said = call.frontend_attributes.map
+    assert said[COMPOSITE_OPERANDS] == "x pairs.0.first pairs.0.second pairs.1.first more.0 more.1 right"
+    assert json.loads(said[COMPOSITE_ATTRIBUTES]) == {"by": 2.0, "times": None}
+    y = X + 1
+    np.testing.assert_array_equal(run(graph, X, y)[0], (X + y + y) * X + (X + y) * 2 - y)
+
+
+def test_operands_of_other_names_have_bodies_of_their_own(run):
+    either = hlo.composite("either", lambda x, plus=None, minus=None: x - minus if plus is None else x + plus)
+    plus, minus = run(lambda x: (either(x, x), either(x, minus=x)), X)
+    np.testing.assert_array_equal([plus, minus], [2 * X, 0 * X])
 
 
 def test_attributes_are_json_whose_keys_are_in_order(write):

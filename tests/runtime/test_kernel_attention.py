@@ -68,12 +68,13 @@ def reference(active, stands, cache, own, slopes, biases, scale, window=None, so
     return context, *(array.reshape(-1, *array.shape[2:]) for array in cache)
 
 
-def compiled(write, held, **attributes):
-    """Compile a program of attention alone, with its cache in place."""
+def compiled(write, held, arrays=2, also=(), **attributes):
+    """Compile a program of attention alone, with its cache in place; after its `arrays`, the operands named `also`."""
     options = dict(width=held[5].shape[1], scale=held[0].shape[-1] ** -0.5) | attributes
 
     def graph(*tensors):
-        context, *after = _attend(*tensors, **options)
+        cache, rest = tensors[5 : 5 + arrays], tensors[5 + arrays :]
+        context, *after = _attend(*tensors[:5], cache, **dict(zip(also, rest, strict=True)), **options)
         for new, old in zip(after, tensors[5:], strict=False):
             new.set_alias_to(old, must=True)
         return [context, *after]
@@ -88,8 +89,9 @@ def check(write, active, stands, cache, own, dtype, slopes=None, biases=None, **
     active = [x.astype(kind) for x in active]
     cache = [x.astype(np.int8 if len(cache) == 4 else kind) for x in cache[:2]] + cache[2:]
     arrays = [*active, *stands, *cache, *own, *(x for x in (slopes, biases) if x is not None)]
-    given = dict(arrays=len(cache), own_slots=bool(own), alibi=slopes is not None, distances=biases is not None)
-    program = compiled(write, arrays, **given, **attributes)
+    also = [*(["slots"] if own else []), *(["alibi"] if slopes is not None else [])]
+    also += [] if biases is None else ["distances"]
+    program = compiled(write, arrays, len(cache), also, **attributes)
     options = dict(scale=active[0].shape[-1] ** -0.5) | attributes
     want, *written = reference(active, stands, cache, own, slopes, biases, **options)
     real = np.arange(want.shape[1]) < stands[1][:, None]
@@ -200,7 +202,7 @@ def test_rows_that_are_not_in_the_cache_are_left_alone(write, random):
     own[0][:] = [-1, 3, 1]
     stands[0][:], stands[1][:] = [0, 0, 63], [4, 4, 4]
     arrays = [x if x.dtype == np.int32 else x.astype(np.float32) for x in [*active, *stands, *cache, *own]]
-    for context, keys, values in at_every_level(compiled(write, arrays, own_slots=True), *arrays):
+    for context, keys, values in at_every_level(compiled(write, arrays, also=["slots"]), *arrays):
         assert not context[:2].any() and not context[2, 1:].any() and context[2, 0].any()
         for after, before in ((keys, arrays[5]), (values, arrays[6])):
             changed = np.argwhere((after != before).any(-1))
@@ -211,5 +213,5 @@ def test_rows_that_are_not_in_the_cache_are_left_alone(write, random):
 def test_caches_that_it_does_not_take_are_left_to_the_body(write, random, dtype):
     active, stands, cache, _ = operands(random, 1, 1, 2, 2, 8, 16)
     arrays = [*(x.astype(np.float32) for x in active), *stands, *(x.astype(element_type(dtype).numpy) for x in cache)]
-    module = write(lambda *tensors: list(_attend(*tensors, width=16, scale=1.0)), *arrays)
+    module = write(lambda *tensors: list(_attend(*tensors[:5], tensors[5:], width=16, scale=1.0)), *arrays)
     assert kernels.target("attention") not in str(kernels.with_kernels(module))

@@ -41,11 +41,13 @@ def inputs(random, sequences, tokens, dtype="f32", s8=False, heads=(HEADS, KV_HE
     return [q, k, v, segments(sequences, random), *cache]
 
 
-def compiled(write, arrays, count, **named):
-    named = dict(scale=0.3, arrays=count) | named
+def compiled(write, arrays, count, also=(), **named):
+    """Compile a program of attention alone, with a cache of `count` arrays in place; then the operands named `also`."""
+    named = dict(scale=0.3) | named
 
     def graph(*tensors):
-        context, *after = paged_attention(*tensors, **named)
+        cache, rest = tensors[4 : 4 + count], tensors[4 + count :]
+        context, *after = paged_attention(*tensors[:4], cache, **dict(zip(also, rest, strict=True)), **named)
         for new, old in zip(after, tensors[4:], strict=False):
             new.set_alias_to(old, must=True)
         return [context, *after]
@@ -80,8 +82,8 @@ CASES = {
     "window": dict(window=70),
     "small window": dict(window=9),
     "cap": dict(softcap=2.0),
-    "alibi": dict(alibi=True),
-    "distances": dict(distances=True),
+    "alibi": dict(also=["alibi"]),
+    "distances": dict(also=["distances"]),
     "one head": dict(heads=(3, 3)),
     "of 64": dict(heads=(8, 2), size=64, dtype="bf16"),
 }
@@ -93,9 +95,9 @@ def test_it_is_what_its_body_defines(name, write, random, monkeypatch):
     given = {key: options.pop(key) for key in ("dtype", "s8", "heads", "size") if key in options}
     arrays = inputs(random, MIXED, 130, **given)
     count, heads = len(arrays) - 4, arrays[0].shape[2]
-    if options.get("alibi"):
+    if options.get("also") == ["alibi"]:
         arrays.append(random.random(heads, np.float32))
-    if options.get("distances"):
+    if options.get("also") == ["distances"]:
         arrays.append(random.standard_normal((heads, 33)).astype(np.float32))
     program, module = compiled(write, arrays, count, **options)
     wanted, *written = by_its_body(module, arrays, monkeypatch)
@@ -209,5 +211,5 @@ def test_pages_that_the_kernel_does_not_take_are_left_to_the_body(write):
     shapes = [(2, 1, 2, 8)] * 3
     arrays = [np.zeros(s, np.float32) for s in shapes] + [np.zeros((1, SEGMENT + 2), np.int32)]
     arrays += [np.zeros((6, 48, 8), np.float32)] * 2
-    module = write(lambda *tensors: list(paged_attention(*tensors, scale=1.0, arrays=2)), *arrays)
+    module = write(lambda *tensors: list(paged_attention(*tensors[:4], tensors[4:], scale=1.0)), *arrays)
     assert kernels.target("paged_attention") not in str(kernels.with_kernels(module))

@@ -14,8 +14,9 @@ from levels import at_every_level
 
 from transformers_neuronx import hlo
 from transformers_neuronx.engine.rules import Rules
+from transformers_neuronx.hlo.control import CompositeCall
 from transformers_neuronx.layers import ACTIVATIONS
-from transformers_neuronx.layers.linear import _linear, _linear_body
+from transformers_neuronx.layers.linear import Part, _linear, _linear_body
 from transformers_neuronx.layers.norm import _layer_norm, _rms_norm
 from transformers_neuronx.layers.sampling import BROKEN, _sample_body, sample
 from transformers_neuronx.layers.storage import as_rounded
@@ -28,7 +29,7 @@ from transformers_neuronx.weights.quantization import Storage
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 33, 64)
 ALL_BUT_FINITE = (np.nan, np.inf, -np.inf)
-ADDED = "residual = 1"  # in the text of a program, for a linear layer whose kernel adds a residual
+ADDED = ' residual"'  # in the text of a program, for a linear layer whose kernel adds a residual
 
 # Prints some logits of the bundled checkpoint, with the value of NEURONX_KERNELS.
 LOGITS = """
@@ -113,9 +114,9 @@ def check(write, xs, wide, *weight, rounded=0):
     """Compare products with NumPy in f64, within the rounding of 16-bit activations, or of sums in f32."""
     operands = [*xs, *weight]
     halved = weight[0].dtype == np.uint8
-    attributes = dict(scaled=len(weight) > 1, panels=[(len(wide), wide.shape[1] // (1 + halved))], rounded=rounded)
+    attributes = dict(panels=[(len(wide), wide.shape[1] // (1 + halved))], rounded=rounded)
     module = write(
-        lambda *tensors: [_linear(x, *tensors[len(xs) :], **attributes) for x in tensors[: len(xs)]], *operands
+        lambda *tensors: [_linear(x, [Part(*tensors[len(xs) :])], **attributes) for x in tensors[: len(xs)]], *operands
     )
     program = get_runtime("cpu", 1).compile(module)
     assert program.text().count(kernels.target("linear")) == len(xs)
@@ -153,7 +154,9 @@ def test_what_is_not_finite_stays_where_it_is(write, dtype, inputs, outputs, row
     random, number = np.random.default_rng(0), element_type(dtype).numpy
     x, weight = random.normal(size=(rows, inputs)).astype(number), random.normal(size=(outputs, inputs)).astype(number)
     x[rows // 2, 0], weight[16, 0], weight[outputs - 1, -1] = np.nan, np.inf, np.nan
-    program = compiled(write, lambda x, w: _linear(x, w, panels=[(outputs, inputs)]), "linear", x, laid_out(weight))
+    program = compiled(
+        write, lambda x, w: _linear(x, [Part(w)], panels=[(outputs, inputs)]), "linear", x, laid_out(weight)
+    )
     wanted = x.astype(np.float64) @ weight.astype(np.float64).T
     for [got] in at_every_level(program, x, laid_out(weight)):
         assert (np.isfinite(got) == np.isfinite(wanted)).all() and (np.isnan(got) == np.isnan(wanted)).all()
@@ -223,8 +226,14 @@ def test_several_layers_are_one_call_with_their_biases(write, storage, outputs, 
         wide = wide * scale[:, None] * 128 if storage == "s8" else wide
         wanted.append(x.astype(np.float64) @ wide.T + bias.astype(np.float64))
     matrices = [(count, 100) for count in outputs]
-    attributes = dict(parts=len(outputs), scaled=storage == "s8", biased=True, dtype="f32", panels=matrices)
-    program = compiled(write, lambda *tensors: _linear(*tensors, **attributes), "linear", x, *operands)
+    each = len(operands) // len(outputs)
+
+    def graph(x, *tensors):
+        layers = [tensors[first : first + each] for first in range(0, len(tensors), each)]
+        parts = [Part(*layer) if storage == "s8" else Part(layer[0], bias=layer[1]) for layer in layers]
+        return _linear(x, parts, panels=matrices)
+
+    program = compiled(write, graph, "linear", x, *operands)
     for results in at_every_level(program, x, *operands):
         for got, right in zip(results, wanted, strict=True):
             np.testing.assert_allclose(got, right, atol=2e-4 * np.abs(right).max())
@@ -241,9 +250,9 @@ def test_activations(write, activation, gated, rows):
     weights[0][3:5] *= [[100], [0]]
     wanted = NUMPY[alike.get(activation, activation)](x.astype(np.float64) @ weights[0].T.astype(np.float64))
     wanted = wanted * (x.astype(np.float64) @ weights[1].T) if gated else wanted
-    attributes = dict(parts=1 + gated, activation=activation, panels=[(37, 64)] * 2)
+    attributes = dict(activation=activation, panels=[(37, 64)] * 2)
     weights = [laid_out(weight) for weight in weights]
-    program = compiled(write, lambda *tensors: _linear(*tensors, **attributes), "linear", x, *weights)
+    program = compiled(write, lambda x, *w: _linear(x, [*map(Part, w)], **attributes), "linear", x, *weights)
     for [got] in at_every_level(program, x, *weights):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
 
@@ -258,9 +267,9 @@ def test_a_residual_is_added_by_the_kernel(write, dtype, gated, rows):
     gate, *up = [x.astype(np.float64) @ weight.T.astype(np.float64) for weight in weights]
     wanted = residual.astype(np.float64) + (np.maximum(gate, 0) * up[0] if gated else gate)
     activation = dict(activation="relu") if gated else {}
-    attributes = dict(parts=1 + gated, dtype=dtype, panels=[(37, 24)] * 2, **activation)
+    attributes = dict(dtype=dtype, panels=[(37, 24)] * 2, **activation)
     operands = x, residual, *map(laid_out, weights)
-    graph = lambda x, residual, *weights: residual + _linear(x, *weights, **attributes)  # noqa: E731
+    graph = lambda x, residual, *weights: residual + _linear(x, [*map(Part, weights)], **attributes)  # noqa: E731
     program = compiled(write, graph, "linear", *operands)
     assert program.text().count(ADDED) == 1
     tolerance = dict(f32=1e-5, bf16=2**-7, f16=2**-10)[dtype]
@@ -281,7 +290,7 @@ def test_a_residual_is_added_by_the_kernel(write, dtype, gated, rows):
 def test_only_what_a_layer_alone_is_added_to_is_its_residual(write, graph, residuals):
     random = np.random.default_rng(0)
     x, r, a, b = (random.integers(-3, 4, shape).astype(np.float32) for shape in [(2, 4), (2, 5), (5, 4), (5, 4)])
-    whole = lambda x, r, a, b: graph(_linear(x, a, panels=[(5, 4)]), _linear(x, b, panels=[(5, 4)]), r)  # noqa: E731
+    whole = lambda x, r, *w: graph(*(_linear(x, [Part(each)], panels=[(5, 4)]) for each in w), r)  # noqa: E731
     operands = x, r, laid_out(a), laid_out(b)
     program = get_runtime("cpu", 1).compile(write(whole, *operands))
     assert program.text().count(ADDED) == residuals
@@ -358,8 +367,8 @@ def test_sampled_tokens_are_those_of_the_body(write, vocabulary):
 
 def test_what_a_kernel_does_not_take_is_left_to_its_body(write):
     def taken(x, weight, *scale, matrix):
-        attributes = dict(scaled=bool(scale)) | (dict(panels=[matrix]) if matrix else {})
-        module = write(lambda *operands: _linear(*operands, **attributes), x, weight, *scale)
+        attributes = dict(panels=[matrix]) if matrix else {}
+        module = write(lambda x, *operands: _linear(x, [Part(*operands)], **attributes), x, weight, *scale)
         return kernels.target("linear") in str(kernels.with_kernels(module))
 
     x, half = np.zeros((2, 8192), np.float32), np.zeros((2, 8192), np.float16)
@@ -374,11 +383,11 @@ def test_what_a_kernel_does_not_take_is_left_to_its_body(write):
 
 def test_a_kernel_takes_whole_groups_alone():
     """Checked with shapes alone: the body could not be written for the refused one."""
-    attributes = dict(parts=1, scaled=True, biased=False, panels=[[16, 96]], rounded=0)
     for inputs, taken in ((96, True), (98, False)):
         sizes = ("F32", [1, inputs]), ("S8", [1, 24, 16, 4]), ("F32", [1, 3, 16, 1])
-        operands = [ShapeProto(element_type=PrimitiveType.Value(name), dimensions=shape) for name, shape in sizes]
-        assert kernels.ACCEPTS["linear"](attributes, *operands) == taken
+        shapes = [ShapeProto(element_type=PrimitiveType.Value(name), dimensions=shape) for name, shape in sizes]
+        call = CompositeCall("linear", {"x": 1, "parts.0.weight": 2, "parts.0.scale": 3}, dict(rounded=0))
+        assert kernels.serves(call, shapes) == taken
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -401,9 +410,8 @@ def test_the_body_reads_panels_as_well(run, stored, rows):
         storage = Storage(stored, 16)
         values, scale = (torch_to_numpy(f(numpy_to_torch(matrix))) for f in (storage.values, storage.scales))
         operands, plain = [laid_out(values), laid_out(scale, 1)], [values, scale]
-    scaled = stored != "f32"
-    [got] = run(lambda *o: _linear_body(*o, scaled=scaled, panels=[plain[0].shape]), x, *operands)
-    [wanted] = run(lambda *o: _linear_body(*o, scaled=scaled), x, *plain)
+    [got] = run(lambda x, *o: _linear_body(x, [Part(*o)], panels=[plain[0].shape]), x, *operands)
+    [wanted] = run(lambda x, *o: _linear_body(x, [Part(*o)]), x, *plain)
     np.testing.assert_array_equal(got, wanted)
 
 
@@ -411,7 +419,7 @@ def test_the_body_reads_panels_as_well(run, stored, rows):
 def test_rows_come_out_alike_in_every_company(run, dtype):
     random, number = np.random.default_rng(0), element_type(dtype).numpy
     x, w = random.normal(size=(35, 300)).astype(number), random.normal(size=(70, 300)).astype(number)
-    graph = lambda x, w: _linear(x, w, panels=[(70, 300)])  # noqa: E731
+    graph = lambda x, w: _linear(x, [Part(w)], panels=[(70, 300)])  # noqa: E731
     [together] = run(graph, x, laid_out(w))
     for row in range(35):
         [alone] = run(graph, x[row : row + 1], laid_out(w))
@@ -422,6 +430,7 @@ def test_what_is_worked_out_before_is_laid_out_as_the_kernel_has_it(run):
     # XLA may transpose by changing a layout alone.
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     w = np.random.default_rng(1).normal(size=(5, 40)).astype(np.float32)
-    graph = lambda x, w: hlo.transpose(_linear(hlo.transpose(x * 2.0, 1, 0), w, panels=[(5, 40)]), 1, 0)  # noqa: E731
+    twice = lambda x: hlo.transpose(x * 2.0, 1, 0)  # noqa: E731
+    graph = lambda x, w: hlo.transpose(_linear(twice(x), [Part(w)], panels=[(5, 40)]), 1, 0)  # noqa: E731
     [got] = run(graph, x, laid_out(w))
     np.testing.assert_allclose(got, w @ (x * 2), rtol=1e-5, atol=1e-5)

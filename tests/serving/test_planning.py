@@ -127,6 +127,8 @@ take()
 use()
 for held in (decoder.weights, decoder._operands, decoder.caches, decoder.memory.arrays):
     held.clear()
+for _, program in decoder.store.executables.values():
+    program._held = (), []  # the weights of its last call
 before = memory("VmRSS")
 take()
 use()

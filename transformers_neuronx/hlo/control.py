@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from transformers_neuronx.errors import GraphError
 from transformers_neuronx.hlo.contraction import combiner, element
@@ -19,9 +20,11 @@ from transformers_neuronx.pyhlo import (
     active_scribe,
     dtype_named,
 )
+from transformers_neuronx.pyhlo.hlo_pb2 import HloInstructionProto
 
 COMPOSITE_NAME = "composite.name"
-COMPOSITE_ATTRIBUTES = "composite.attributes"
+COMPOSITE_OPERANDS = "composite.operands"  # their names in order, with spaces between
+COMPOSITE_ATTRIBUTES = "composite.attributes"  # as JSON
 ROUNDS = "while.rounds"  # attribute of a loop: the number of iterations, if known
 WEIGHT = "weight"  # attribute of a parameter: "true" if it is a weight
 
@@ -58,38 +61,103 @@ def _array_shapes(op: str, tensors: Sequence[Tensor]) -> list[Shape]:
     return [tensor.shape for tensor in tensors if isinstance(tensor.shape, Shape)]
 
 
+class CompositeCall(NamedTuple):
+    """What a module says about a call of a composite: its name, the ids of its operands by name, and its attributes."""
+
+    name: str
+    operands: Mapping[str, int]
+    attributes: Mapping[str, Any]
+
+
+def composite_call(instruction: HloInstructionProto) -> CompositeCall | None:
+    """Read a call of a composite. None for other instructions, and if operands have no names, as in older modules."""
+    said = instruction.frontend_attributes.map
+    if COMPOSITE_OPERANDS not in said:
+        return None
+    operands = dict(zip(said[COMPOSITE_OPERANDS].split(), instruction.operand_ids, strict=True))
+    return CompositeCall(said[COMPOSITE_NAME], operands, json.loads(said[COMPOSITE_ATTRIBUTES]))
+
+
 def composite(name: str, body: Callable[..., Tensor | tuple[Tensor, ...]]) -> Callable[..., Any]:
     """Make `body` a named operation: a call that carries its name and that a runtime may replace.
 
-    `composite("linear", body)(x, w, scale=2)` runs `body(x, w, scale=2)` in a separate computation. Tensors are
-    positional. Keywords are attributes, which a replacement reads as JSON, including the body's defaults. The call
-    returns what `body` returns.
-    """
-    defaults = body.__kwdefaults__ or {}
+    `composite("linear", body)(x, w, scale=2)` runs `body(x, w, scale=2)` in a separate computation and returns what
+    `body` returns. Arguments with tensors are operands: a replacement finds them by the names of the body's parameters.
+    An argument may be a group: the tensors of a sequence `cache` are `cache.0`, `cache.1`, …, and `parts.0.weight` is a
+    field in a sequence of named tuples. If a parameter that is not keyword-only is None, its operand is absent. All
+    other arguments, and the body's defaults, are attributes, which a replacement reads as JSON.
 
-    def call(*operands: Tensor, **attributes: Any) -> Any:
-        if not operands:
-            raise GraphError(f"{name} needs at least one tensor, got none")
-        shapes = _array_shapes(name, operands)
-        attributes = defaults | attributes
+    The call raises GraphError if it has no tensor, or if its arguments do not fit the body.
+    """
+    signature = inspect.signature(body)
+
+    def call(*positional: Any, **named: Any) -> Any:
         try:
-            text = json.dumps(attributes, sort_keys=True)
+            bound = signature.bind(*positional, **named)
         except TypeError as error:
-            raise GraphError(f"{name}: attributes must be JSON values, got {attributes}") from error
-        scribe = operands[0].scribe
-        key = ("composite", name, body, tuple(map(repr, shapes)), text)
-        computation, out = scribe.computation(lambda _: body(*_parameters(shapes), **attributes), name, key)
-        result = out.Call(
-            *operands,
-            to_apply=computation,
-            name=name,
-            frontend_attributes=dict(map={COMPOSITE_NAME: name, COMPOSITE_ATTRIBUTES: text}),
-        )
+            raise GraphError(f"{name}: {error}") from error
+        bound.apply_defaults()
+        operands, attributes = _divided(name, bound)
+        shapes = _array_shapes(name, [*operands.values()])
+
+        def within(_: HloScribe) -> Any:
+            tensors = iter(_parameters(shapes))
+            arguments = _replaced(bound.args, tensors)
+            return body(*arguments, **{key: _replaced(value, tensors) for key, value in bound.kwargs.items()})
+
+        names, scribe = " ".join(operands), next(iter(operands.values())).scribe
+        key = ("composite", name, body, names, tuple(map(repr, shapes)), attributes)
+        computation, out = scribe.computation(within, name, key)
+        said = {COMPOSITE_NAME: name, COMPOSITE_OPERANDS: names, COMPOSITE_ATTRIBUTES: attributes}
+        result = out.Call(*operands.values(), to_apply=computation, name=name, frontend_attributes=dict(map=said))
         if isinstance(out, Shape):
             return result
         return tuple(element(result, index) for index in range(len(out.shapes)))
 
     return call
+
+
+def _divided(name: str, bound: inspect.BoundArguments) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors in a composite's arguments by name, and its attributes as JSON."""
+    kinds = {key: parameter.kind for key, parameter in bound.signature.parameters.items()}
+    given = {key: value for key, value in bound.arguments.items() if kinds[key] < inspect.Parameter.KEYWORD_ONLY}
+    given = {key: value for key, value in given.items() if value is not None}
+    operands: dict[str, Tensor] = {}
+    attributes = {}
+    for argument, value in (given | bound.kwargs).items():
+        parts = dict(_parts(argument, value))
+        tensors = {key: part for key, part in parts.items() if isinstance(part, Tensor)}
+        operands |= tensors
+        if not tensors:
+            attributes[argument] = value
+        elif others := [part for key, part in parts.items() if key not in tensors and part is not None]:
+            raise GraphError(f"{name}: {argument} must be tensors alone, got {others[0]!r} among them")
+    if not operands:
+        raise GraphError(f"{name} needs at least one tensor, got none")
+    try:
+        return operands, json.dumps(attributes, sort_keys=True)
+    except TypeError as error:
+        raise GraphError(f"{name}: attributes must be JSON values, got {attributes}") from error
+
+
+def _parts(name: str, argument: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an argument, through groups in groups, by name."""
+    if not isinstance(argument, list | tuple):
+        yield name, argument
+        return
+    keys = getattr(argument, "_fields", range(len(argument)))
+    for key, part in zip(keys, argument, strict=True):
+        yield from _parts(f"{name}.{key}", part)
+
+
+def _replaced(argument: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return an argument with the next `tensors` in the places of its own."""
+    if isinstance(argument, Tensor):
+        return next(tensors)
+    if not isinstance(argument, list | tuple):
+        return argument
+    parts = [_replaced(part, tensors) for part in argument]
+    return type(argument)(*parts) if hasattr(argument, "_fields") else type(argument)(parts)
 
 
 class _Closure:

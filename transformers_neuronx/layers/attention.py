@@ -53,16 +53,13 @@ def attention(
     if norm_eps is not None:
         q, k = rms_norm(q, w.q_norm, norm_eps), rms_norm(k, w.k_norm, norm_eps)
     q, k = (q, k) if rotate is None else (rotate(q), rotate(k))
-    alibi, distances = ([getattr(w, name).tensor] if hasattr(w, name) else [] for name in ("alibi", "distances"))
     attend, window = _attends(step, window)
-    named = dict(scale=head_dim**-0.5 if scale is None else scale, window=window, softcap=softcap)
-    named |= dict(arrays=len(cache), alibi=bool(alibi), distances=bool(distances))
+    named: dict[str, Any] = dict(scale=head_dim**-0.5 if scale is None else scale, window=window, softcap=softcap)
+    named |= {name: getattr(w, name).tensor for name in ("alibi", "distances") if hasattr(w, name)}
     if step.segments is not None:
-        context, *after = paged_attention(q, k, v, step.segments, *cache, *alibi, *distances, **named)
+        context, *after = paged_attention(q, k, v, step.segments, cache, **named)
     else:
-        slots = [] if step.slots is None else [step.slots]
-        named |= dict(own_slots=bool(slots), width=step.width)
-        context, *after = attend(q, k, v, step.start, step.length, *cache, *slots, *alibi, *distances, **named)
+        context, *after = attend(q, k, v, step.start, step.length, cache, step.slots, width=step.width, **named)
     return linear(hlo.reshape(context, b, n, -1), w.out), tuple(after)
 
 
@@ -72,36 +69,35 @@ def _attend_body(
     v: Tensor,
     start: Tensor,
     length: Tensor,
-    *more: Tensor,
+    cache: Cache,
+    slots: Tensor | None = None,
+    alibi: Tensor | None = None,
+    distances: Tensor | None = None,
+    near: Tensor | None = None,
+    *,
     width: int,
     scale: float,
-    arrays: int = 2,
-    own_slots: bool = False,
-    alibi: bool = False,
-    distances: bool = False,
     window: int | None = None,
     softcap: float | None = None,
-    near: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
-    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length s32[b] as in `Step`; the `arrays` of the cache; then, if
-    given, slots s32[b], slopes f32[heads] and distance biases f32[heads, ·]. Positions from `width` on are not read.
-    Each key head serves heads / kv_heads query heads. -> context [b, n, heads, d], and the cache
+    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length and slots s32[b] as in `Step`; alibi f32[heads];
+    distances f32[heads, ·]. Positions from `width` on are not read. Each key head serves heads / kv_heads query heads.
+    -> context [b, n, heads, d], and the cache
     """
     b, n, heads, d = q.sizes
-    kv_heads, cache = k.sizes[2], more[:arrays]
-    rows = more[arrays] if own_slots else hlo.iota("s32", [b])
+    kv_heads = k.sizes[2]
+    rows = hlo.iota("s32", [b]) if slots is None else slots
     new = as_cached([hlo.reshape(hlo.transpose(x, 0, 2, 1, 3), b * kv_heads, n, d) for x in (k, v)], cache)
     visible = [write(hlo.slice(x, 1, 0, width), y, rows, start, length) for x, y in zip(cache, new, strict=True)]
     updated = [copy_blocks(*pair, rows, start, kv_heads, n) for pair in zip(visible, cache, strict=True)]
-    keys, values, *scales = [of_slots(cached, rows, kv_heads) if own_slots else cached for cached in visible]
+    keys, values, *scales = visible if slots is None else [of_slots(cached, slots, kv_heads) for cached in visible]
     scales = [hlo.reshape(each, -1, 1, width) for each in scales]
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, -1, d)
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, n, width)
-    slopes, biases = more[arrays + own_slots :][:alibi], more[len(more) - distances :]
-    scores = masked(scores, start, slopes, biases, window=window, softcap=softcap, near=near)
+    scores = masked(scores, start, alibi, distances, window=window, softcap=softcap, near=near)
     weights = hlo.reshape(softmax(scores), *q.sizes[:2], width)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))

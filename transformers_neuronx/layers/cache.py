@@ -22,8 +22,8 @@ def as_cached(new: Sequence[Tensor], cache: Sequence[Tensor]) -> list[Tensor]:
 def masked(
     scores: Tensor,
     start: Tensor,
-    slopes: Sequence[Tensor],
-    biases: Sequence[Tensor],
+    alibi: Tensor | None,
+    distances: Tensor | None,
     *,
     window: int | None,
     softcap: float | None,
@@ -32,6 +32,7 @@ def masked(
 ) -> Tensor:
     """Cap scores, add biases, and set those of positions that a token does not see to -inf. f32[b, heads, n, width]
 
+    `alibi` f32[heads] are slopes by which scores fall with distance, `distances` f32[heads, ·] are biases per distance.
     `places` s32[width] are the positions of the keys, by default 0, 1, …
     """
     b, heads, n, width = scores.sizes
@@ -40,11 +41,11 @@ def masked(
     distance = own - hlo.reshape(places, 1, 1, 1, width)  # [b, 1, n, width]
     if softcap is not None:
         scores = hlo.tanh(scores * (1 / softcap)) * softcap
-    for slope in slopes:
-        scores = scores - hlo.reshape(slope, heads, 1, 1) * hlo.convert(distance, "f32")
-    for bias in biases:
-        place = hlo.clamp(0, hlo.reshape(distance, b, n, width), bias.sizes[1] - 1)
-        scores = scores + hlo.transpose(hlo.take(hlo.transpose(bias, 1, 0), place), 0, 3, 1, 2)
+    if alibi is not None:
+        scores = scores - hlo.reshape(alibi, heads, 1, 1) * hlo.convert(distance, "f32")
+    if distances is not None:
+        place = hlo.clamp(0, hlo.reshape(distance, b, n, width), distances.sizes[1] - 1)
+        scores = scores + hlo.transpose(hlo.take(hlo.transpose(distances, 1, 0), place), 0, 3, 1, 2)
     seen = distance >= 0
     if window is not None:
         seen = hlo.logical_and(seen, distance < window)

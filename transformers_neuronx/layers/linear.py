@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import ACTIVATIONS
@@ -12,7 +12,7 @@ from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights.parameters import Parameter
 
 
-def _product(x: Tensor, weight: Tensor, *scale: Tensor) -> Tensor:
+def _product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     """Multiply x [..., in] by weight [out, in], summing in f32. -> f32[..., out]
 
     A scale is f32[out], one per output, or [out, groups], one per group of a weight's row. 8-bit integers are exact in
@@ -20,8 +20,8 @@ def _product(x: Tensor, weight: Tensor, *scale: Tensor) -> Tensor:
     """
     if weight.dtype is not x.dtype:  # else XLA widens the weights of all layers ahead of time and keeps them
         x, weight = hlo.optimization_barrier(x, weight)
-    if scale and len(scale[0].sizes) == 2:
-        return _product(x, numbers(weight, scale[0], x.dtype.name))
+    if scale is not None and len(scale.sizes) == 2:
+        return _product(x, numbers(weight, scale, x.dtype.name))
     *lead, features = x.sizes
     rows, weight = hlo.reshape(x, -1, features), hlo.convert(weight, x.dtype)
     count = rows.sizes[0]
@@ -33,41 +33,45 @@ def _product(x: Tensor, weight: Tensor, *scale: Tensor) -> Tensor:
         rows = hlo.pad(rows, 0, 0, 1)
     y = hlo.dot(rows, weight, contract=([-1], [1]), dtype="f32")
     y = hlo.reshape(y if len(y.sizes) == 1 else hlo.slice(y, 0, 0, count), *lead, weight.sizes[0])
-    return y * scale[0] if scale else y
+    return y if scale is None else y * scale
+
+
+class Part(NamedTuple):
+    """The tensors of one of the layers that are applied together: `scale` and `bias` if it has them."""
+
+    weight: Tensor
+    scale: Tensor | None = None
+    bias: Tensor | None = None
 
 
 def _linear_body(
     x: Tensor,
-    *operands: Tensor,
-    parts: int = 1,
-    scaled: bool = False,
-    biased: bool = False,
+    parts: Sequence[Part],
+    *,
     activation: str = "",
     dtype: str = "f32",
     panels: Sequence[Sequence[int]] = (),
     rounded: int = 0,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Multiply x by `parts` weights. Each weight is followed by its scale and its bias, if it has them.
+    """Multiply x by the weight of each part, and add its bias.
 
     With an `activation` there is one result: the activation of the first product, times the second, if there is one.
     `panels` are the sizes of matrices that are stored in panels. With `rounded`, x is rounded to 8 bits, with a scale
     for every `rounded` features.
     """
     x = as_rounded(x, rounded) if rounded else x
-    each = len(operands) // parts
     products = []
-    for part in range(parts):
-        weight, *rest = operands[part * each : (part + 1) * each]
-        scale = rest[:scaled]
+    for number, (weight, scale, bias) in enumerate(parts):
         if panels:
-            weight = as_matrix(weight, *panels[part])
-            scale = [as_matrix(s, panels[part][0], s.sizes[1]) if len(s.sizes) == 4 else s for s in scale]
-        y = _product(x, weight, *scale)
-        products.append(hlo.convert(y + hlo.convert(rest[-1], "f32") if biased else y, dtype))
+            weight = as_matrix(weight, *panels[number])
+        if panels and scale is not None and len(scale.sizes) == 4:
+            scale = as_matrix(scale, panels[number][0], scale.sizes[1])
+        y = _product(x, weight, scale)
+        products.append(hlo.convert(y if bias is None else y + hlo.convert(bias, "f32"), dtype))
     if activation:
         activated = ACTIVATIONS[activation](products[0])
-        return activated if parts == 1 else activated * products[1]
-    return products[0] if parts == 1 else tuple(products)
+        return activated if len(parts) == 1 else activated * products[1]
+    return products[0] if len(parts) == 1 else tuple(products)
 
 
 _linear = hlo.composite("linear", _linear_body)
@@ -75,17 +79,15 @@ _linear = hlo.composite("linear", _linear_body)
 
 def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", biased: bool = True) -> Any:
     """Apply layers of the same storage, which need no sum over the devices, as one operation."""
-    scaled, biased = layers[0].weight.scale is not None, biased and hasattr(layers[0], "bias")
-    operands = []
-    for w in layers:
-        operands += [w.weight.tensor] + [w.weight.scale] * scaled + ([w.bias.tensor] if biased else [])
-    attributes = dict(parts=len(layers), scaled=scaled, biased=biased, activation=activation, dtype=dtype)
+    biased = biased and hasattr(layers[0], "bias")
+    parts = [Part(w.weight.tensor, w.weight.scale, w.bias.tensor if biased else None) for w in layers]
+    attributes: dict[str, Any] = dict(activation=activation, dtype=dtype)
     row = layers[0].weight.row
     if row.word:
         attributes |= dict(panels=[w.weight.sizes for w in layers])
     if row.rounded:
         attributes |= dict(rounded=row.rounded)
-    return _linear(x, *operands, **attributes)
+    return _linear(x, parts, **attributes)
 
 
 def _can_be_one(*layers: Any) -> bool:

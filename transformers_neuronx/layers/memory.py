@@ -44,12 +44,12 @@ def attend_to(q: Tensor, memory: Memory, *, scale: float | None = None, bias: Te
     query heads. Queries that see no key, because the length is 0 or the biases are -inf, get zeros.
     """
     scale = q.sizes[-1] ** -0.5 if scale is None else scale
-    context: Tensor = _attend_to(q, *memory, *([] if bias is None else [bias]), scale=scale)
+    context: Tensor = _attend_to(q, *memory, bias, scale=scale)
     return context
 
 
 def _attend_to_body(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *bias: Tensor, scale: float = 1.0
+    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, bias: Tensor | None = None, *, scale: float = 1.0
 ) -> Tensor:
     b, n, heads, d = q.sizes
     m, kv_heads = keys.sizes[1:3]
@@ -58,8 +58,8 @@ def _attend_to_body(
     summed = q.dtype if q.dtype.element.bits > 32 else "f32"
     scores = hlo.dot(q, keys, contract=([3], [3]), batch=([0, 1], [0, 1]), dtype=summed) * scale
     scores = hlo.reshape(scores, b, heads, n, m)
-    if bias:
-        scores = scores + hlo.convert(hlo.transpose(bias[0], 0, 1, 3, 2), scores.dtype)
+    if bias is not None:
+        scores = scores + hlo.convert(hlo.transpose(bias, 0, 1, 3, 2), scores.dtype)
     seen = hlo.iota("s32", [b, 1, 1, m], 3) < hlo.reshape(lengths, b, 1, 1, 1)
     scores = hlo.select(seen, scores, -math.inf)
     largest = hlo.max(scores, -1, keep=True)

@@ -8,7 +8,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
 
 
-def _layer_norm_body(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def _layer_norm_body(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     y = hlo.convert(x, "f32")
     y = y - hlo.mean(y, -1, keep=True)
     y = y * hlo.rsqrt(hlo.mean(y * y, -1, keep=True) + eps)
@@ -24,7 +24,7 @@ def layer_norm(x: Tensor, w: Any, eps: float) -> Tensor:
     return y
 
 
-def _rms_norm_body(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _rms_norm_body(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     y = hlo.convert(x, "f32")
     return hlo.convert(y * hlo.rsqrt(hlo.mean(y * y, -1, keep=True) + eps) * weight, x.dtype)
 

@@ -6,25 +6,25 @@ from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.cache import as_cached, masked
 from transformers_neuronx.layers.rows import columns, field
-from transformers_neuronx.layers.step import SEGMENT, located, segment_row
+from transformers_neuronx.layers.step import SEGMENT, Cache, located, segment_row
 from transformers_neuronx.pyhlo import Tensor
 
 
 def _paged_attention_body(
-    q: Tensor, k: Tensor, v: Tensor, segments: Tensor, *more: Tensor,
-    scale: float, arrays: int, alibi: bool = False, distances: bool = False,
-    window: int | None = None, softcap: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, segments: Tensor, cache: Cache,
+    alibi: Tensor | None = None, distances: Tensor | None = None, *,
+    scale: float, window: int | None = None, softcap: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Write k and v to the cache, and compute softmax(q Kᵀ scale) V over each token's positions up to its own.
 
-    q [b, 1, heads, d]; k, v [b, 1, kv_heads, d]; segments as in `Step`; the `arrays` of the cache, [pages * kv_heads,
-    page, ·]; then, if given, slopes f32[heads] and distance biases f32[heads, ·]. Tokens of no segment write nothing,
-    and their context is 0. -> context [b, 1, heads, d], and the cache
+    q [b, 1, heads, d]; k, v [b, 1, kv_heads, d]; segments as in `Step`; cache [pages * kv_heads, page, ·] each; alibi
+    f32[heads]; distances f32[heads, ·]. Tokens of no segment write nothing, and their context is 0.
+    -> context [b, 1, heads, d], and the cache
 
     This defines the result. A kernel reads pages in place; here they are gathered for each token.
     """
     b, _, heads, d = q.sizes
-    kv_heads, page, cache = k.sizes[2], more[0].sizes[1], more[:arrays]
+    kv_heads, page = k.sizes[2], cache[0].sizes[1]
     real, segment, position = located(segments, b)
     row = segment_row(segments.sizes[1] - columns(SEGMENT))
     pages = hlo.take(field(segments, row, "pages"), segment)  # s32[b, ·]
@@ -42,8 +42,7 @@ def _paged_attention_body(
     q = hlo.reshape(q, b * kv_heads, -1, d)
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, 1, positions)
-    slopes, biases = more[arrays:][:alibi], more[len(more) - distances :]
-    scores = masked(scores, position, slopes, biases, window=window, softcap=softcap, near=None)
+    scores = masked(scores, position, alibi, distances, window=window, softcap=softcap, near=None)
     weights = hlo.reshape(softmax(scores), b * kv_heads, -1, positions)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))

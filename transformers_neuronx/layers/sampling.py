@@ -55,15 +55,15 @@ def sample(logits: Tensor, seen: Tensor, policy: Tensor, position: Tensor) -> Te
     return token
 
 
-def _sample_body(logits: Tensor, seen: Tensor, packed: Tensor, position: Tensor) -> Tensor:
-    policy = _unpacked(packed)
-    likeliest = _likeliest(logits, seen, policy.repetition_penalty)
-    greedy = hlo.equal(policy.top_k, 1)
+def _sample_body(logits: Tensor, seen: Tensor, policy: Tensor, position: Tensor) -> Tensor:
+    rules = _unpacked(policy)
+    likeliest = _likeliest(logits, seen, rules.repetition_penalty)
+    greedy = hlo.equal(rules.top_k, 1)
 
     def drawn() -> Tensor:
-        penalized = _penalized(logits, seen, policy.repetition_penalty)
+        penalized = _penalized(logits, seen, rules.repetition_penalty)
         own = hlo.logical_or(greedy, likeliest < 0)
-        return hlo.select(own, likeliest, _drawn(penalized, policy, position))
+        return hlo.select(own, likeliest, _drawn(penalized, rules, position))
 
     return hlo.conditional(hlo.all(greedy, 0), lambda: likeliest, drawn)
 

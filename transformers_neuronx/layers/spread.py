@@ -9,18 +9,19 @@ from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.cache import as_cached, copy_blocks, masked, of_slots, write
-from transformers_neuronx.layers.step import Spread
+from transformers_neuronx.layers.step import Cache, Spread
 from transformers_neuronx.pyhlo import Tensor
 
 
 def attend_spread(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: Tensor, *more: Tensor, spread: Spread, width: int,
-    scale: float, arrays: int, own_slots: bool, alibi: bool, distances: bool, near: Tensor | None, **rules: Any,
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: Tensor, cache: Cache, slots: Tensor | None = None,
+    alibi: Tensor | None = None, distances: Tensor | None = None, near: Tensor | None = None, *,
+    spread: Spread, width: int, scale: float, **rules: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Do what the composite `attention` does, with a cache of ceil(positions / devices) positions and one key head."""
     b, n, own_heads, d = q.sizes
     heads, devices = own_heads * spread.devices, spread.devices
-    cache, rows = more[:arrays], more[arrays] if own_slots else hlo.iota("s32", [b])
+    rows = hlo.iota("s32", [b]) if slots is None else slots
     rank = hlo.remainder(hlo.convert(hlo.replica_id(), "s32"), devices)
     width = -(-width // devices)
 
@@ -29,7 +30,7 @@ def attend_spread(
     new = as_cached([_own_tokens(x, first, start, rank, devices) for x in (k, v)], cache)
     visible = [write(hlo.slice(x, 1, 0, width), y, rows, first, count) for x, y in zip(cache, new, strict=True)]
     updated = [copy_blocks(*pair, rows, first, 1, -(-n // devices)) for pair in zip(visible, cache, strict=True)]
-    keys, values, *scales = [of_slots(cached, rows, 1) if own_slots else cached for cached in visible]
+    keys, values, *scales = visible if slots is None else [of_slots(cached, slots, 1) for cached in visible]
     scales = [hlo.reshape(each, b, 1, 1, width) for each in scales]
 
     q = hlo.all_gather(q, devices, 2, spread.degree)
@@ -37,10 +38,10 @@ def attend_spread(
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores, b, heads, n, width)
     scores = scores * scales[0] if scales else scores
-    biases = [hlo.all_gather(x, devices, 0, spread.degree) for x in more[arrays + own_slots :]]
+    gathered = (None if x is None else hlo.all_gather(x, devices, 0, spread.degree) for x in (alibi, distances))
     near = None if near is None else _at_places(near, rank, devices, width)
     places = hlo.iota("s32", [width]) * devices + rank
-    scores = masked(scores, start, biases[:alibi], biases[alibi:], near=near, places=places, **rules)
+    scores = masked(scores, start, *gathered, near=near, places=places, **rules)
 
     top = hlo.maximum(hlo.max(scores, -1, keep=True), -1e30)  # [b, heads, n, 1]; a device may see no position
     weights = hlo.exp(scores - top)

@@ -8,12 +8,12 @@ what the compiler would refuse.
 
 from __future__ import annotations
 
-import json
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from transformers_neuronx import hlo
-from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME, ROUNDS, WEIGHT
+from transformers_neuronx.hlo.control import ROUNDS, WEIGHT, composite_call
 from transformers_neuronx.neuron.operations import ALTERNATIVES, EXCHANGED, static_ring
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor
 from transformers_neuronx.pyhlo.computations import remove_unreached
@@ -102,11 +102,10 @@ class _Rewriter:
         return whole[instruction.tuple_index] if isinstance(whole, list) else self._copy(instruction, whole)
 
     def _call(self, instruction: HloInstructionProto, *operands: Value) -> Value:
-        name = instruction.frontend_attributes.map.get(COMPOSITE_NAME, "")
-        if name in EXCHANGED:
-            attributes = json.loads(instruction.frontend_attributes.map[COMPOSITE_ATTRIBUTES])
-            exchanged: Tensor = EXCHANGED[name](*operands, **attributes)
-            return exchanged
+        call = composite_call(instruction)
+        exchange = EXCHANGED.get(call.name) if call else None
+        if call and exchange and {*inspect.signature(exchange).parameters} == {*call.operands, *call.attributes}:
+            return exchange(**dict(zip(call.operands, operands, strict=True)), **call.attributes)
         return self._written(self.computations[instruction.called_computation_ids[0]], operands)
 
     def _conditional(self, instruction: HloInstructionProto, predicate: Value, *operands: Value) -> Value:

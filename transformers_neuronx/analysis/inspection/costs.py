@@ -22,19 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from transformers_neuronx.analysis.inspection.flow import (
-    ELEMENTWISE,
-    Flow,
-    attributes_of,
-    composite_of,
-)
+from transformers_neuronx.analysis.inspection.flow import ELEMENTWISE, Flow, composite_of
+from transformers_neuronx.hlo.control import CompositeCall, composite_call
 from transformers_neuronx.layers.rows import columns
 from transformers_neuronx.layers.step import SEGMENT
 from transformers_neuronx.pyhlo.hlo_pb2 import HloInstructionProto
 from transformers_neuronx.pyhlo.shapes import element_bits, elements, nbytes
-from transformers_neuronx.runtimes.kernels import CACHE
+from transformers_neuronx.runtimes.kernels import updated
 
 PRODUCTS = frozenset("convolution dot".split())
 PER_OPERAND = frozenset(
@@ -162,8 +158,9 @@ def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
     """Return the bytes that an instruction reads and writes, itself or for the loop that ends in it."""
     if instruction.id not in flow.arrays:
         return 0, 0
-    if composite_of(instruction) in CACHE:
-        return _attention(flow, instruction)
+    call = composite_call(instruction)
+    if call and updated(call):
+        return _attention(flow, instruction, call)
     written = nbytes(instruction.shape)
     if instruction.opcode == "dynamic-update-slice":
         written = nbytes(flow.operands(instruction)[1].shape)
@@ -172,20 +169,19 @@ def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
     return sum(flow.reads_of(instruction).values()), written
 
 
-def _attention(flow: Flow, call: HloInstructionProto) -> tuple[int, int]:
+def _attention(flow: Flow, instruction: HloInstructionProto, call: CompositeCall) -> tuple[int, int]:
     """Count the positions of the cache, [slots * kv_heads, positions, d], in reach of each sequence, and new ones."""
-    attributes: dict[str, Any] = attributes_of(call)
-    first = CACHE[composite_of(call)]
-    cache = range(first, first + attributes["arrays"])
-    rows, tokens, kv_heads, _ = flow.operands(call)[1].shape.dimensions
-    reach, sequences = flow.operands(call)[first].shape.dimensions[1], rows
-    if composite_of(call) == "paged_attention":  # rows are tokens; each sequence has a table of pages
-        sequences, fields = flow.operands(call)[3].shape.dimensions
+    shapes = {name: flow.by_id[number].shape for name, number in call.operands.items()}
+    rows, tokens, kv_heads, _ = shapes["k"].dimensions
+    reach, sequences = shapes["cache.0"].dimensions[1], rows
+    if "segments" in shapes:  # rows are tokens; each sequence has a table of pages
+        sequences, fields = shapes["segments"].dimensions
         reach *= fields - columns(SEGMENT)
-    reach = min(attributes.get("width", reach), reach)
-    read, written = sum(flow.reads_of(call, cache).values()), nbytes(call.shape.tuple_shapes[0])
-    for place in cache:
-        shape = flow.operands(call)[place].shape
+    reach = min(call.attributes.get("width", reach), reach)
+    cache = updated(call)
+    read, written = sum(flow.reads_of(instruction, cache).values()), nbytes(instruction.shape.tuple_shapes[0])
+    for number in cache:
+        shape = flow.by_id[number].shape
         position = kv_heads * shape.dimensions[2] * element_bits(shape) // 8
         read += position * sequences * reach
         written += position * rows * tokens

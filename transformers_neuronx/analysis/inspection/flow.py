@@ -8,16 +8,15 @@ Values that are never used are left out.
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
+from transformers_neuronx.hlo.control import COMPOSITE_NAME, composite_call
 from transformers_neuronx.neuron.operations import EXCHANGED
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloComputationProto, HloInstructionProto
 from transformers_neuronx.pyhlo.shapes import nbytes
-from transformers_neuronx.runtimes.kernels import ACCEPTS
+from transformers_neuronx.runtimes.kernels import KERNELS, serves
 
 # The same numbers in the same places, under another name.
 VIEWS = frozenset("bitcast bitcast-convert get-tuple-element opt-barrier reshape tuple".split())
@@ -44,16 +43,10 @@ def composite_of(instruction: HloInstructionProto) -> str:
     return instruction.frontend_attributes.map.get(COMPOSITE_NAME, "")
 
 
-def attributes_of(instruction: HloInstructionProto) -> dict[str, object]:
-    """Return the attributes of a composite's call."""
-    attributes: dict[str, object] = json.loads(instruction.frontend_attributes.map.get(COMPOSITE_ATTRIBUTES, "{}"))
-    return attributes
-
-
 def _is_for_others(instruction: HloInstructionProto) -> bool:
     """Whether it is a composite for Neuron alone, which elsewhere is just its body."""
     name = composite_of(instruction)
-    return name in EXCHANGED and name not in ACCEPTS
+    return name in EXCHANGED and name not in KERNELS
 
 
 class Flows:
@@ -129,11 +122,8 @@ class Flow:
 
     def served(self, instruction: HloInstructionProto) -> bool:
         """Whether a kernel runs it, so that its body does not exist."""
-        name = composite_of(instruction)
-        if not self.flows.kernels or name not in ACCEPTS:
-            return False
-        shapes = [operand.shape for operand in self.operands(instruction)]
-        return ACCEPTS[name](attributes_of(instruction), *shapes)
+        call = composite_call(instruction) if self.flows.kernels else None
+        return call is not None and serves(call, [operand.shape for operand in self.operands(instruction)])
 
     def _within(self) -> Mapping[int, int]:
         """Map sums that a linear layer's kernel computes to the layer, as `kernels.with_kernels` finds them."""
@@ -207,12 +197,12 @@ class Flow:
             return {(instruction.id, 0): nbytes(instruction.shape)}
         return self.reads_of(instruction)
 
-    def reads_of(self, instruction: HloInstructionProto, besides: Sequence[int] = ()) -> Reads:
+    def reads_of(self, instruction: HloInstructionProto, besides: Collection[int] = ()) -> Reads:
         """Return the bytes of arrays that an instruction reads, including those read for its fused operands.
 
         The operands `besides` are not counted.
         """
-        numbers = [number for place, number in enumerate(instruction.operand_ids) if place not in besides]
+        numbers = [number for number in instruction.operand_ids if number not in besides]
         reads: dict[tuple[int, int], int] = {}
         if instruction.opcode in PICKS and self.reads(picked := numbers.pop(0)):
             reads[picked, instruction.id] = nbytes(instruction.shape)

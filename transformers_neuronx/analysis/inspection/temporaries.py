@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from transformers_neuronx.analysis.inspection.flow import VIEWS, Flow, composite_of
+from transformers_neuronx.analysis.inspection.flow import VIEWS, Flow
+from transformers_neuronx.hlo.control import composite_call
 from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloInstructionProto, ShapeProto
 from transformers_neuronx.pyhlo.shapes import nbytes
-from transformers_neuronx.runtimes.kernels import CACHE
+from transformers_neuronx.runtimes.kernels import updated
 
 ALIGNMENT = 64  # bytes: arrays begin at multiples of it
 TABLED = frozenset("call conditional while".split())  # their arrays are listed in a table
@@ -88,8 +89,9 @@ class _Layout:
         self, instruction: HloInstructionProto, index: int, of_operands: list[Places]
     ) -> frozenset[Place] | None:
         """Return the places of the operand whose memory a result takes; None if it takes new memory."""
-        if (first := CACHE.get(composite_of(instruction))) and index:
-            return _all(of_operands[first + index - 1])
+        call = composite_call(instruction)
+        if call and index and (arrays := updated(call)):
+            return _all(self.places[arrays[index - 1]])
         if instruction.opcode == "dynamic-update-slice":
             return _all(of_operands[0])
         if instruction.opcode == "while":

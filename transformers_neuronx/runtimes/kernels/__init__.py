@@ -13,13 +13,14 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers_neuronx import env
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.hlo.control import COMPOSITE_ATTRIBUTES, COMPOSITE_NAME
+from transformers_neuronx.hlo.control import CompositeCall, composite_call
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.computations import remove_unreached
 from transformers_neuronx.pyhlo.hlo_pb2 import (
@@ -33,92 +34,159 @@ from transformers_neuronx.pyhlo.hlo_pb2 import (
 
 _LOG = logging.getLogger(__name__)
 
-LARGEST_GROUP = 4096  # of inputs, so that their sums fit into 32 bits
-LONGEST_HEAD = 256
-MOST_BIASES = 2**31 - 1  # so that their offsets fit into 32 bits
-CACHE = dict(attention=5, paged_attention=4)  # the first operand that belongs to the cache
-PAGE = 16  # positions of a page: this or a larger power of two
 FLOATS = ("f32", "bf16", "f16")
-MOST_PARTS = 3  # of one linear layer
+
+Operands = Mapping[str, Sequence[ShapeProto]]  # by name; those of a group have one name, without their numbers
 
 
-_ATTENTION = dict(scale="f32", softcap="f32", window="i64") | dict.fromkeys(
-    ("arrays", "own_slots", "alibi", "distances"), "i64"
-)
-# Attributes that a kernel reads, with their types there. None becomes 0, and so does an attribute that is missing.
-ATTRIBUTES: Mapping[str, Mapping[str, str]] = dict(
-    linear=dict(parts="i64", scaled="i64", biased="i64", rounded="i64", activation="string", residual="i64"),
-    attention=_ATTENTION,
-    paged_attention=_ATTENTION,
-    attend_to=dict(scale="f32"),
-    layer_norm=dict(eps="f32"),
-    rms_norm=dict(eps="f32"),
-    sample={},
-)
+class Operand(NamedTuple):
+    """What a kernel takes under a name: element types, or the operand with the same type; and the rank, if not any."""
+
+    types: Sequence[str] | str
+    rank: int | None = None
+    optional: bool = False
+
+    def takes(self, shape: ShapeProto, operands: Operands) -> bool:
+        types = self.types if not isinstance(self.types, str) else [_type(x) for x in operands[self.types]]
+        return _type(shape) in types and self.rank in (None, len(shape.dimensions))
 
 
-def _types(*shapes: ShapeProto) -> list[str]:
-    return [PrimitiveType.Name(shape.element_type).lower() for shape in shapes]
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel takes: its operands, in the order of its handler, and the attributes that it reads, with types.
+
+    An attribute that is None or missing is 0. `fits` says what else a call's attributes and operands must be. Arrays of
+    the group `updated` are the results after the first, in the same memory.
+    """
+
+    operands: Mapping[str, Operand]
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    fits: Callable[[Mapping[str, Any], Operands], bool] = lambda *_: True
+    updated: str = ""
+
+    def serves(self, attributes: Mapping[str, Any], shapes: Mapping[str, ShapeProto]) -> bool:
+        operands: dict[str, list[ShapeProto]] = {name: [] for name in self.operands}
+        for name, shape in shapes.items():
+            operands.setdefault(_without_numbers(name), []).append(shape)
+        return (
+            operands.keys() == self.operands.keys()
+            and all(given or self.operands[name].optional for name, given in operands.items())
+            and all(self.operands[name].takes(x, operands) for name, given in operands.items() for x in given)
+            and self.fits(attributes, operands)
+        )
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        order = [name.partition(".")[0] for name in self.operands]  # a group stays as it is
+        return sorted(names, key=lambda name: order.index(name.partition(".")[0]))
 
 
-def _linear(attributes: Mapping[str, Any], x: ShapeProto, *operands: ShapeProto) -> bool:
-    each = len(operands) // attributes["parts"]
-    parts = [operands[first : first + each] for first in range(0, len(operands), each)]
-    kinds = {(*_types(*part), *(part[1].dimensions[1:] if attributes["scaled"] else ())) for part in parts}
-    if len(kinds) > 1 or len(parts) > MOST_PARTS or (attributes["biased"] and _types(operands[-1]) != _types(x)):
+def _without_numbers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if not part.isdigit())
+
+
+def _type(shape: ShapeProto) -> str:
+    return PrimitiveType.Name(shape.element_type).lower()
+
+
+def _linear(attributes: Mapping[str, Any], operands: Operands) -> bool:
+    weights, scales, biases = (operands[f"parts.{name}"] for name in ("weight", "scale", "bias"))
+    complete = all(len(given) in (0, len(weights)) for given in (scales, biases))
+    kinds = {_type(x) for x in weights}, {(_type(x), *x.dimensions[1:]) for x in scales}
+    if not complete or not _within("parts", len(weights)) or any(len(each) > 1 for each in kinds):
         return False
-    return bool(attributes["panels"]) and _multiplies(attributes["rounded"], x, *operands[: 1 + attributes["scaled"]])
+    return _multiplies(attributes.get("rounded", 0), operands["x"][0], weights[0], *scales[:1])
 
 
 def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
-    [active, stored] = _types(x, weight)
-    if scale is None or active not in FLOATS:
-        return stored == active in FLOATS and not rounded
+    stored = _type(weight)
+    if scale is None:
+        return stored == _type(x) and not rounded
     inputs, word = x.dimensions[-1], 8 if stored == "u8" else 4
     groups = {rounded} - {0}
     if len(scale.dimensions) > 1:
         groups.add(inputs // scale.dimensions[1] if inputs % scale.dimensions[1] == 0 else 1)
-    alike = len(groups) < 2 and all(group <= LARGEST_GROUP and group % word == 0 for group in groups)
-    kind = stored, *_types(scale), len(scale.dimensions)
+    alike = len(groups) < 2 and all(_within("group", group) and group % word == 0 for group in groups)
+    kind = stored, _type(scale), len(scale.dimensions)
     return alike and kind in (("u8", "bf16", 4), ("s8", "f32", 4), ("s8", "f32", 1))
 
 
-def _attention(attributes: Mapping[str, Any], *operands: ShapeProto, name: str = "attention") -> bool:
-    q, cache = operands[0], operands[CACHE[name]]
-    [active, cached] = _types(q, cache)
-    known = active in FLOATS and attributes["arrays"] == (4 if cached == "s8" else 2) and cached in (active, "s8")
-    return known and q.dimensions[-1] <= LONGEST_HEAD
+def _attention(_: Mapping[str, Any], operands: Operands) -> bool:
+    [q], cached = operands["q"], [_type(x) for x in operands["cache"]]
+    known = cached in ([_type(q)] * 2, ["s8", "s8", "f32", "f32"]) and _within("head", q.dimensions[-1])
+    return known and all(_within("biases", math.prod(x.dimensions)) for x in operands["distances"])
 
 
-def _paged_attention(attributes: Mapping[str, Any], *operands: ShapeProto) -> bool:
-    page = operands[CACHE["paged_attention"]].dimensions[1]
-    return _attention(attributes, *operands, name="paged_attention") and page % PAGE == 0 and page & (page - 1) == 0
+def _paged_attention(attributes: Mapping[str, Any], operands: Operands) -> bool:
+    page = operands["cache"][0].dimensions[1]
+    return _attention(attributes, operands) and page % limits().get("page", 1) == 0 and page & (page - 1) == 0
 
 
-def _attend_to(attributes: Mapping[str, Any], q: ShapeProto, *more: ShapeProto) -> bool:
-    [active, *rest] = _types(q, *more)
-    known = active in FLOATS and rest[:2] == [active] * 2 and rest[3:] in ([], ["f32"])
-    near = all(math.prod(bias.dimensions) <= MOST_BIASES for bias in more[3:])
-    return known and near and q.dimensions[-1] == more[1].dimensions[-1] <= LONGEST_HEAD
+def _attend_to(_: Mapping[str, Any], operands: Operands) -> bool:
+    [q], [values], biases = (operands[name] for name in ("q", "values", "bias"))
+    near = all(_within("biases", math.prod(bias.dimensions)) for bias in biases)
+    return near and q.dimensions[-1] == values.dimensions[-1] and _within("head", q.dimensions[-1])
 
 
-def _sample(attributes: Mapping[str, Any], logits: ShapeProto, *more: ShapeProto) -> bool:
-    return _types(logits) == ["f32"]
+def _within(limit: str, size: int) -> bool:
+    return size <= limits().get(limit, size)
 
 
-def _norm(attributes: Mapping[str, Any], x: ShapeProto, *weights: ShapeProto) -> bool:
-    return _types(x)[0] in FLOATS and set(_types(*weights)) == {"f32"}
+_PER_ROW = Operand(["s32"], 1)
+_NEW = dict(q=Operand(FLOATS, 4), k=Operand("q", 4), v=Operand("q", 4))
+_CACHE = Operand((*FLOATS, "s8"), 3)
+_BIASES = dict(alibi=Operand(["f32"], 1, optional=True), distances=Operand(["f32"], 2, optional=True))
+_RULES = dict(scale="f32", softcap="f32", window="i64")
 
-
-ACCEPTS: Mapping[str, Callable[..., bool]] = dict(
-    linear=_linear,
-    attention=_attention,
-    paged_attention=_paged_attention,
-    attend_to=_attend_to,
-    layer_norm=_norm,
-    rms_norm=_norm,
-    sample=_sample,
+KERNELS: Mapping[str, Kernel] = dict(
+    linear=Kernel(
+        {
+            "x": Operand(FLOATS),
+            "parts.weight": Operand((*FLOATS, "s8", "u8"), 4),  # in panels
+            "parts.scale": Operand(["f32", "bf16"], optional=True),
+            "parts.bias": Operand("x", 1, optional=True),
+            "residual": Operand(FLOATS, optional=True),  # that `_add_within` finds
+        },
+        dict(rounded="i64", activation="string"),
+        _linear,
+    ),
+    attention=Kernel(
+        _NEW | dict(start=_PER_ROW, length=_PER_ROW, cache=_CACHE, slots=_PER_ROW._replace(optional=True)) | _BIASES,
+        _RULES,
+        _attention,
+        updated="cache",
+    ),
+    paged_attention=Kernel(
+        _NEW | dict(segments=Operand(["s32"], 2), cache=_CACHE) | _BIASES, _RULES, _paged_attention, updated="cache"
+    ),
+    attend_to=Kernel(
+        dict(
+            q=Operand(FLOATS, 4),
+            keys=Operand("q", 4),
+            values=Operand("q", 4),
+            lengths=_PER_ROW,
+            bias=Operand(["f32"], 4, optional=True),
+        ),
+        dict(scale="f32"),
+        _attend_to,
+    ),
+    sample=Kernel(
+        dict(logits=Operand(["f32"], 2), seen=Operand(["pred"], 2), policy=Operand(["s32"], 2), position=_PER_ROW)
+    ),
+    layer_norm=Kernel(dict(x=Operand(FLOATS), weight=Operand(["f32"], 1), bias=Operand(["f32"], 1)), dict(eps="f32")),
+    rms_norm=Kernel(dict(x=Operand(FLOATS), weight=Operand(["f32"], 1)), dict(eps="f32")),
 )
+
+
+def serves(call: CompositeCall, shapes: Sequence[ShapeProto]) -> bool:
+    """Whether a kernel serves the call of a composite with operands of these shapes."""
+    kernel = KERNELS.get(call.name)
+    return kernel is not None and kernel.serves(call.attributes, dict(zip(call.operands, shapes, strict=True)))
+
+
+def updated(call: CompositeCall) -> list[int]:
+    """Return the operands, by number, in whose memory a kernel returns the results after the first."""
+    group = KERNELS[call.name].updated if call.name in KERNELS else ""
+    return [number for name, number in call.operands.items() if _without_numbers(name) == group]
 
 
 @functools.cache
@@ -132,6 +200,13 @@ def built() -> Any:
             "times slower. Install a C++ compiler, and then install the package again"
         )
         return None
+
+
+@functools.cache
+def limits() -> Mapping[str, int]:
+    """Return the largest sizes that the library takes, by name. If it was not built, sizes have no limits."""
+    library = built()
+    return {} if library is None else library.limits()
 
 
 @functools.cache
@@ -161,7 +236,7 @@ def handlers() -> Mapping[str, Any]:
 
 def attends_in_place(cached: str, head_dim: int) -> bool:
     """Whether a kernel serves attention over a cache of this type, for any number of tokens."""
-    return level() != "off" and cached in (*FLOATS, "s8") and head_dim <= LONGEST_HEAD
+    return level() != "off" and cached in (*FLOATS, "s8") and _within("head", head_dim)
 
 
 def fingerprint() -> str:
@@ -190,48 +265,48 @@ def with_kernels(module: HloModuleProto) -> HloModuleProto:
     return module
 
 
-def _serve(computation: HloComputationProto) -> Mapping[int, Mapping[str, Any]]:
-    """Replace composites with calls of kernels. Returns the attributes of linear layers with one result, by number."""
+def _serve(computation: HloComputationProto) -> Mapping[int, CompositeCall]:
+    """Replace composites with calls of kernels. Returns the calls of linear layers with one result, by number."""
     shapes = {instruction.id: instruction.shape for instruction in computation.instructions}
     layers = {}
     for instruction in computation.instructions:
-        name = instruction.frontend_attributes.map.get(COMPOSITE_NAME, "")
-        operands = [shapes[number] for number in instruction.operand_ids]
-        attributes = json.loads(instruction.frontend_attributes.map.get(COMPOSITE_ATTRIBUTES, "{}"))
-        if name in ACCEPTS and ACCEPTS[name](attributes, *operands):
-            _become_kernel(instruction, name, operands, attributes)
-            if name == "linear" and instruction.shape.element_type != TUPLE:
-                layers[instruction.id] = attributes
+        call = composite_call(instruction)
+        if call and serves(call, [shapes[number] for number in instruction.operand_ids]):
+            _become_kernel(instruction, call, shapes)
+            if call.name == "linear" and instruction.shape.element_type != TUPLE:
+                layers[instruction.id] = call
     return layers
 
 
-def _add_within(computation: HloComputationProto, layers: Mapping[int, Mapping[str, Any]]) -> None:
+def _add_within(computation: HloComputationProto, layers: Mapping[int, CompositeCall]) -> None:
     """Let a linear layer's kernel add what the program adds to its result, if nothing else uses that result.
 
     The sum becomes the kernel's call. The layer's own call is then unused, so XLA leaves it out.
     """
-    by_id = {instruction.id: instruction for instruction in computation.instructions}
+    shapes = {instruction.id: instruction.shape for instruction in computation.instructions}
     uses = Counter(number for instruction in computation.instructions for number in instruction.operand_ids)
     for total in computation.instructions:
         added = list(total.operand_ids) if total.opcode == "add" else []
         if alone := [number for number in added if number in layers and uses[number] == 1]:
             added.remove(alone[0])
-            total.operand_ids[:] = [*by_id[alone[0]].operand_ids, *added]
-            operands = [by_id[number].shape for number in total.operand_ids]
-            _become_kernel(total, "linear", operands, {**layers[alone[0]], "residual": True})
+            layer = layers[alone[0]]
+            _become_kernel(total, layer._replace(operands={**layer.operands, "residual": added[0]}), shapes)
 
 
-def _become_kernel(
-    instruction: HloInstructionProto, name: str, operands: Sequence[ShapeProto], attributes: Mapping[str, Any]
-) -> None:
+def _become_kernel(instruction: HloInstructionProto, call: CompositeCall, shapes: Mapping[int, ShapeProto]) -> None:
+    kernel = KERNELS[call.name]
+    names = kernel.in_order(call.operands)
     instruction.opcode = "custom-call"
-    instruction.custom_call_target = target(name)
+    instruction.custom_call_target = target(call.name)
     instruction.custom_call_api_version = API_VERSION_TYPED_FFI
     instruction.constrain_layout = True
-    instruction.operand_shapes_with_layout.extend(operands)
-    for array in range(attributes.get("arrays", 0)):  # the cache's arrays follow the first result
-        instruction.output_operand_aliasing.add(output_shape_index=[1 + array], operand_index=CACHE[name] + array)
-    typed = [f"{key} = {_as_typed(attributes.get(key), kind)}" for key, kind in ATTRIBUTES[name].items()]
+    instruction.operand_ids[:] = [call.operands[name] for name in names]
+    instruction.operand_shapes_with_layout.extend(shapes[number] for number in instruction.operand_ids)
+    updated = [place for place, name in enumerate(names) if _without_numbers(name) == kernel.updated]
+    for array, place in enumerate(updated, 1):
+        instruction.output_operand_aliasing.add(output_shape_index=[array], operand_index=place)
+    typed = [f"{key} = {_as_typed(call.attributes.get(key), kind)}" for key, kind in kernel.attributes.items()]
+    typed.append(f"operands = {json.dumps(' '.join(names))}")
     instruction.backend_config = f"{{{', '.join(typed)}}}".encode()
     instruction.ClearField("called_computation_ids")
     instruction.ClearField("frontend_attributes")

@@ -26,7 +26,7 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-constexpr int64_t kSize = 256;      // features of a head, at most
+constexpr int64_t kSize = kLongestHead;
 constexpr int64_t kParts = kLanes == 16 ? 4 : 2;  // vectors of features that are summed at once
 constexpr float kNone = -__builtin_inff();
 

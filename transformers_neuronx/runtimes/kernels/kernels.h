@@ -32,6 +32,8 @@ struct Weight {
 };
 
 constexpr int kMostParts = 3;
+constexpr int kPanel = 16;               // outputs of a panel
+constexpr int64_t kLargestGroup = 4096;  // of inputs, so that their sums fit into 32 bits
 
 // The product of x[rows, inputs] and each weight, plus the weight's bias:
 //   group       inputs per scale of a weight, or 0 if a scale is for all inputs
@@ -69,6 +71,8 @@ struct LinearArguments {
 //   window, softcap   0 if there is none
 // If a row has several pages, `page` is a power of two and a multiple of kPage.
 constexpr int64_t kPage = 16;
+constexpr int64_t kLongestHead = 256;        // features
+constexpr int64_t kMostBiases = 0x7fffffff;  // so that their offsets fit into 32 bits
 constexpr int64_t kRowColumns = 4;  // of a packed row, before its pages: first, length, start, prompt
 
 struct AttentionArguments {

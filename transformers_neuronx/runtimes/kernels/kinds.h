@@ -13,8 +13,6 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-constexpr int kPanel = 16;
-
 // sums + products of shorts. The products of two neighbours are added.
 inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
 #if defined(__AVX512VNNI__)

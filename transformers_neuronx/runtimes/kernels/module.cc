@@ -2,23 +2,23 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "call.h"
 #include "kernels.h"
 #include "levels.h"
 #include "parallel.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace neuronx {
 namespace {
-
-namespace ffi = xla::ffi;
 
 std::atomic<const Kernels*> level{nullptr};  // set before the first call of a kernel
 
@@ -64,247 +64,272 @@ void* Scratch(int64_t bytes) {
   return reinterpret_cast<void*>((address + 63) / 64 * 64);
 }
 
-ffi::ErrorOr<Type> TypeOf(ffi::DataType type) {
+Type TypeOf(ffi::DataType type) {  // of those that kernels take
   switch (type) {
     case ffi::F32: return Type::kF32;
     case ffi::BF16: return Type::kBF16;
     case ffi::F16: return Type::kF16;
     case ffi::S8: return Type::kS8;
-    case ffi::U8: return Type::kS4;
-    default: return ffi::Unexpected(ffi::Error::InvalidArgument("a type that has no kernel"));
+    default: return Type::kS4;  // U8, of two numbers
   }
 }
 
-ffi::ErrorOr<Activation> ActivationOf(std::string_view name) {
+const Kernels& Level() { return *level.load(std::memory_order_relaxed); }
+
+constexpr Types kFloats = {ffi::F32, ffi::BF16, ffi::F16};
+
+Activation ActivationOf(const Call& call) {
   constexpr std::pair<std::string_view, Activation> all[] = {
       {"", Activation::kNone}, {"gelu", Activation::kGelu}, {"gelu_fast", Activation::kGeluTanh},
       {"gelu_new", Activation::kGeluTanh}, {"gelu_pytorch_tanh", Activation::kGeluTanh}, {"relu", Activation::kRelu},
       {"silu", Activation::kSilu}, {"swish", Activation::kSilu}, {"tanh", Activation::kTanh}};
-  for (const auto& [known, activation] : all)
-    if (name == known) return activation;
-  return ffi::Unexpected(ffi::Error::InvalidArgument("an activation that the kernel does not have"));
+  const auto name = call.Attribute<std::string_view>("activation");
+  const auto* found = std::find_if(std::begin(all), std::end(all), [&](const auto& each) { return each.first == name; });
+  call.Must(found != std::end(all), "activation must be one that the kernel has");
+  return found->second;
 }
 
-// Operands: x; for each part its weight, its scale if there is one, its bias if there is one; the residual, if any.
-ffi::Error Linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                  int64_t parts, int64_t scaled, int64_t biased, int64_t rounded, std::string_view activation,
-                  int64_t residual) {
-  const Counted counted(linear_spent);
-  const auto operand = [&](int64_t i) { return *operands.get<ffi::AnyBuffer>(i); };
-  const auto result = [&](int64_t i) { return *results.get<ffi::AnyBuffer>(i); };
-  const auto x_type = TypeOf(x.element_type()), weight_type = TypeOf(operand(0).element_type());
-  const auto y_type = TypeOf(result(0)->element_type());
-  const auto known = ActivationOf(activation);
-  if (x_type.has_error()) return x_type.error();
-  if (weight_type.has_error()) return weight_type.error();
-  if (y_type.has_error()) return y_type.error();
-  if (known.has_error()) return known.error();
-  const int64_t inputs = x.dimensions().back(), rows = static_cast<int64_t>(x.element_count()) / inputs;
-  LinearArguments arguments = {rows, inputs, 0, rounded, *x_type, *weight_type, *y_type, *known, static_cast<int>(parts),
-                               x.untyped_data(), {}, nullptr, nullptr};
-  int64_t next = 0;
-  for (int64_t part = 0; part < parts; ++part) {
-    Weight& weight = arguments.weights[part];
-    auto y = result(arguments.Gated() ? 0 : part);
-    weight = {y->dimensions().back(), operand(next++).untyped_data(), nullptr, nullptr, y->untyped_data()};
-    if (scaled) {
-      const auto scale = operand(next++);
-      weight.scale = scale.untyped_data();
-      if (scale.dimensions().size() > 1) arguments.group = inputs / scale.dimensions()[1];
+struct Part {
+  std::string_view weight, scale, bias;
+};
+constexpr Part kParts[kMostParts] = {{"parts.0.weight", "parts.0.scale", "parts.0.bias"},
+                                     {"parts.1.weight", "parts.1.scale", "parts.1.bias"},
+                                     {"parts.2.weight", "parts.2.scale", "parts.2.bias"}};
+
+// With an activation there is one result, otherwise one of each part.
+void Linear(Call& call, const Pool& pool) {
+  int64_t rows = kAny, inputs = kAny, outputs = kAny, words = kAny, word = kAny, groups = kAny, panel = kPanel, one = 1;
+  const Array x = call.Operand("x", kFloats, {&rows, &inputs}, kInRows);
+  LinearArguments arguments = {};
+  arguments.activation = ActivationOf(call);
+  arguments.rounded = call.Attribute<int64_t>("rounded");
+  const bool activated = arguments.activation != Activation::kNone;
+  Array y;
+  ffi::DataType stored = ffi::DataType::INVALID;
+  bool grouped = false;
+  int& parts = arguments.parts;
+  for (; parts < kMostParts && (parts == 0 || call.Has(kParts[parts].weight)); ++parts) {
+    const bool first = parts == 0;
+    if (first || !activated) {
+      outputs = kAny;
+      const Array own = call.Result("y", kFloats, {&rows, &outputs}, kInRows);
+      call.Must(first || own.type == y.type, own, "of the first result's type");
+      y = own;
     }
-    if (biased) weight.bias = operand(next++).untyped_data();
+    int64_t panels = (outputs + kPanel - 1) / kPanel;
+    const auto weight = call.Operand(kParts[parts].weight, {x.type, ffi::S8, ffi::U8}, {&panels, &words, &panel, &word});
+    call.Must(first || weight.type == stored, weight, "of the first weight's type");
+    stored = weight.type;
+    Array scale;
+    if (stored == ffi::S8 || stored == ffi::U8) {
+      scale = call.Next(kParts[parts].scale);
+      grouped = first ? stored == ffi::U8 || scale.Rank() == 4 : grouped;
+      if (grouped)
+        call.Expect(scale, {stored == ffi::U8 ? ffi::BF16 : ffi::F32}, {&panels, &groups, &panel, &one});
+      else
+        call.Expect(scale, {ffi::F32}, {&outputs});
+    }
+    const Array bias = call.Optional(kParts[parts].bias, {x.type}, {&outputs});
+    arguments.weights[parts] = {outputs, weight.data, scale.data, bias.data, y.data};
   }
-  if (residual) arguments.residual = operand(next).untyped_data();
-  arguments.scratch = Scratch(level.load(std::memory_order_relaxed)->linear_scratch(arguments));
-  level.load(std::memory_order_relaxed)->linear(arguments, PoolOf(threads));
-  return ffi::Error::Success();
+  const Array residual = call.Optional("residual", {y.type}, {&rows, &outputs}, kInRows);
+  call.Done();
+  call.Must(!activated || parts < 3, "an activation must have one part or two");
+  call.Must(!residual || activated || parts == 1, "a residual must have one result");
+
+  const bool floats = stored == x.type;
+  const int64_t in_word = floats && stored != ffi::BF16 ? 1 : floats ? 2 : 4, of_word = stored == ffi::U8 ? 8 : in_word;
+  call.Must(word == in_word && words == (inputs + of_word - 1) / of_word, "weights must be in panels of all inputs of x");
+  call.Must(!grouped || (groups > 0 && inputs % groups == 0), "each scale must be of as many inputs");
+  arguments.group = grouped ? inputs / groups : 0;
+  for (const int64_t group : {arguments.group, arguments.rounded})
+    call.Must(group >= 0 && group <= kLargestGroup && group % of_word == 0, "groups must be of whole words, and small");
+  call.Must(!grouped || arguments.group > 0, "groups must have inputs");
+  call.Must(!arguments.rounded || (!floats && (!grouped || arguments.rounded == arguments.group)),
+            "activations must be rounded in the groups of whole weights");
+
+  arguments.rows = rows;
+  arguments.inputs = inputs;
+  arguments.x_type = TypeOf(x.type);
+  arguments.weight_type = TypeOf(stored);
+  arguments.y_type = TypeOf(y.type);
+  arguments.x = x.data;
+  arguments.residual = residual.data;
+  arguments.scratch = Scratch(Level().linear_scratch(arguments));
+  Level().linear(arguments, pool);
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(LinearHandler, Linear,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("parts")
-                                  .Attr<int64_t>("scaled")
-                                  .Attr<int64_t>("biased")
-                                  .Attr<int64_t>("rounded")
-                                  .Attr<std::string_view>("activation")
-                                  .Attr<int64_t>("residual"));
-
-// Operands and attributes are those of the composite: q, k and v; where rows stand; the cache, which is returned in the
-// memory of the old one; slopes and biases.
-ffi::Error AttentionOver(ffi::ThreadPool& threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                         ffi::Dictionary attributes, int64_t stands, bool paged) {
-  const Counted counted(attention_spent);
-  const auto operand = [&](size_t i) { return *operands.get<ffi::AnyBuffer>(i); };
-  const auto result = [&](size_t i) { return *results.get<ffi::AnyBuffer>(i); };
-  const auto number = [&](const char* name) { return *attributes.get<int64_t>(name); };
-  const int64_t arrays = number("arrays"), cached_at = 3 + stands;
-  const auto q = operand(0).dimensions(), k = operand(1).dimensions(), cache = operand(cached_at).dimensions();
-  const auto type = TypeOf(operand(0).element_type()), cached = TypeOf(operand(cached_at).element_type());
-  if (type.has_error()) return type.error();
-  if (cached.has_error()) return cached.error();
-  const auto s32 = [&](size_t i) { return static_cast<const int32_t*>(operand(i).untyped_data()); };
-  const auto after = [&](int64_t i) { return i < arrays ? result(1 + i)->untyped_data() : nullptr; };
-  int64_t next = cached_at + arrays;
-  const auto given = [&](const char* name) { return number(name) ? operand(next++).untyped_data() : nullptr; };
-  const void *slots = given("own_slots"), *slopes = given("alibi"), *biases = given("distances");
-  AttentionArguments arguments = {
-      q[0], q[1], q[2], k[2], q[3], cache[0] / k[2], cache[1], 1, 1, number("window"),
-      biases ? operand(next - 1).dimensions()[1] : 0,
-      *attributes.get<float>("scale"), *attributes.get<float>("softcap"), *type, *cached,
-      operand(0).untyped_data(), operand(1).untyped_data(), operand(2).untyped_data(), s32(3), s32(4), nullptr,
-      static_cast<const int32_t*>(slots), nullptr, static_cast<const float*>(slopes), static_cast<const float*>(biases),
-      after(0), after(1), static_cast<float*>(after(2)), static_cast<float*>(after(3)), result(0)->untyped_data()};
+// The arrays of the cache are updated in place: the results after the context are in their memory.
+void AttentionOver(Call& call, const Pool& pool, bool paged) {
+  int64_t rows = kAny, tokens = kAny, heads = kAny, kv_heads = kAny, size = kAny, blocks = kAny, page = kAny, one = 1;
+  int64_t distances = kAny, sequences = kAny, columns = kAny;
+  const Array q = call.Operand("q", kFloats, {&rows, &tokens, &heads, &size});
+  const Array k = call.Operand("k", {q.type}, {&rows, &tokens, &kv_heads, &size});
+  const Array v = call.Operand("v", {q.type}, {&rows, &tokens, &kv_heads, &size});
+  Array segments, start, length, slots;
   if (paged) {
-    const auto rows = operand(3).dimensions();
-    arguments.rows = rows[0];
-    arguments.tokens = q[0] * q[1];
-    arguments.stride = rows[1];
-    arguments.most = rows[1] - kRowColumns;
-    arguments.first = s32(3);
-    arguments.length = s32(3) + 1;
-    arguments.start = s32(3) + 2;
-    arguments.prompt = s32(3) + 3;
-    arguments.table = s32(3) + kRowColumns;
-    const bool power = (arguments.page & (arguments.page - 1)) == 0;
-    if (arguments.most < 1 || (arguments.most > 1 && (!power || arguments.page % kPage)))
-      return ffi::Error::InvalidArgument("paged_attention: pages must be a power of two of at least 16 positions");
+    segments = call.Operand("segments", {ffi::S32}, {&sequences, &columns});
+  } else {
+    start = call.Operand("start", {ffi::S32}, {&rows});
+    length = call.Operand("length", {ffi::S32}, {&rows});
   }
-  level.load(std::memory_order_relaxed)->attention(arguments, PoolOf(threads));
-  return ffi::Error::Success();
-}
-
-ffi::Error Attention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                     ffi::Dictionary attributes) {
-  return AttentionOver(threads, operands, results, attributes, 2, false);
-}
-
-ffi::Error PagedAttention(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                          ffi::Dictionary attributes) {
-  return AttentionOver(threads, operands, results, attributes, 1, true);
-}
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionHandler, Attention,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PagedAttentionHandler, PagedAttention,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
-
-// Operands are those of the composite. The bias is the last one, if there is one.
-ffi::Error AttendTo(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer keys, ffi::AnyBuffer values,
-                    ffi::Buffer<ffi::S32> lengths, ffi::RemainingArgs more, ffi::Result<ffi::AnyBuffer> context,
-                    float scale) {
-  const Counted counted(memory_spent);
-  const auto size = q.dimensions(), memory = keys.dimensions();
-  const auto type = TypeOf(q.element_type());
-  if (type.has_error()) return type.error();
-  MemoryArguments arguments = {size[0], size[1], size[2], memory[2], size[3], memory[1], 0, 0, 0, 0, scale, *type,
-                               q.untyped_data(), keys.untyped_data(), values.untyped_data(), lengths.typed_data(),
-                               nullptr, context->untyped_data()};
-  if (more.size() > 0) {
-    const auto bias = *more.get<ffi::Buffer<ffi::F32>>(0);
-    const auto axes = bias.dimensions();  // rows, heads, positions, tokens
-    const int64_t of_head = axes[2] * axes[3];
-    arguments.bias = bias.typed_data();
-    arguments.bias_row = axes[0] > 1 ? axes[1] * of_head : 0;
-    arguments.bias_head = axes[1] > 1 ? of_head : 0;
-    arguments.bias_position = axes[3];
-    arguments.bias_token = axes[3] > 1 ? 1 : 0;
+  Array cache[4], after[4];
+  cache[0] = call.Operand("cache.0", {q.type, ffi::S8}, {&blocks, &page, &size});
+  cache[1] = call.Operand("cache.1", {cache[0].type}, {&blocks, &page, &size});
+  if (cache[0].type == ffi::S8) {
+    cache[2] = call.Operand("cache.2", {ffi::F32}, {&blocks, &page, &one});
+    cache[3] = call.Operand("cache.3", {ffi::F32}, {&blocks, &page, &one});
   }
-  level.load(std::memory_order_relaxed)->attend_to(arguments, PoolOf(threads));
+  if (!paged) slots = call.Optional("slots", {ffi::S32}, {&rows});
+  const Array slopes = call.Optional("alibi", {ffi::F32}, {&heads});
+  const Array biases = call.Optional("distances", {ffi::F32}, {&heads, &distances});
+  const Array context = call.Result("the context", {q.type}, {&rows, &tokens, &heads, &size});
+  for (int i = 0; i < 4 && cache[i]; ++i) {
+    after[i] = call.Result(cache[i].name, {cache[i].type}, {&blocks, &page, i < 2 ? &size : &one});
+    call.Must(after[i].data == cache[i].data, after[i], "returned in its own memory");
+  }
+  call.Done();
+  call.Must(size <= kLongestHead, q, "of no more features than the kernel takes");
+  call.Must(kv_heads > 0 && heads % kv_heads == 0, k, "of as many queries for each head");
+  call.Must(blocks % kv_heads == 0, cache[0], "of whole slots or pages");
+  call.Must(!biases || (distances > 0 && heads * distances <= kMostBiases), biases, "of one distance or more, and small");
+
+  AttentionArguments arguments = {
+      rows, tokens, heads, kv_heads, size, blocks / kv_heads, page, 1, 1, call.Attribute<int64_t>("window"),
+      biases ? distances : 0, call.Attribute<float>("scale"), call.Attribute<float>("softcap"), TypeOf(q.type),
+      TypeOf(cache[0].type), q.data, k.data, v.data, start.As<int32_t>(), length.As<int32_t>(), nullptr,
+      slots.As<int32_t>(), nullptr, slopes.As<float>(), biases.As<float>(), after[0].data, after[1].data,
+      after[2].As<float>(), after[3].As<float>(), context.data};
+  if (paged) {
+    const int32_t* row = segments.As<int32_t>();
+    arguments.rows = sequences;
+    arguments.tokens = rows * tokens;
+    arguments.stride = columns;
+    arguments.most = columns - kRowColumns;
+    arguments.first = row;
+    arguments.length = row + 1;
+    arguments.start = row + 2;
+    arguments.prompt = row + 3;
+    arguments.table = row + kRowColumns;
+    call.Must(arguments.most > 0, segments, "of one page or more");
+    const bool apart = page > 0 && page % kPage == 0 && (page & (page - 1)) == 0;
+    call.Must(arguments.most == 1 || apart, cache[0], "of pages of 16 positions, or 16 times a power of two");
+  }
+  Level().attention(arguments, pool);
+}
+
+void Attention(Call& call, const Pool& pool) { AttentionOver(call, pool, false); }
+void PagedAttention(Call& call, const Pool& pool) { AttentionOver(call, pool, true); }
+
+void AttendTo(Call& call, const Pool& pool) {
+  int64_t rows = kAny, tokens = kAny, heads = kAny, kv_heads = kAny, size = kAny, positions = kAny;
+  int64_t bias_rows = kAny, bias_heads = kAny, bias_tokens = kAny;
+  const Array q = call.Operand("q", kFloats, {&rows, &tokens, &heads, &size});
+  const Array keys = call.Operand("keys", {q.type}, {&rows, &positions, &kv_heads, &size});
+  const Array values = call.Operand("values", {q.type}, {&rows, &positions, &kv_heads, &size});
+  const Array lengths = call.Operand("lengths", {ffi::S32}, {&rows});
+  const Array bias = call.Optional("bias", {ffi::F32}, {&bias_rows, &bias_heads, &positions, &bias_tokens});
+  const Array context = call.Result("the context", {q.type}, {&rows, &tokens, &heads, &size});
+  call.Done();
+  call.Must(size <= kLongestHead, q, "of no more features than the kernel takes");
+  call.Must(kv_heads > 0 && heads % kv_heads == 0, keys, "of as many queries for each head");
+  MemoryArguments arguments = {rows, tokens, heads, kv_heads, size, positions, 0, 0, 0, 0, call.Attribute<float>("scale"),
+                               TypeOf(q.type), q.data, keys.data, values.data, lengths.As<int32_t>(), bias.As<float>(),
+                               context.data};
+  if (bias) {
+    const int64_t of_head = positions * bias_tokens;
+    const auto shared = [](int64_t own, int64_t all) { return own == 1 || own == all; };
+    call.Must(shared(bias_rows, rows) && shared(bias_heads, heads) && shared(bias_tokens, tokens), bias,
+              "of all rows, heads and tokens, or of one for all");
+    call.Must(bias_rows * bias_heads * of_head <= kMostBiases, bias, "of fewer numbers");
+    arguments.bias_row = bias_rows > 1 ? bias_heads * of_head : 0;
+    arguments.bias_head = bias_heads > 1 ? of_head : 0;
+    arguments.bias_position = bias_tokens;
+    arguments.bias_token = bias_tokens > 1 ? 1 : 0;
+  }
+  Level().attend_to(arguments, pool);
+}
+
+void Sample(Call& call, const Pool& pool) {
+  int64_t rows = kAny, vocabulary = kAny, columns = kPolicyColumns;
+  const Array logits = call.Operand("logits", {ffi::F32}, {&rows, &vocabulary});
+  const Array seen = call.Operand("seen", {ffi::PRED}, {&rows, &vocabulary});
+  const Array policy = call.Operand("policy", {ffi::S32}, {&rows, &columns});
+  const Array position = call.Operand("position", {ffi::S32}, {&rows});
+  const Array token = call.Result("the token", {ffi::S32}, {&rows});
+  call.Done();
+  SampleArguments arguments = {rows, vocabulary, logits.As<float>(), seen.As<int8_t>(), policy.As<int32_t>(),
+                               position.As<int32_t>(), token.As<int32_t>(), nullptr};
+  arguments.scratch = Scratch(Level().sample_scratch(arguments));
+  Level().sample(arguments, pool);
+}
+
+void Normalize(Call& call, const Pool& pool, bool biased) {
+  int64_t rows = kAny, size = kAny;
+  const Array x = call.Operand("x", kFloats, {&rows, &size}, kInRows);
+  const Array weight = call.Operand("weight", {ffi::F32}, {&size});
+  const Array bias = biased ? call.Operand("bias", {ffi::F32}, {&size}) : Array();
+  const Array y = call.Result("y", {x.type}, {&rows, &size}, kInRows);
+  call.Done();
+  const auto eps = call.Attribute<float>("eps");
+  Level().normalize({rows, size, eps, TypeOf(x.type), x.data, weight.As<float>(), bias.As<float>(), y.data}, pool);
+}
+
+void LayerNorm(Call& call, const Pool& pool) { Normalize(call, pool, true); }
+void RmsNorm(Call& call, const Pool& pool) { Normalize(call, pool, false); }
+
+struct Kernel {
+  const char* name;  // of the composite
+  void (*run)(Call& call, const Pool& pool);
+  Spent& spent;
+};
+constexpr Kernel all_kernels[] = {{"linear", Linear, linear_spent},
+                                  {"attention", Attention, attention_spent},
+                                  {"paged_attention", PagedAttention, attention_spent},
+                                  {"attend_to", AttendTo, memory_spent},
+                                  {"sample", Sample, sample_spent},
+                                  {"layer_norm", LayerNorm, norm_spent},
+                                  {"rms_norm", RmsNorm, norm_spent}};
+
+template <size_t kNumber>
+ffi::Error Run(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
+               ffi::Dictionary attributes) {
+  const Kernel& kernel = all_kernels[kNumber];
+  const Counted counted(kernel.spent);
+  try {
+    Call call(kernel.name, operands, results, attributes);
+    kernel.run(call, PoolOf(threads));
+  } catch (const Refused& refused) {
+    return ffi::Error::InvalidArgument(refused.what());
+  }
   return ffi::Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttendToHandler, AttendTo,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .RemainingArgs()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<float>("scale"));
-
-ffi::Error Sample(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> logits, ffi::Buffer<ffi::PRED> seen,
-                  ffi::Buffer<ffi::S32> policy, ffi::Buffer<ffi::S32> position, ffi::ResultBuffer<ffi::S32> token) {
-  const Counted counted(sample_spent);
-  const auto size = logits.dimensions();
-  const Kernels& kernels = *level.load(std::memory_order_relaxed);
-  SampleArguments arguments = {size[0],
-                               size[1],
-                               logits.typed_data(),
-                               static_cast<const int8_t*>(seen.untyped_data()),
-                               policy.typed_data(),
-                               position.typed_data(),
-                               token->typed_data(),
-                               nullptr};
-  arguments.scratch = Scratch(kernels.sample_scratch(arguments));
-  kernels.sample(arguments, PoolOf(threads));
-  return ffi::Error::Success();
+template <size_t kNumber>
+XLA_FFI_Error* Handler(XLA_FFI_CallFrame* frame) {
+  static const auto* handler =
+      ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs().To(Run<kNumber>).release();
+  return handler->Call(frame);
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SampleHandler, Sample,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::PRED>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::S32>>());
-
-ffi::Error Normalize(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> weight, const float* bias,
-                     ffi::Result<ffi::AnyBuffer> y, float eps) {
-  const Counted counted(norm_spent);
-  const auto type = TypeOf(x.element_type());
-  if (type.has_error()) return type.error();
-  const int64_t size = x.dimensions().back(), rows = static_cast<int64_t>(x.element_count()) / size;
-  level.load(std::memory_order_relaxed)->normalize({rows, size, eps, *type, x.untyped_data(), weight.typed_data(), bias, y->untyped_data()},
-                   PoolOf(threads));
-  return ffi::Error::Success();
-}
-
-ffi::Error LayerNorm(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> weight,
-                     ffi::Buffer<ffi::F32> bias, ffi::Result<ffi::AnyBuffer> y, float eps) {
-  return Normalize(threads, x, weight, bias.typed_data(), y, eps);
-}
-
-ffi::Error RmsNorm(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> weight,
-                   ffi::Result<ffi::AnyBuffer> y, float eps) {
-  return Normalize(threads, x, weight, nullptr, y, eps);
-}
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(LayerNormHandler, LayerNorm,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<float>("eps"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RmsNormHandler, RmsNorm,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<float>("eps"));
-
-PyObject* Handlers(PyObject*, PyObject*) {
-  const std::pair<const char*, XLA_FFI_Handler*> all[] = {
-      {"linear", LinearHandler}, {"attention", AttentionHandler}, {"paged_attention", PagedAttentionHandler},
-      {"attend_to", AttendToHandler}, {"sample", SampleHandler}, {"layer_norm", LayerNormHandler}, {"rms_norm", RmsNormHandler}};
+template <size_t... kNumbers>
+PyObject* HandlersOf(std::index_sequence<kNumbers...>) {
   PyObject* handlers = PyDict_New();
-  for (const auto& [name, handler] : all) {
-    PyObject* capsule = PyCapsule_New(reinterpret_cast<void*>(handler), nullptr, nullptr);
-    if (!handlers || !capsule || PyDict_SetItemString(handlers, name, capsule)) return nullptr;
+  const auto add = [&](const char* name, XLA_FFI_Handler* handler) {
+    PyObject* capsule = handlers ? PyCapsule_New(reinterpret_cast<void*>(handler), nullptr, nullptr) : nullptr;
+    if (!capsule || PyDict_SetItemString(handlers, name, capsule)) return false;
     Py_DECREF(capsule);
-  }
-  return handlers;
+    return true;
+  };
+  return (add(all_kernels[kNumbers].name, Handler<kNumbers>) && ...) ? handlers : nullptr;
+}
+
+PyObject* Handlers(PyObject*, PyObject*) { return HandlersOf(std::make_index_sequence<std::size(all_kernels)>()); }
+
+PyObject* Limits(PyObject*, PyObject*) {
+  return Py_BuildValue("{sLsLsLsLsL}", "parts", static_cast<long long>(kMostParts), "group",
+                       static_cast<long long>(kLargestGroup), "head", static_cast<long long>(kLongestHead), "biases",
+                       static_cast<long long>(kMostBiases), "page", static_cast<long long>(kPage));
 }
 
 PyObject* SpentSoFar(PyObject*, PyObject*) {
@@ -344,6 +369,7 @@ PyObject* SetLevel(PyObject*, PyObject* name) {
 
 PyMethodDef methods[] = {
     {"handlers", Handlers, METH_NOARGS, "A capsule for each kernel, by the name of the composite."},
+    {"limits", Limits, METH_NOARGS, "The largest sizes that kernels take, and the smallest page, by name."},
     {"spent", SpentSoFar, METH_NOARGS, "Calls of each kernel so far, and the seconds that they took."},
     {"levels", LevelNames, METH_NOARGS, "The levels of instructions that this processor has, the best one last."},
     {"set_level", SetLevel, METH_O, "Use the instructions of a level from now on."},
