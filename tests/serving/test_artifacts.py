@@ -22,7 +22,7 @@ from transformers_neuronx import Engine, SamplingParams, gpt2
 from transformers_neuronx.config import Completed, NeuronConfig, QuantizationConfig
 from transformers_neuronx.engine.artifacts import open_artifact
 from transformers_neuronx.engine.manifest import sealed
-from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
@@ -84,8 +84,8 @@ def no_compiler(monkeypatch):
 def modules_written(monkeypatch):
     """Names of the modules that are written; an artifact made by this code needs none."""
     written = []
-    write = Programs.module
-    monkeypatch.setattr(Programs, "module", lambda self, what, piece: written.append(what) or write(self, what, piece))
+    write = ProgramStore.written
+    monkeypatch.setattr(ProgramStore, "written", lambda self, key, part: written.append(key) or write(self, key, part))
     return written
 
 
@@ -94,12 +94,12 @@ ELSEWHERE = """
 import json, os, sys
 import torch
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
-from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.xla import XlaRuntime
 directory, options = sys.argv[1], json.loads(sys.argv[2])
 get_runtime("cpu", options["tp_degree"])
-XlaRuntime.compile = Programs.module = None
+XlaRuntime.compile = ProgramStore.written = None
 os.environ["NEURONX_CACHE"] = "off"
 model = NeuronAutoModelForCausalLM.from_pretrained(directory)
 model.to_neuron()

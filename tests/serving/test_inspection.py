@@ -210,7 +210,7 @@ def test_products_of_linear_layers(cls_config, tokens, amp):
     of_pages = facts_of(TokensKey(tokens, 1, 1, 1, 0).written(paged.programs, paged.programs.whole))
     for each in (facts, of_pages):
         assert by_name(each.ops)["linear"].products == 2 * (layers * tokens + head)
-    of_all = facts_of(engine.programs.module(HeadKey(1, tokens), Segment(False, (), True)))
+    of_all = facts_of(HeadKey(1, tokens).written(engine.programs, Segment(False, (), True)))
     assert by_name(of_all.ops)["linear"].products == 2 * head * tokens
 
 

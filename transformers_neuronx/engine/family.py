@@ -119,10 +119,10 @@ class Family:
     read_config: Callable[[Any], DecoderConfig]
     weights: Table
     graph: Graph
-    prepare: Callable[[Any, Step], Any] | None = None
-    encoder: EncoderGraph | None = None
     folder: str | None = None
     pages: bool = True
+    prepare: Callable[[Any, Step], Any] | None = None
+    encoder: EncoderGraph | None = None
 
     @property
     def name(self) -> str:

@@ -65,12 +65,17 @@ class ProgramStore:
                 entry = artifact_key(key, segment, self.programs.cache.pages)
                 module = self.source.module(entry) if self.source else None
                 if module is None:
-                    module = key.written(self.programs, segment)
-                    module.name = program_name(key, segment)
+                    module = self.written(key, segment)
                 built[segment] = self.build(module, entry)
             self._built[key] = [(segment, built[segment]) for segment in parts]
 
         self.each(self.missing(wanted), build_parts, progress, overlap)
+
+    def written(self, key: ProgramKey, segment: Segment) -> HloModuleProto:
+        """Write a part of a program. It has a readable name."""
+        module = key.written(self.programs, segment)
+        module.name = program_name(key, segment)
+        return module
 
     def compile_modules(
         self, keys: Sequence[K], write: Callable[[K], HloModuleProto], progress: Progress = lambda done: None

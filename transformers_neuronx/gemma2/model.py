@@ -9,4 +9,4 @@ from transformers_neuronx.models.sampling import ForSampling
 class Gemma2ForSampling(ForSampling):
     """Transformers' `Gemma2ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(Gemma2Config.from_hf, weights, graph, graph.prepare)
+    family = Family(Gemma2Config.from_hf, weights, graph, prepare=graph.prepare)

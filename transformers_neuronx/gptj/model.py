@@ -9,4 +9,4 @@ from transformers_neuronx.models.sampling import ForSampling
 class GPTJForSampling(ForSampling):
     """Transformers' `GPTJForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(GPTJConfig.from_hf, weights, graph, graph.prepare)
+    family = Family(GPTJConfig.from_hf, weights, graph, prepare=graph.prepare)

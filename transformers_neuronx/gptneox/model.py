@@ -9,4 +9,4 @@ from transformers_neuronx.models.sampling import ForSampling
 class GPTNeoXForSampling(ForSampling):
     """Transformers' `GPTNeoXForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(GPTNeoXConfig.from_hf, weights, graph, graph.prepare)
+    family = Family(GPTNeoXConfig.from_hf, weights, graph, prepare=graph.prepare)

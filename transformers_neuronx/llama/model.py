@@ -9,4 +9,4 @@ from transformers_neuronx.models.sampling import ForSampling
 class LlamaForSampling(ForSampling):
     """Transformers' `LlamaForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(LlamaConfig.from_hf, weights, graph, graph.prepare)
+    family = Family(LlamaConfig.from_hf, weights, graph, prepare=graph.prepare)

@@ -9,4 +9,4 @@ from transformers_neuronx.models.sampling import ForSampling
 class MistralForSampling(ForSampling):
     """Transformers' `MistralForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(MistralConfig.from_hf, weights, graph, graph.prepare, folder="mistral")
+    family = Family(MistralConfig.from_hf, weights, graph, prepare=graph.prepare, folder="mistral")

@@ -9,4 +9,4 @@ from transformers_neuronx.models.sampling import ForSampling
 class MixtralForSampling(ForSampling):
     """Transformers' `MixtralForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(MixtralConfig.from_hf, weights, graph, graph.prepare)
+    family = Family(MixtralConfig.from_hf, weights, graph, prepare=graph.prepare)

@@ -10,4 +10,4 @@ from transformers_neuronx.phi3.config import Phi3Config
 class Phi3ForSampling(ForSampling):
     """Transformers' `Phi3ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(Phi3Config.from_hf, weights, graph, graph.prepare, folder="phi3")
+    family = Family(Phi3Config.from_hf, weights, graph, prepare=graph.prepare, folder="phi3")

@@ -9,4 +9,4 @@ from transformers_neuronx.qwen2.config import Qwen2Config
 class Qwen2ForSampling(ForSampling):
     """Transformers' `Qwen2ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(Qwen2Config.from_hf, weights, graph, graph.prepare, folder="qwen2")
+    family = Family(Qwen2Config.from_hf, weights, graph, prepare=graph.prepare, folder="qwen2")

@@ -9,4 +9,4 @@ from transformers_neuronx.qwen3.config import Qwen3Config
 class Qwen3ForSampling(ForSampling):
     """Transformers' `Qwen3ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(Qwen3Config.from_hf, weights, graph, graph.prepare, folder="qwen3")
+    family = Family(Qwen3Config.from_hf, weights, graph, prepare=graph.prepare, folder="qwen3")
