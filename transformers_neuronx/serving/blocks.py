@@ -6,7 +6,7 @@ others of the same call write, is computed in several steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,11 +41,27 @@ class BlockCall:
 
 
 class Part(NamedTuple):
-    """Some tokens of a sequence in a step: `many` of them, from token `first` of the call on."""
+    """Tokens that a step computes: `many` of row `row`, after the `fed` earlier ones."""
 
-    sequence: int
-    first: int
+    row: int
+    fed: int
     many: int
+
+
+def in_steps(rows: Iterable[tuple[int, int]], most: int) -> Iterator[list[Part]]:
+    """Divide rows, each with its number of tokens, into steps of up to `most` tokens, in this order."""
+    step, room = list[Part](), most
+    for row, length in rows:
+        fed = 0
+        while fed < length:
+            count = min(length - fed, room)
+            step.append(Part(row, fed, count))
+            fed, room = fed + count, room - count
+            if not room:
+                yield step
+                step, room = [], most
+    if step:
+        yield step
 
 
 class BlockPrograms(Programs):
@@ -103,8 +119,9 @@ class BlockDecoder(Decoder):
         the other writes.
         """
         found = np.zeros((len(call.wanted), self.config.vocab_size), np.float32)
+        before = np.cumsum(call.count) - call.count
         for step in self._steps(call):
-            ids = np.concatenate([np.arange(part.first, part.first + part.many) for part in step])  # ascending
+            ids = np.concatenate([before[row] + np.arange(fed, fed + many) for row, fed, many in step])  # ascending
             rows = np.flatnonzero(np.isin(call.wanted, ids))
             found[rows] = self._run(call, step, ids, np.searchsorted(ids, call.wanted[rows]))
         return found
@@ -125,9 +142,9 @@ class BlockDecoder(Decoder):
         tokens, segments = np.zeros(key.tokens, TOKEN), np.zeros(key.sequences, sequence_row(layout, key.pages))
         wanted = np.zeros(key.logits, LOGITS)
         tokens["id"][: len(ids)], wanted["token"][: len(places)] = call.tokens[ids], places
-        before, first = np.cumsum(call.count) - call.count, 0
-        for segment, (sequence, at, count) in zip(segments, step, strict=False):
-            start, end = call.start[sequence] + at - before[sequence], call.start[sequence] + call.count[sequence]
+        first = 0
+        for segment, (sequence, fed, count) in zip(segments, step, strict=False):
+            start, end = call.start[sequence] + fed, call.start[sequence] + call.count[sequence]
             tokens["position"][first : first + count] = np.arange(start, start + count)
             tokens["end"][first : first + count] = end
             segment["first"], segment["count"], segment["start"] = first, count, start
@@ -142,20 +159,8 @@ class BlockDecoder(Decoder):
         keys = self.programs.keys
         most = max(key.logits for key in keys)
         longest = keys[-1].tokens if len(call.wanted) <= most else most
-        first = np.cumsum(call.count) - call.count
         for level in [*self._levels(call)]:  # its errors come before anything runs
-            step, room = [], longest
-            for sequence in level:
-                done, count = 0, int(call.count[sequence])
-                while done < count:
-                    now = min(count - done, room)
-                    step.append(Part(int(sequence), int(first[sequence]) + done, now))
-                    done, room = done + now, room - now
-                    if not room:
-                        yield step
-                        step, room = [], longest
-            if step:
-                yield step
+            yield from in_steps(((row, int(call.count[row])) for row in map(int, level)), longest)
 
     def _levels(self, call: BlockCall) -> Iterator[list[int]]:
         """Yield sequences that can be computed together: none reads what another of them writes."""

@@ -6,7 +6,7 @@ Calls of the model start, continue, copy and read these sequences: see `Decoder`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import proxy
 
 import numpy as np
@@ -26,7 +26,7 @@ from transformers_neuronx.engine.store import Built
 from transformers_neuronx.layers.rows import joined
 from transformers_neuronx.layers.sampling import NOTHING
 from transformers_neuronx.runtimes.base import Runtime
-from transformers_neuronx.serving.blocks import BlockDecoder
+from transformers_neuronx.serving.blocks import BlockDecoder, Part, in_steps
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.paged import PagedSteps, Started, on_devices
 from transformers_neuronx.serving.pages import PAGE, Pages
@@ -56,14 +56,6 @@ class PagedPrograms(Programs):
         self.pages = -(-self.positions // self.page)  # of a slot
         pages = dict.fromkeys(self.cache.windows, self.slots * self.pages)
         self.cache = self.cache.paged(self.page, pages, self.slots)
-
-
-class Part(NamedTuple):
-    """Tokens that a step computes: `many` of row `row`, after the `fed` earlier ones."""
-
-    row: int
-    fed: int
-    many: int
 
 
 class PagedDecoder(Decoder):
@@ -211,7 +203,8 @@ class PagedDecoder(Decoder):
         """
         works = [self._work(*row) for row in zip(rows.tokens, rows.start, rows.end, rows.slots, policy, strict=True)]
         most = self._most_of_all if every else self.steps.most_tokens
-        for parts in _steps([len(row) for row in rows.tokens], most):
+        lengths = sorted(enumerate(map(len, rows.tokens)), key=lambda row: row[1] > 1)  # single tokens first
+        for parts in in_steps(lengths, most):
             tokens = sum(part.many for part in parts)
             whole = every and any(key.samples == key.tokens >= tokens for key in self.steps.keys)
             step = [_part(works[part.row], part, whole) for part in parts]
@@ -248,22 +241,6 @@ def _sizes(options: CompileOptions) -> list[int]:
     while sizes and 2 * sizes[-1] <= min(MOST_TOKENS, options.prompt_batch_size * options.buckets.context[-1]):
         sizes.append(2 * sizes[-1])
     return sizes
-
-
-def _steps(lengths: list[int], most: int) -> Iterator[list[Part]]:
-    """Divide rows of these lengths into steps of up to `most` tokens, single tokens first."""
-    step, room = list[Part](), most
-    for row in sorted(range(len(lengths)), key=lambda row: lengths[row] > 1):
-        fed = 0
-        while fed < lengths[row]:
-            count = min(lengths[row] - fed, room)
-            step.append(Part(row, fed, count))
-            fed, room = fed + count, room - count
-            if not room:
-                yield step
-                step, room = [], most
-    if step:
-        yield step
 
 
 def _ended(parts: list[Part], rows: Rows) -> list[int]:
