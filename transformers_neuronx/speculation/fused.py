@@ -1,4 +1,4 @@
-"""Speculative decoding in one program: draft tokens and their verification stay on the devices.
+"""Speculative decoding with both models in one program, where their caches are in slots.
 
 A loop on the devices does what `speculation` does from the host. The tokens are the same.
 """
