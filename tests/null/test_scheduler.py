@@ -26,6 +26,7 @@ HAPPENS = (
     "left behind",
     "gone back",
     "rounds",
+    "scored",
 )
 
 
@@ -76,6 +77,8 @@ class Device:
             assert start + count <= request.prompt_length or start >= request.prompt_length
             self.write(request, tokens, start, count)
             self.replace_state(work, tokens)
+            for place in range(start + 1, start + 1 + work.scored):
+                request.note_of_prompt(place, place, [], [])
         for work in step:
             request = work.request
             self.read(request, tokens_of[request.id], work.start, work.count)
@@ -159,6 +162,7 @@ def drive(seed, count=12):
     tokens = draw.randint(4, 12)
     guesses = draw.choice([0, 0, 1, 3])
     sizes = dict(rows=draw.randint(1, 4), positions=40, guesses=guesses, rounds=draw.choice([1, 1, 2, 5]))
+    sizes["samples"] = sizes["rows"] * (1 + guesses) + draw.randint(0, 3)
     limits = Limits(tokens, draw.randint(4, tokens), **sizes)
     cache = random_cache(draw, limits.rows, tokens, guesses)
     scheduler, device, happened = Scheduler(cache, limits), Device(cache), Counter()
@@ -172,6 +176,7 @@ def drive(seed, count=12):
                 max_tokens=draw.randint(1, 12),
                 min_tokens=draw.choice([0, 0, 3]),
                 priority=draw.choice([0, 0, 0, 1, -1]),
+                prompt_logprobs=draw.choice([None, None, 0]),
             )
             request = Request(
                 len(requests) + happened["refused"], prompt, params, frozenset([END]), draw.choice([b"", b"", b"other"])
@@ -198,6 +203,8 @@ def drive(seed, count=12):
         check_cache(scheduler)
         happened["left behind"] += any(NO_PAGE in table for each in scheduler.running for table in each.tables)
         assert sum(work.count for work in step) <= limits.tokens and len(scheduler.running) <= limits.rows
+        assert sum(work.samples + work.scored for work in step) <= limits.samples
+        happened["scored"] += sum(work.scored for work in step)
         assert sum(work.start + work.count < work.request.prompt_length for work in step) <= 1, "prompts in chunks"
         assert step or flying or not scheduler.running, "what runs goes on"
         idle = 0 if step else idle + 1
@@ -222,6 +229,8 @@ def drive(seed, count=12):
         if request.reason != "abort":
             wanted = alone(request.tokens[: request.prompt_length], request.params)
             assert (request.tokens, request.reason) == wanted
+            places = range(1, request.prompt_length) if request.scores else []
+            assert request.prompt_logprobs[1:] == [(place, {}) for place in places]
     assert cache.unused and not scheduler.waiting_tokens
     return happened
 
@@ -374,6 +383,7 @@ def test_digests_depend_on_all_before_and_on_the_salt():
         (dict(top_p=2), r"top_p must be in \(0, 1\], got 2"),
         (dict(stop="x"), "stop must be a list of strings that are not empty, got 'x'"),
         (dict(logprobs=21), "logprobs must be at most 20, got 21"),
+        (dict(prompt_logprobs=-1), "prompt_logprobs must be a whole number of at least 0, got -1"),
         (dict(logprobs=True), "logprobs must be a whole number of at least 0, got True"),
     ],
 )

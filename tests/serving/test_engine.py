@@ -120,6 +120,9 @@ def test_without_pages_the_slots_of_the_model_serve(slots, model):
         assert slots.decoder.store.executables.keys() == before.keys(), "nothing compiles"
         biased = engine.submit([5, 6], SamplingParams(max_tokens=5, logit_bias={777: 100}, logprobs=2))
         assert biased.result() == [777] * 5 and len(biased.logprobs) == 5
+        scored = engine.submit(STEM[:50], SamplingParams(max_tokens=2, prompt_logprobs=0))
+        found = [own for own, _ in (scored.result(), scored.prompt_logprobs)[1][1:]]
+        np.testing.assert_allclose(found, model.score(torch.tensor([STEM[:50]]))[0, 1:].numpy(), atol=1e-4)
         with pytest.raises(ConfigError, match=r"rows must be at least 1 and at most the model's batch_size=4, as"):
             Engine(slots, rows=5)
     assert sampled(slots, prompt(4), 12, **params(4)[1]) == wanted[4], "the model is free again"
@@ -181,6 +184,26 @@ def test_a_prompt_that_leaves_another_inside_a_page_has_the_same_bits(model):
         warm = logprobs(engine, second)
     assert cold.usage.cached_tokens == 0 and warm.usage.cached_tokens == 100
     assert cold.result() == warm.result() and cold.logprobs == warm.logprobs
+
+
+def test_logprobs_of_a_prompt_are_those_of_the_model_in_any_company(engine, model):
+    ids = STEM[:-91:-1]
+    wanted = model.score(torch.tensor([ids]))[0, 1:].numpy()
+    list(engine.submit(ids, SamplingParams(max_tokens=2)))  # the cache has the prompt now
+    others = [engine.submit(prompt(n), SamplingParams(max_tokens=40, ignore_eos=True)) for n in range(6)]
+    scored = SamplingParams(max_tokens=3, temperature=0, prompt_logprobs=2, logprobs=1)
+    handles = [engine.submit(ids, scored) for _ in range(2)]
+    for handle in (*handles, *others):
+        handle.result()
+    alone = engine.submit(ids, scored)
+    assert alone.result() == handles[0].result() and len(alone.logprobs) == 3 and alone.usage.cached_tokens == 0
+    assert alone.prompt_logprobs == handles[0].prompt_logprobs == handles[1].prompt_logprobs, "the same bits"
+    none, *found = alone.prompt_logprobs
+    assert none is None and len(found) == len(ids) - 1
+    np.testing.assert_allclose([own for own, _ in found], wanted, atol=1e-4)
+    for token, (own, likeliest) in zip(ids[1:], found, strict=True):
+        assert len(likeliest) == 2 and likeliest.get(token, own) == own <= max(likeliest.values())
+    assert not others[0].prompt_logprobs and not engine.submit([5], scored).prompt_logprobs[1:]
 
 
 def test_logprobs_are_those_of_the_model(engine, model):

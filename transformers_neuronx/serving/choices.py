@@ -24,9 +24,11 @@ from transformers_neuronx.layers.sampling import NOTHING, sample
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.request import LIKELIEST, Request
+from transformers_neuronx.serving.scheduler import Work
 from transformers_neuronx.serving.steps import SAMPLED, padded
 
 Array = np.ndarray[Any, Any]
+Scored = tuple[Request, int]  # a token of a prompt, whose log-probability is kept, by its position
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ def sampled_rows(requests: Sequence[Request], count: int, tokens: Sequence[int] 
     for row, (request, guesses) in zip(rows, with_numbers(requests), strict=False):
         row["position"], row["policy"] = request.known - 1 + guesses, request.policy
     return rows
+
+
+def scored_of(step: Sequence[Work]) -> list[Scored]:
+    """Return the tokens of prompts whose log-probabilities are kept after a step."""
+    return [(work.request, work.start + 1 + place) for work in step for place in range(work.scored)]
 
 
 def with_numbers(requests: Sequence[Request]) -> Iterator[tuple[Request, int]]:
@@ -99,29 +106,37 @@ class Changes:
 
 class Chosen:
     """Tokens that were chosen, still on the devices or not: s32[·] in the order of the requests, or s32[·, rounds],
-    with NOTHING where there are fewer. Without requests, anything to wait for.
+    with NOTHING where there are fewer. Without requests, anything to wait for. Log-probabilities are those of the
+    requests' tokens, and then those of tokens that are `scored`.
     """
 
     def __init__(
-        self, requests: list[Request], tokens: DeviceTensor | Array, logprobs: Sequence[DeviceTensor] = ()
-    ) -> None:
+        self, requests: list[Request], tokens: DeviceTensor | Array, logprobs: Sequence[DeviceTensor] = (),
+        scored: Sequence[Scored] = (),
+    ) -> None:  # fmt: skip
         self.tokens = tokens
-        self._requests, self._logprobs = requests, logprobs
+        self._requests, self._logprobs, self._scored = requests, logprobs, scored
 
     def read(self) -> dict[int, list[int]]:
         """Wait for the tokens. Return those of each request, by its id, or BROKEN; note their log-probabilities."""
         tokens = self.tokens if isinstance(self.tokens, np.ndarray) else self.tokens.numpy()
+        if self._logprobs:
+            self._note()
         if not self._requests:
             return {}
         rows = (tokens if tokens.ndim > 1 else tokens[:, None]).tolist()
-        if self._logprobs:
-            own, ids, values = (result.numpy() for result in self._logprobs)
-            for place, request in enumerate(self._requests):
-                request.note(float(own[place]), ids[place].tolist(), values[place].tolist())
         sampled: dict[int, list[int]] = {}
         for request, row in zip(self._requests, rows, strict=False):
             sampled.setdefault(request.id, []).extend(token for token in row if token != NOTHING)
         return sampled
+
+    def _note(self) -> None:
+        """Wait for log-probabilities, and note them."""
+        found = zip(*(result.numpy().tolist() for result in self._logprobs), strict=True)
+        for request, each in zip(self._requests, found, strict=False):
+            request.note(*each)
+        for (request, position), each in zip(self._scored, found, strict=False):
+            request.note_of_prompt(position, *each)
 
 
 class Chooser:
@@ -148,13 +163,19 @@ class Chooser:
         return tokens
 
     def chosen(
-        self, requests: list[Request], tokens: DeviceTensor, logits: DeviceTensor, rounds: DeviceTensor | None = None
-    ) -> Chosen:
-        """Return tokens with their log-probabilities, if a request is to have them; or those of several rounds."""
-        rows = logits.shape[0]
-        wanted = any(request.params.logprobs is not None for request in requests)
-        logprobs = self._programs[LogprobsKey(rows, self.most)](logits, tokens) if wanted else []
-        return Chosen(requests, tokens if rounds is None else rounds, logprobs)
+        self, requests: list[Request], tokens: DeviceTensor, logits: DeviceTensor, rounds: DeviceTensor | None = None,
+        scored: Sequence[Scored] = (),
+    ) -> Chosen:  # fmt: skip
+        """Return tokens, or those of several rounds, with the log-probabilities that requests are to have: of their
+        tokens, and of those that are `scored`, whose logits are the next ones.
+        """
+        logprobs: Sequence[DeviceTensor] = ()
+        if scored or any(request.params.logprobs is not None for request in requests):
+            given = np.full(logits.shape[0], NOTHING, np.int32)
+            given[len(requests) :][: len(scored)] = [request.tokens[position] for request, position in scored]
+            program = self._programs[LogprobsKey(len(given), self.most)]
+            logprobs = program(logits, tokens, self.decoder.runtime.put([given]))
+        return Chosen(requests, tokens if rounds is None else rounds, logprobs, scored)
 
 
 def _module(vocab: int, key: ProgramKey) -> HloModuleProto:
@@ -190,8 +211,9 @@ def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
 def _logprobs(vocab: int, key: LogprobsKey) -> HloModuleProto:
     """Write log-probabilities of tokens, before any rule of sampling.
 
-    Parameters: logits f32[rows, 1, vocab]; tokens s32[most], of the rows first. Results: those of the tokens,
-    f32[rows]; the LIKELIEST tokens, s32[rows, ·], and theirs, f32[rows, ·].
+    Parameters: logits f32[rows, 1, vocab]; tokens s32[most], of the rows first; tokens in their place, s32[rows], or
+    NOTHING. Results: log-probabilities of the tokens, f32[rows]; the LIKELIEST tokens, s32[rows, ·], and theirs,
+    f32[rows, ·].
     """
     rows = key.rows
 
@@ -199,8 +221,9 @@ def _logprobs(vocab: int, key: LogprobsKey) -> HloModuleProto:
         parameters = hlo.Parameters()
         logits = hlo.reshape(parameters.add(dtype_named("f32")[rows, 1, vocab], "logits"), rows, vocab)
         tokens = hlo.slice(parameters.add(dtype_named("s32")[key.most], "tokens"), 0, 0, rows)
+        given = parameters.add(dtype_named("s32")[rows], "given")
         logs = hlo.log(softmax(logits))
         values, ids = hlo.top_k(logs, min(LIKELIEST, vocab))
-        return [hlo.take_rows(logs, hlo.maximum(tokens, 0)), ids, values]
+        return [hlo.take_rows(logs, hlo.maximum(hlo.select(given >= 0, given, tokens), 0)), ids, values]
 
     return compile_py_func(program)

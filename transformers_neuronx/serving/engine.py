@@ -87,9 +87,7 @@ class Engine:
         self._closed = False
         guesser = _guesser(draft, models[1:] if paged else [], cache, limits)
         _compile(model.tag, steps, guesser)
-        joined = steps.longest_joined() if joined_tokens is None else joined_tokens
-        limits = replace(limits, joined=min(max(joined, rows), step_tokens), rounds=steps.most_rounds())
-        self.scheduler = Scheduler(cache, limits)
+        self.scheduler = Scheduler(cache, _measured(limits, steps, joined_tokens))
         self._loop = Loop(steps, self.scheduler, guesser, self._turn)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -229,6 +227,13 @@ def _steps(decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool) 
     if decoder.programs.reads_pages:
         return steps_over(decoder, cache, limits, adjustments)
     return SlotSteps(decoder, limits.guesses, adjustments)
+
+
+def _measured(limits: Limits, steps: Steps, joined: int | None) -> Limits:
+    """Return limits with those that steps set, now that they are compiled."""
+    joined = max(steps.longest_joined() if joined is None else joined, limits.rows)
+    sizes = dict(rounds=steps.most_rounds(), samples=steps.most_samples())
+    return replace(limits, joined=min(joined, limits.tokens), **sizes)
 
 
 def _compile(tag: str, *parts: Compiled | None) -> None:

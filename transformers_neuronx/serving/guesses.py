@@ -151,7 +151,7 @@ class ModelGuesser:
         requests = [work.request for work in works]
         samples = sampled_rows(requests, key.samples, range(len(works)))
         samples["left"][: len(works)] = [work.guesses for work in works]
-        rounds = steps.start(PackedTokens(key, tokens, segments, samples, [], steps.seen(key, requests))).rounds
+        rounds = steps.start(PackedTokens(key, tokens, segments, samples, [], seen=steps.seen(key, requests))).rounds
         assert rounds is not None
         return rounds
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from transformers_neuronx.errors import EngineError
-from transformers_neuronx.serving.request import Request
+from transformers_neuronx.serving.request import Logprob, Request
 
 
 class Usage(NamedTuple):
@@ -95,9 +95,16 @@ class Handle:
         return Usage(len(request.source) or request.prompt_length, len(self._tokens), request.cached, request.accepted)
 
     @property
-    def logprobs(self) -> list[tuple[float, dict[int, float]]]:
+    def logprobs(self) -> list[Logprob]:
         """For each token its log-probability, and the likeliest tokens with theirs; empty without `logprobs`."""
         return self.request.logprobs[: len(self._tokens)]
+
+    @property
+    def prompt_logprobs(self) -> list[Logprob | None]:
+        """The same for each token of the prompt, once there is a generated one; None for the first, which follows
+        nothing. Empty without `prompt_logprobs`.
+        """
+        return list(self.request.prompt_logprobs)
 
     def cancel(self) -> None:
         """End the request now. Tokens that were generated stay. One that has ended stays as it is."""

@@ -31,6 +31,10 @@ class Steps(Compiled, Protocol):
         """Return the most tokens of a step that takes at most twice as long as one of a few rows."""
         ...
 
+    def most_samples(self) -> int:
+        """Return the most tokens of a step after which there are logits."""
+        ...
+
     def most_rounds(self) -> int:
         """Return the most tokens that a step may generate of each sequence while others may come."""
         ...

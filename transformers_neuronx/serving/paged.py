@@ -15,7 +15,7 @@ from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.layers.rows import joined
 from transformers_neuronx.runtimes.base import DeviceTensor
-from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows, seen_by
+from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, Scored, sampled_rows, scored_of, seen_by
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
@@ -43,6 +43,7 @@ class PackedTokens:
     segments: Array  # sequence_row
     samples: Array  # SAMPLED
     requests: list[Request]  # those that sample, once for each sample
+    scored: Sequence[Scored] = ()  # after the samples
     seen: Array | None = None  # the tokens that each one's sequence has, pred[samples, vocab], if rules depend on them
 
 
@@ -104,6 +105,10 @@ class PagedSteps:
             most = key.tokens
         return most
 
+    def most_samples(self) -> int:
+        """Return the most tokens of a step after which it has logits."""
+        return self.chooser.most
+
     def most_rounds(self) -> int:
         """Measure a step of one row. Return the most rounds of one that nobody waits for longer than ROUND_SECONDS."""
         return max(1, min(ROUNDS, int(ROUND_SECONDS / self._seconds(self.keys[0])))) if self.overlaps else 1
@@ -155,10 +160,12 @@ class PagedSteps:
     def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""
         requests = [work.request for work in step for _ in range(work.samples)]
-        key = smallest(self.keys, sum(work.count for work in step), len(requests))
+        scored = scored_of(step)
+        key = smallest(self.keys, sum(work.count for work in step), len(requests) + len(scored))
         tokens, segments = np.zeros(key.tokens, TOKEN), self.segments(key)
         tokens["chosen"] = -1
         samples: list[int] = []
+        scores: list[int] = []
         first = 0
         for segment, work in zip(segments, step, strict=False):
             last = first + work.count
@@ -167,10 +174,11 @@ class PagedSteps:
             segment["of_prompt"] = work.of_prompt
             self.place(segment, work.request, keeps=work.guesses > 0)
             samples += range(last - work.samples, last)
+            scores += range(first, first + work.scored)
             first = last
         for row, request in enumerate(requests):
             request.row = row
-        rows = sampled_rows(requests, key.samples, samples)
+        rows = sampled_rows(requests, key.samples, samples + scores)
         if any(work.rounds > 1 for work in step):
             rounds = np.array([work.rounds for work in step])
             rows["left"][: len(step)] = rounds
@@ -178,7 +186,7 @@ class PagedSteps:
             for row, request in zip(rows["eos"], requests, strict=False):
                 some = sorted(request.ends)[: len(row)]  # the host knows the others
                 row[: len(some)] = some
-        return PackedTokens(key, tokens, segments, rows, requests, self.seen(key, requests))
+        return PackedTokens(key, tokens, segments, rows, requests, scored, self.seen(key, requests))
 
     def seen(self, key: TokensKey, requests: Sequence[Request]) -> Array | None:
         """Return the tokens that sequences have, pred[samples, vocab], if the rules of a request depend on them.
@@ -230,7 +238,9 @@ class PagedSteps:
             assert hidden is not None
             return Chosen([], hidden)
         self._before = self.chooser.choose(logits, packed.samples, changes) if changes else tokens
-        return self.chooser.chosen(packed.requests, self._before, logits, None if changes else rounds)
+        return self.chooser.chosen(
+            packed.requests, self._before, logits, None if changes else rounds, packed.scored
+        )  # fmt: skip
 
 
 def on_devices(table: Sequence[int]) -> Array:

@@ -16,6 +16,7 @@ from transformers_neuronx.serving.text import TextStream
 
 Array = np.ndarray[Any, Any]
 Mask = Callable[[list[int]], Array | None]
+Logprob = tuple[float, dict[int, float]]  # of a token, and of the likeliest ones in its place
 LIKELIEST = 20  # tokens with log-probabilities, at most
 
 
@@ -34,6 +35,8 @@ class SamplingParams:
     - `logit_bias`: added to the logits of these tokens.
     - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once and for each time.
     - `logprobs`: keep the log-probability of each token, and of this many likeliest ones, at most 20. Default None.
+    - `prompt_logprobs`: keep the same of each token of the prompt, after those before it. Such a prompt is computed
+      whole, also what the cache has of it. Default None.
     - `n`: number of sequences for the prompt, at least 1; see `Handle.choices`. Default 1.
     - `mask`: a function of the list of generated tokens that returns which may come next, pred[vocab], or None if all
       may. The engine's thread calls it. Default None.
@@ -59,19 +62,20 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     mask: Mask | None = None
     priority: int = 0
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("min_tokens", 0), ("logprobs", 0), ("n", 1)):
-            value = getattr(self, name)
+        for name, least in dict(max_tokens=1, min_tokens=0, logprobs=0, prompt_logprobs=0, n=1).items():
+            value, optional = getattr(self, name), name.endswith("logprobs")
             whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-            if not (whole or (value is None and name == "logprobs")):
+            if not (whole or (value is None and optional)):
                 raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        if (self.logprobs or 0) > LIKELIEST:
-            raise InputError(f"logprobs must be at most {LIKELIEST}, got {self.logprobs}")
+            if optional and (value or 0) > LIKELIEST:
+                raise InputError(f"{name} must be at most {LIKELIEST}, got {value}")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
                 raise InputError(f"{name} must be from -2 to 2, got {getattr(self, name)!r}")
@@ -102,7 +106,8 @@ class SamplingParams:
     @property
     def sees_logits(self) -> bool:
         """Whether it must see logits on the devices before or after a token is chosen."""
-        return self.changes_logits or self.min_tokens > 0 or self.logprobs is not None
+        kept = self.logprobs, self.prompt_logprobs
+        return self.changes_logits or self.min_tokens > 0 or any(count is not None for count in kept)
 
 
 @dataclass(eq=False)
@@ -139,7 +144,8 @@ class Request:
     reason: str | None = None
     streamed: bool = False  # whether someone waits for each of its tokens
     error: Exception | None = None  # of its mask
-    logprobs: list[tuple[float, dict[int, float]]] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list)  # the first has nothing before it
     prompt_length: int = field(init=False)
     policy: Array = field(init=False)
 
@@ -148,11 +154,25 @@ class Request:
         self.policy = self.params.rules.packed(1)[0] if rules is None else rules
         if rules is None:
             self.policy[-1] = self.stream
+        if self.scores:
+            self.prompt_logprobs = [None] * self.prompt_length
 
     def note(self, logprob: float, likeliest: Sequence[int], theirs: Sequence[float]) -> None:
-        """Keep log-probabilities of a token and of the likeliest ones, if the request is to have them."""
+        """Keep log-probabilities of a sampled token and of the likeliest ones, if the request is to have them."""
         if (count := self.params.logprobs) is not None:
             self.logprobs.append((logprob, dict(zip(likeliest[:count], theirs[:count], strict=True))))
+
+    def note_of_prompt(
+        self, position: int, logprob: float, likeliest: Sequence[int], theirs: Sequence[float]
+    ) -> None:  # fmt: skip
+        """Keep log-probabilities of the prompt's token at a position."""
+        count = self.params.prompt_logprobs
+        self.prompt_logprobs[position] = logprob, dict(zip(likeliest[:count], theirs[:count], strict=True))
+
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities of its prompt are kept."""
+        return self.params.prompt_logprobs is not None
 
     @property
     def penalizes(self) -> bool:

@@ -22,7 +22,8 @@ class Work:
 
     If they reach the end of what is known, the next token is sampled. The last one may then be pending: sampled in the
     step before, and known to the devices alone. Or `guesses` draft tokens come after it, with one more sample for each.
-    With `rounds`, what is sampled is computed in the same step, and samples again, until there are so many.
+    With `rounds`, what is sampled is computed in the same step, and samples again, until there are so many. After the
+    first `scored` tokens, log-probabilities of those that follow in the prompt are kept.
     """
 
     request: Request
@@ -31,11 +32,12 @@ class Work:
     samples: int
     guesses: int = 0
     rounds: int = 1
+    scored: int = 0
 
     def with_guesses(self, guesses: int) -> Work:
         """Return the same work with this number of draft tokens."""
         more = guesses - self.guesses
-        return Work(self.request, self.start, self.count + more, self.samples + more, guesses)
+        return replace(self, count=self.count + more, samples=self.samples + more, guesses=guesses)
 
     @property
     def tokens(self) -> list[int]:
@@ -69,7 +71,8 @@ class Limits:
     `tokens` is the most of one step, and `joined` of one while some requests wait for their next token. `rows` is the
     most requests that run at once, `positions` the longest sequence, `guesses` the most draft tokens of a request in a
     step, `rounds` the most tokens that a step generates of each while none waits. `waiting` and `waiting_tokens` are
-    the most requests, and tokens of prompts, that may wait.
+    the most requests, and tokens of prompts, that may wait. `samples`, at least `rows`, is the most tokens of a step
+    after which there are logits.
     """
 
     tokens: int
@@ -80,6 +83,7 @@ class Limits:
     waiting_tokens: int = 2**24
     guesses: int = 0
     rounds: int = 1
+    samples: int = 2**24
 
 
 class Scheduler:
@@ -138,11 +142,11 @@ class Scheduler:
             if request not in self.running:
                 continue  # it was preempted by one before it
             missing = self._missing(request)
-            count = 1 if missing == 1 else min(missing, chunk)
+            count = 1 if missing == 1 else min(missing, self._longest_chunk(request, chunk))
             if count and self._reserve(request, request.computed + count, step):
                 step.append(self._work(request, count))
                 chunk -= count if missing > 1 else 0
-        if all(self._missing(request) <= 1 for request in self.running):
+        if not any(work.scored for work in step) and not any(map(self._in_chunks, self.running)):
             self._admit(step, chunk)
         if self.limits.guesses:
             step = self._with_room_for_guesses(step)
@@ -170,14 +174,21 @@ class Scheduler:
 
     def _work(self, request: Request, count: int) -> Work:
         """Plan the next `count` tokens of a request, for which it has pages."""
-        work = Work(request, request.computed, count, int(request.computed + count == request.known))
-        request.computed += count
-        return work
+        start, end = request.computed, request.computed + count
+        scored = max(min(end, request.prompt_length - 1) - start, 0) if request.scores else 0
+        request.computed = end
+        return Work(request, start, count, int(end == request.known), scored=scored)
+
+    def _longest_chunk(self, request: Request, chunk: int) -> int:
+        """Return the most tokens of a prompt in a step that has room for `chunk` more."""
+        others = sum(each is not request for each in self.running)  # each may sample
+        return min(chunk, self.limits.samples - others) if request.scores else chunk
 
     def _with_room_for_guesses(self, step: list[Work]) -> list[Work]:
         """Give running rows room for draft tokens, as long as the step takes at most twice the time of a short one."""
         drafting = [work for work in step if work.samples and not work.of_prompt and not work.request.adjusts]
-        most = (self.limits.joined - sum(work.count for work in step)) // max(len(drafting), 1)
+        tokens, logits = sum(work.count for work in step), sum(work.samples + work.scored for work in step)
+        most = min(self.limits.joined - tokens, self.limits.samples - logits) // max(len(drafting), 1)
         return [self._with_guesses(work, most) if work in drafting else work for work in step]
 
     def _with_guesses(self, work: Work, most: int) -> Work:
@@ -210,6 +221,10 @@ class Scheduler:
         end = request.prompt_length if request.computed < request.prompt_length else request.known
         return end - request.computed
 
+    def _in_chunks(self, request: Request) -> bool:
+        """Whether more than its next token must be computed after the steps that were planned."""
+        return request.computed < request.prompt_length or self._missing(request) > 1
+
     def _give_way(self) -> None:
         """Preempt requests of lower priority than the first that waits, until that one can start."""
         while self.waiting and self.running:
@@ -227,7 +242,7 @@ class Scheduler:
             found = self.cache.found(request)
             if coming and set(request.digests[found.full :]) & coming:
                 continue  # it takes these pages when they are there; others may pass
-            if (end := self._end_of_first_chunk(request, found, chunk)) is None:
+            if (end := self._end_of_first_chunk(request, found, self._longest_chunk(request, chunk))) is None:
                 return
             self._start(request, found)
             self._reserve(request, end, step)
@@ -236,7 +251,7 @@ class Scheduler:
                 self.copies.append(tuple(zip(found.copied, targets, strict=True)))
             step.append(self._work(request, end - request.computed))
             chunk -= step[-1].count
-            if end < request.prompt_length:
+            if end < request.prompt_length or request.scores:
                 return
             coming = self._coming()
 

@@ -20,7 +20,8 @@ from transformers_neuronx.engine.loops import EOS_COLUMNS, LOOP
 from transformers_neuronx.engine.rules import GREEDY
 from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.layers.sampling import NOTHING
-from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, sampled_rows
+from transformers_neuronx.runtimes.base import DeviceTensor
+from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, Scored, sampled_rows, scored_of
 from transformers_neuronx.serving.kv_cache import Copy
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Work
@@ -41,10 +42,11 @@ class Chunks(Rows):
 
 @dataclass(frozen=True)
 class PackedWork:
-    """A step, and the requests that sample in it, once for each sample."""
+    """A step, the requests that sample in it, once for each sample, and tokens that are scored."""
 
     step: list[Work]
     requests: list[Request]
+    scored: Sequence[Scored]
 
 
 class SlotSteps:
@@ -79,6 +81,10 @@ class SlotSteps:
         """Return the most prompt tokens that one program of the model takes."""
         return max([1, *self.decoder.options.buckets.context])
 
+    def most_samples(self) -> int:
+        """Return all tokens that there can be: the host sees the logits of a step."""
+        return self.decoder.slots * self.decoder.options.buckets.longest
+
     def most_rounds(self) -> int:
         """Return 1: requests that come wait for one token."""
         return 1
@@ -100,7 +106,7 @@ class SlotSteps:
 
     def pack(self, step: Sequence[Work]) -> PackedWork:
         """Return the step with the requests that sample."""
-        return PackedWork(list(step), [work.request for work in step for _ in range(work.samples)])
+        return PackedWork(list(step), [work.request for work in step for _ in range(work.samples)], scored_of(step))
 
     def start(self, packed: PackedWork) -> PackedWork:
         """Do nothing: the choice of tokens decides which programs run."""
@@ -108,7 +114,8 @@ class SlotSteps:
 
     def changes(self, packed: PackedWork) -> Changes | None:
         """Return how logits change before tokens are chosen, if the host must see them."""
-        if all(not request.adjusts and request.params.logprobs is None for request in packed.requests):
+        seen = any(request.adjusts or request.params.logprobs is not None for request in packed.requests)
+        if not seen and not packed.scored:
             return None
         return Changes.of(packed.requests, self.chooser.most, self.decoder.config.vocab_size)
 
@@ -140,17 +147,25 @@ class SlotSteps:
     def _changed(self, packed: PackedWork, changes: Changes) -> Chosen:
         """Choose tokens from logits that the host has changed."""
         self._noted.clear()
-        step, requests = packed.step, packed.requests
-        every = any(work.guesses for work in step)
+        step, requests, scored = packed.step, packed.requests, packed.scored
+        every = bool(scored) or any(work.guesses for work in step)
         logits = self.decoder.feed(_rows(step), all_positions=every)
         first = [work.count - work.samples if every else 0 for work in step]
-        found = np.zeros((self.chooser.most, 1, logits.shape[2]), np.float32)
-        found[: len(requests), 0] = np.concatenate(
-            [row[place : place + work.samples] for row, place, work in zip(logits, first, step, strict=True)]
-        )
-        put = self.decoder.runtime.put([found])
-        tokens = self.chooser.choose(put, sampled_rows(requests, len(found)), changes)
+        sampled = [row[place : place + work.samples] for row, place, work in zip(logits, first, step, strict=True)]
+        put = self._put(np.concatenate(sampled))
+        tokens = self.chooser.choose(put, sampled_rows(requests, self.chooser.most), changes)
+        if scored:
+            found = np.concatenate([row[: work.scored] for row, work in zip(logits, step, strict=True)])
+            for begin in range(0, len(scored), self.chooser.most):
+                some = slice(begin, begin + self.chooser.most)
+                self.chooser.chosen([], tokens, self._put(found[some]), scored=scored[some]).read()
         return self.chooser.chosen(requests, tokens, put)
+
+    def _put(self, logits: Array) -> DeviceTensor:
+        """Put logits f32[·, vocab] on the devices, as f32[rows, 1, vocab], with zeros after them."""
+        rows = np.zeros((self.chooser.most, 1, logits.shape[1]), np.float32)
+        rows[: len(logits), 0] = logits
+        return self.decoder.runtime.put([rows])
 
     def _verified(self, works: Sequence[Work]) -> Array:
         """Sample after the last token of each request and after its draft tokens. -> s32[works, 1 + guesses]"""
