@@ -35,6 +35,7 @@ POSITIONS = [256, 1024]
 START, PROMPTS, TOKENS = 16, [16, 128, 1024], dict(short=128, long=896)
 BATCH = 8
 MAKER = "maker.txt"
+ENGINES = [name for name, peer in PEERS.items() if not peer.only_serves]
 
 
 class PeerError(Exception):
@@ -210,7 +211,7 @@ def listed(among):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", type=listed(PEERS), default=list(PEERS), help=", ".join(PEERS))
+    parser.add_argument("--engines", type=listed(ENGINES), default=ENGINES, help=", ".join(ENGINES))
     parser.add_argument("--shapes", type=listed(SHAPES), default=list(SHAPES), help=", ".join(SHAPES))
     parser.add_argument("--widths", type=listed(WIDTHS), help=", ".join(WIDTHS))
     parser.add_argument("--rounds", type=int, default=3, help="with --add, 0 prints the results in --out")

@@ -20,8 +20,12 @@ from peers import PEERS
 from peers.checkpoint import SHAPES
 from tqdm import tqdm
 
-ENGINES = ("ours", "openvino")
-FORMATS = {"ours": dict(bf16="bf16", s8="s8 a8"), "openvino": dict(bf16="bf16", s8="int8")}
+FORMATS = {
+    "ours": dict(bf16="bf16", s8="s8 a8"),
+    "openvino": dict(bf16="bf16", s8="int8"),
+    "llama.cpp server": dict(bf16="bf16", s8="q8_0"),
+}
+ENGINES = tuple(FORMATS)
 LOADS = ("random", "shared")
 OWN = 24  # last tokens of a prompt that begins like the others
 COLUMNS = ("tokens/s", "first p50", "first p99", "between p50", "between p99")
@@ -29,12 +33,13 @@ COLUMNS = ("tokens/s", "first p50", "first p99", "between p50", "between p99")
 
 def tasks(arguments):
     """Return what is measured, in turns: each engine once in a round."""
-    sizes = dict(prompt=arguments.prompt, count=arguments.new, each=arguments.each)
-    for _, load, width, clients in product(range(arguments.rounds), LOADS, arguments.widths, arguments.clients):
+    sizes = dict(prompt=arguments.prompt, count=arguments.new)
+    numbers = list(zip(arguments.clients, arguments.each, strict=True))
+    for _, load, width, (clients, each) in product(range(arguments.rounds), LOADS, arguments.widths, numbers):
         shared = arguments.prompt - OWN if load == "shared" else 0
         for engine in arguments.engines:
             about = dict(engine=engine, width=width, load=load, clients=clients)
-            yield about, dict(do="serve", shared=shared, clients=clients) | sizes
+            yield about, dict(do="serve", shared=shared, clients=clients, each=each) | sizes
 
 
 def table(runs):
@@ -63,7 +68,7 @@ def main():
     parser.add_argument("--clients", type=numbers, default=[1, 4, 8, 16])
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
-    parser.add_argument("--each", type=int, default=2, help="requests of each client")
+    parser.add_argument("--each", type=numbers, default=[4, 2, 2, 2], help="requests of a client, for each of --clients")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", default=CACHE, help="where environments and converted files are kept")
     parser.add_argument("--out", help="JSON file for all measurements")

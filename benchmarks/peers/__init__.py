@@ -1,4 +1,4 @@
-"""The engines that `benchmarks/cpu.py` compares: their requirements, and the formats that each is measured in.
+"""The engines that `benchmarks/cpu.py` and `benchmarks/serving.py` compare: their requirements, and the formats that each is measured in.
 
 This file and `common` are imported by the Python of every peer, so they import nothing that must be installed.
 """
@@ -11,7 +11,8 @@ class Peer:
     """An engine. `module` is the file here that runs it, and `formats` maps each of its formats to a width.
 
     Without `requirements` it runs in the benchmark's environment, otherwise in its own. `building` are environment
-    variables for installing that, and `without` are packages that are then removed.
+    variables for installing that, and `without` are packages that are then removed. One that `only_serves` is no part of
+    `benchmarks/cpu.py`.
     """
 
     module: str
@@ -19,6 +20,7 @@ class Peer:
     requirements: tuple[str, ...] = ()
     building: dict[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    only_serves: bool = False
 
 
 TORCH, TRANSFORMERS = "torch==2.13.0", "transformers==5.23.0"
@@ -54,6 +56,12 @@ PEERS = {
         {"f32": "f32", "bf16": "bf16", "f16": "f16", "q8_0": "s8", "q4_0": "s4"},
         ("llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors==0.8.0", "ml-dtypes==0.6.0"),
         dict(CMAKE_ARGS="-DGGML_NATIVE=ON", CMAKE_BUILD_PARALLEL_LEVEL="2"),
+    ),
+    "llama.cpp server": Peer(
+        "llama_server",
+        {"bf16": "bf16", "q8_0": "s8"},
+        ("gguf==0.19.0", "safetensors==0.8.0", "ml-dtypes==0.6.0", "cmake==4.4.5", "ninja==1.13.2"),
+        only_serves=True,
     ),
     "onnxruntime-genai": Peer(
         "onnxruntime_genai",
