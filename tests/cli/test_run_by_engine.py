@@ -77,13 +77,13 @@ def test_completions_are_those_of_each_prompt_alone(command, checkpoint, tmp_pat
     assert summary["results"] == len(PROMPTS) and summary["new_tokens"] == sum(map(len, expected))
 
 
-def test_over_the_slots_of_a_model_too(process, checkpoint, tmp_path, expected):
+@pytest.mark.parametrize("size", [pytest.param((), marks=pytest.mark.slow), ("--batch-size", 3)])
+def test_over_the_slots_of_a_model_too(process, checkpoint, tmp_path, expected, size):
     arguments = ("run", checkpoint, "--data-dir", "data.jsonl", *OPTIONS, *SAMPLED)
-    for size in ((), ("--batch-size", 3)):
-        process(*arguments, *size, status=3, NEURONX_KERNELS="off")
-        check(results(tmp_path / "predictions.jsonl"), expected)
-        saved = json.loads((tmp_path / "predictions.jsonl.settings.json").read_text())["options"]
-        assert (saved["batch_size"], saved["prompt_batch_size"]) == (3 if size else 8, 1)
+    process(*arguments, *size, status=3, NEURONX_KERNELS="off")
+    check(results(tmp_path / "predictions.jsonl"), expected)
+    saved = json.loads((tmp_path / "predictions.jsonl.settings.json").read_text())["options"]
+    assert (saved["batch_size"], saved["prompt_batch_size"]) == (3 if size else 8, 1)
 
 
 def test_a_run_continues_with_another_batch_size(command, checkpoint, tmp_path, expected):

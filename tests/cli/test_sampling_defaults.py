@@ -71,13 +71,13 @@ def transformers(checkpoint):
 @pytest.mark.parametrize(
     "generation",
     [
-        dict(do_sample=False),
+        pytest.param(dict(do_sample=False), marks=pytest.mark.slow),
         dict(do_sample=False, temperature=0.0, top_p=0.5),  # which Transformers ignores
-        dict(repetition_penalty=1.3),
+        pytest.param(dict(repetition_penalty=1.3), marks=pytest.mark.slow),
         dict(do_sample=False, repetition_penalty=1.3, eos_token_id=[1022, COMMA]),
-        dict(do_sample=True, top_k=1),
+        pytest.param(dict(do_sample=True, top_k=1), marks=pytest.mark.slow),
         dict(do_sample=True, top_p=1e-6),
-        dict(do_sample=True, temperature=1e-3),
+        pytest.param(dict(do_sample=True, temperature=1e-3), marks=pytest.mark.slow),
         dict(do_sample=True, min_p=1.0, top_k=0),
         dict(do_sample=True, top_k=1, repetition_penalty=1.3),
     ],

@@ -41,7 +41,7 @@ from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 switches = NeuronConfig(quant=QuantizationConfig("s8"), tokens_per_dispatch=0)
 model = GPT2ForSampling.from_pretrained(sys.argv[1], n_positions=[16], amp=amp, neuron_config=switches)
-model.to_neuron()
+model.to_neuron(ahead=False)
 print(json.dumps([model([[5, 6, 7]]).tolist(), model.decoder.runtime.fingerprint["kernels"]]))
 """
 
