@@ -68,7 +68,7 @@ def main():
     parser.add_argument("--clients", type=numbers, default=[1, 4, 8, 16])
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
-    parser.add_argument("--each", type=numbers, default=[4, 2, 2, 2], help="requests of a client, for each of --clients")
+    parser.add_argument("--each", type=numbers, default=[4, 2, 2, 2], help="requests of a client for each of these")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", default=CACHE, help="where environments and converted files are kept")
     parser.add_argument("--out", help="JSON file for all measurements")

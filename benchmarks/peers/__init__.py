@@ -1,4 +1,4 @@
-"""The engines that `benchmarks/cpu.py` and `benchmarks/serving.py` compare: their requirements, and the formats that each is measured in.
+"""The engines that `benchmarks/cpu.py` and `benchmarks/serving.py` compare: their requirements and formats.
 
 This file and `common` are imported by the Python of every peer, so they import nothing that must be installed.
 """
@@ -11,8 +11,8 @@ class Peer:
     """An engine. `module` is the file here that runs it, and `formats` maps each of its formats to a width.
 
     Without `requirements` it runs in the benchmark's environment, otherwise in its own. `building` are environment
-    variables for installing that, and `without` are packages that are then removed. One that `only_serves` is no part of
-    `benchmarks/cpu.py`.
+    variables for installing that, and `without` are packages that are then removed. `benchmarks/cpu.py` leaves out
+    those that `only_serves`.
     """
 
     module: str
