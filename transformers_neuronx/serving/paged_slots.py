@@ -6,6 +6,7 @@ Calls of the model start, continue, copy and read these sequences: see `Decoder`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 from weakref import proxy
 
@@ -212,7 +213,7 @@ class PagedDecoder(Decoder):
 
     def _work(self, tokens: Array, start: int, end: int, slot: int, policy: Array) -> Work:
         """Return the work that computes all tokens of a row, and samples."""
-        params = SamplingParams(repetition_penalty=penalty_of(policy))
+        params = _params(penalty_of(policy))
         request = Request(int(slot), [NOTHING] * int(start) + tokens.tolist(), params, rules=policy)
         if len(tokens) == 1:
             request.prompt_length = int(start)  # it continues a sequence, as a generated token does
@@ -233,6 +234,11 @@ def decoder_of(family: Family, config: DecoderConfig, runtime: Runtime, options:
     whole = options.unroll is None and options.context_unroll is None
     paged = runtime.pages and programs.reads_pages and whole and not programs.cache.has_states
     return PagedDecoder(*made) if paged else SlotDecoder(*made)
+
+
+@lru_cache
+def _params(penalty: float) -> SamplingParams:
+    return SamplingParams(repetition_penalty=penalty)  # it checks all parameters, which takes as long as all else
 
 
 def _sizes(options: CompileOptions) -> list[int]:
