@@ -9,6 +9,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.layers.attention import _attend
+from transformers_neuronx.layers.storage import put_rows
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
 from transformers_neuronx.pyhlo.hlo_pb2 import API_VERSION_TYPED_FFI
@@ -28,7 +29,7 @@ ROW = zeros(2, dtype="s32")
 CACHE = {"cache.0": zeros(4, 16, 8), "cache.1": zeros(4, 16, 8)}
 SCALES = {"cache.2": zeros(4, 16, 1), "cache.3": zeros(4, 16, 1)}
 EIGHT = {"parts.0.weight": zeros(2, 8, 16, 4, dtype="s8"), "parts.0.scale": zeros(2, 4, 16, 1)}
-# Calls that kernels take: the kernel, its operands, its attributes, and the results before the arrays of a cache.
+# Calls that kernels take: the kernel, its operands, its attributes, and the results before those in place.
 CALLS = {
     "linear": ("linear", {"x": zeros(3, 32), "parts.0.weight": zeros(2, 32, 16, 1)}, LINEAR, [zeros(3, 20)]),
     "linear of s8": ("linear", {"x": zeros(3, 32), **EIGHT}, LINEAR, [zeros(3, 20)]),
@@ -46,6 +47,7 @@ CALLS = {
         {},
         [ROW],
     ),
+    "put_rows": ("put_rows", dict(x=zeros(3, 2, 8), rows=zeros(2, 2, 8), at=zeros(dtype="s32")), {}, []),
     "layer_norm": (
         "layer_norm",
         dict(x=zeros(2, 3, 8), weight=zeros(8), bias=zeros(8)),
@@ -62,8 +64,9 @@ def shape_of(array):
 
 def ran(kernel, operands, attributes, results, names=None, in_place=True):
     """Run a call that is written as `with_kernels` writes it, whatever its operands are."""
-    cache = [place for place, name in enumerate(operands) if name.startswith("cache.")]
-    results = [*results, *(list(operands.values())[place] for place in cache)]
+    updated = kernels.KERNELS[kernel].updated
+    cache = [place for place, name in enumerate(operands) if updated and name.partition(".")[0] == updated]
+    first, results = len(results), [*results, *(list(operands.values())[place] for place in cache)]
     attributes = attributes | dict(operands=f'"{" ".join(operands) if names is None else names}"')
 
     def graph(scribe):
@@ -76,7 +79,7 @@ def ran(kernel, operands, attributes, results, names=None, in_place=True):
             operand_shapes_with_layout=[tensor.shape_proto for tensor in tensors],
             backend_config=f"{{{', '.join(f'{key} = {value}' for key, value in attributes.items())}}}",
         )
-        for array, place in enumerate(cache if in_place else [], 1):
+        for array, place in enumerate(cache if in_place else [], first):
             called.proto.output_operand_aliasing.add(output_shape_index=[array], operand_index=place)
         return [hlo.element(called, index) for index in range(len(results))]
 
@@ -132,6 +135,9 @@ DAMAGED = [  # a call, operands that are changed or left out, and the error
     ("attend_to", {"keys": zeros(2, 4, 2, 8)}, "attend_to: values must be f32[2,4,2,8], got f32[2,5,2,8]"),
     ("attend_to", {"bias": zeros(3, 4, 5, 1)}, "attend_to: bias must be of all rows, heads and tokens"),
     ("sample", {"policy": zeros(2, 6, dtype="s32")}, "sample: policy must be s32[2,7], got s32[2,6]"),
+    ("put_rows", {"rows": zeros(4, 2, 8)}, "put_rows: rows must be of no more rows than x, got f32[4,16]"),
+    ("put_rows", {"rows": zeros(1, 2, 7)}, "put_rows: rows must be f32[?,16], got f32[1,14]"),
+    ("put_rows", {"rows": zeros(1, 2, 8, dtype="bf16")}, "put_rows: rows must be f32[?,16], got bf16[1,16]"),
     ("layer_norm", {"bias": None}, "layer_norm: the next operand must be bias, got no more"),
     ("rms_norm", {"weight": zeros(9)}, "rms_norm: weight must be f32[8], got f32[9]"),
     ("rms_norm", {"weight": zeros(8, dtype="bf16")}, "rms_norm: weight must be f32[8], got bf16[8]"),
@@ -189,6 +195,21 @@ def test_operands_that_a_kernel_does_not_know_are_left_to_the_body(write):
         return kernels.target("attention") in str(kernels.with_kernels(write(graph, *arrays, *near)))
 
     assert taken() and not taken(near)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "s8"])
+def test_rows_are_put_in_place(write, dtype):
+    """A place outside of the array is moved inside, as by XLA."""
+    numpy = element_type(dtype).numpy
+    x, rows = np.arange(-8, 8).reshape(4, 2, 2).astype(numpy), np.full((2, 2, 2), 9, numpy)
+    runtime = get_runtime("cpu", 1)
+    program = runtime.compile(write(lambda x, rows, at: put_rows(x, rows, at), x, rows, np.int32(0)))
+    assert kernels.target("put_rows") in program.text()
+    for at, first in [(0, 0), (1, 1), (2, 2), (7, 2), (-1, 0)]:
+        wanted = x.copy()
+        wanted[first : first + 2] = rows
+        [got] = program(*(runtime.put([array]) for array in (x, rows, np.int32(at))))
+        np.testing.assert_array_equal(got.numpy(), wanted)
 
 
 def test_limits_are_those_of_the_library(write, monkeypatch):

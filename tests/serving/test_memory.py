@@ -10,9 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+)
 
+from transformers_neuronx.engine.encoding import EncodeKey
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.runtimes import kernels
+from transformers_neuronx.serving.steps import CopyKey
+from transformers_neuronx.t5.model import T5ForSampling
 
 LOADED = """
 import json, sys
@@ -158,3 +169,20 @@ model.to_neuron()
 def test_a_process_ends_quietly_with_a_model_in_it(artifact):
     result = subprocess.run([sys.executable, "-c", EXIT, artifact], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(kernels.level() == "off", reason="without kernels XLA copies the cache: they need a C++ compiler")
+@pytest.mark.parametrize("amp", ["f32", "bf16"])
+def test_a_page_that_is_copied_and_a_source_that_is_kept_copy_nothing_else(amp, tmp_path):
+    """XLA would convert a whole cache of 16 bits for it."""
+    sizes = dict(vocab_size=40, d_model=32, d_kv=16, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    AutoModelForSeq2SeqLM.from_config(T5Config(**sizes)).save_pretrained(tmp_path)
+    model = T5ForSampling.from_pretrained(
+        tmp_path, n_positions=512, context_length_estimate=[64], batch_size=128, amp=amp
+    )
+    model.to_neuron(ahead=False)
+    store, caches = model.decoder.store, model.decoder.caches
+    encoding = EncodeKey(1, 64)
+    for key, held in [(CopyKey(), caches), (encoding, model.decoder.memory.arrays)]:
+        [(_, program)] = store.parts(key)
+        assert program.memory().temporaries < sum(each.nbytes for each in held) / 4, key

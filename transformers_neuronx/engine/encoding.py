@@ -21,6 +21,7 @@ from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers.rows import Row, declare_rows, field, row_of, words
+from transformers_neuronx.layers.storage import put_rows
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
 from transformers_neuronx.weights.parameters import declare
@@ -137,9 +138,8 @@ def _written(memory: Tensor, new: Tensor, places: Tensor, lengths: Tensor) -> Te
     zero = hlo.constant(0, "s32")
     for row in range(new.sizes[0]):
         place, length = (hlo.reshape(hlo.slice(each, 0, row, row + 1)) for each in (places, lengths))
-        where = [place, *(zero for _ in memory.sizes[1:])]
-        old = hlo.dynamic_slice(memory, where, [1, *memory.sizes[1:]])
-        memory = hlo.dynamic_update_slice(memory, hlo.select(length > 0, hlo.slice(new, 0, row, row + 1), old), where)
+        old = hlo.dynamic_slice(memory, [place, *(zero for _ in memory.sizes[1:])], [1, *memory.sizes[1:]])
+        memory = put_rows(memory, hlo.select(length > 0, hlo.slice(new, 0, row, row + 1), old), place)
     return memory
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.rows import field
 from transformers_neuronx.layers.step import SEGMENT, Step, located
+from transformers_neuronx.layers.storage import put_rows
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights.splits import Split
 
@@ -76,8 +77,8 @@ def _scan_tokens(
         written = []
         for state, now in zip(states, new, strict=True):
             there_now = _row_of(state, 0, here, keep=True)
-            written.append(_put(state, hlo.select(counts, now, there_now), here))
-        return [i + 1, _put(y, hlo.reshape(made, 1, 1, h), i), *written]
+            written.append(put_rows(state, hlo.select(counts, now, there_now), here))
+        return [i + 1, put_rows(y, hlo.reshape(made, 1, 1, h), i), *written]
 
     first = [hlo.constant(0, "s32"), hlo.full(0, inputs[0].dtype, inputs[0].sizes), *states]
     _, y, *left = hlo.while_loop(lambda i, *_: i < b, one, first, b)
@@ -89,12 +90,8 @@ def _stored(states: Tensor, new: Tensor, step: Step) -> Tensor:
     for row in range(new.sizes[0]):
         here = hlo.constant(row, "s32") if step.slots is None else _scalar(step.slots, row)
         old = _row_of(states, 0, here, keep=True)
-        states = _put(states, hlo.select(_scalar(step.length, row) > 0, hlo.slice(new, 0, row, row + 1), old), here)
+        states = put_rows(states, hlo.select(_scalar(step.length, row) > 0, hlo.slice(new, 0, row, row + 1), old), here)
     return states
-
-
-def _put(x: Tensor, row: Tensor, at: Tensor) -> Tensor:
-    return hlo.dynamic_update_slice(x, row, [at, *(_zero() for _ in x.sizes[1:])])
 
 
 def _row_of(x: Tensor, axis: int, at: Tensor, keep: bool = False) -> Tensor:

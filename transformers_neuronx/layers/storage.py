@@ -1,4 +1,4 @@
-"""Quantized numbers inside programs. `quantization` has the storage of weights."""
+"""Quantized numbers inside programs, and rows of arrays that stay. `quantization` has the storage of weights."""
 
 from __future__ import annotations
 
@@ -44,3 +44,15 @@ def stored(x: Tensor, dtype: str, scaled: bool) -> list[Tensor]:
         x = x / hlo.select(parts[0] > 0.0, parts[0], 1.0)
     rounded = hlo.round(x) if dtype in INTEGERS else x
     return [hlo.convert(hlo.clamp(-limit, rounded, limit), dtype), *parts]
+
+
+def _put_rows_body(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
+    """Write rows [n, ...] to x [·, ...], from row `at`, s32[], on.
+
+    A kernel does it in place. XLA:CPU would convert all of an x in bf16 or f16 to f32 and back.
+    """
+    zero = hlo.constant(0, "s32")
+    return hlo.dynamic_update_slice(x, rows, [at, *(zero for _ in x.sizes[1:])])
+
+
+put_rows = hlo.composite("put_rows", _put_rows_body)

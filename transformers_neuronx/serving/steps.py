@@ -14,6 +14,7 @@ from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.layers.rows import Row, columns, declare_joined, field, row_of
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample
 from transformers_neuronx.layers.step import SEGMENT, Cache, Step, located
+from transformers_neuronx.layers.storage import put_rows
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 
 # A token: its id, its position, the length of its sequence when it was first known, and its row among those that the
@@ -118,7 +119,8 @@ def _copied(cache: Tensor, pages: int, source: Tensor, target: Tensor) -> Tensor
     """Copy a page of a cache [pages * heads, positions, d]."""
     heads, zero = cache.sizes[0] // pages, hlo.constant(0, "s32")
     page = hlo.dynamic_slice(cache, [source * heads, zero, zero], [heads, *cache.sizes[1:]])
-    return hlo.dynamic_update_slice(cache, page, [target * heads, zero, zero])
+    copied: Tensor = put_rows(cache, page, target * heads)
+    return copied
 
 
 def keys_of(tokens: int, rows: int, pages: int, guesses: int = 0) -> list[TokensKey]:

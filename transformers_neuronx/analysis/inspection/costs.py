@@ -159,7 +159,9 @@ def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
     if instruction.id not in flow.arrays:
         return 0, 0
     call = composite_call(instruction)
-    if call and updated(call):
+    if call and (arrays := updated(call)):
+        if call.name == "put_rows":
+            return sum(flow.reads_of(instruction, arrays).values()), nbytes(flow.by_id[call.operands["rows"]].shape)
         return _attention(flow, instruction, call)
     written = nbytes(instruction.shape)
     if instruction.opcode == "dynamic-update-slice":

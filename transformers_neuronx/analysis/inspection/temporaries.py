@@ -90,8 +90,9 @@ class _Layout:
     ) -> frozenset[Place] | None:
         """Return the places of the operand whose memory a result takes; None if it takes new memory."""
         call = composite_call(instruction)
-        if call and index and (arrays := updated(call)):
-            return _all(self.places[arrays[index - 1]])
+        if call and (arrays := updated(call)):
+            first = len(_arrays_in(instruction.shape)) - len(arrays)
+            return _all(self.places[arrays[index - first]]) if index >= first else None
         if instruction.opcode == "dynamic-update-slice":
             return _all(of_operands[0])
         if instruction.opcode == "while":

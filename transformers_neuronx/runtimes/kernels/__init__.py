@@ -55,8 +55,8 @@ class Operand(NamedTuple):
 class Kernel:
     """What a kernel takes: its operands, in the order of its handler, and the attributes that it reads, with types.
 
-    An attribute that is None or missing is 0. `fits` says what else a call's attributes and operands must be. Arrays of
-    the group `updated` are the results after the first, in the same memory.
+    An attribute that is None or missing is 0. `fits` says what else a call's attributes and operands must be. The last
+    results are what is `updated`, an operand or a group, in the same memory.
     """
 
     operands: Mapping[str, Operand]
@@ -127,6 +127,11 @@ def _attend_to(_: Mapping[str, Any], operands: Operands) -> bool:
     return near and q.dimensions[-1] == values.dimensions[-1] and _within("head", q.dimensions[-1])
 
 
+def _put_rows(_: Mapping[str, Any], operands: Operands) -> bool:
+    [x], [rows] = operands["x"], operands["rows"]
+    return len(x.dimensions) > 1 and x.dimensions[1:] == rows.dimensions[1:]
+
+
 def _within(limit: str, size: int) -> bool:
     return size <= limits().get(limit, size)
 
@@ -172,6 +177,9 @@ KERNELS: Mapping[str, Kernel] = dict(
     sample=Kernel(
         dict(logits=Operand(["f32"], 2), seen=Operand(["pred"], 2), policy=Operand(["s32"], 2), position=_PER_ROW)
     ),
+    put_rows=Kernel(
+        dict(x=Operand((*FLOATS, "s8")), rows=Operand("x"), at=Operand(["s32"], 0)), fits=_put_rows, updated="x"
+    ),
     layer_norm=Kernel(dict(x=Operand(FLOATS), weight=Operand(["f32"], 1), bias=Operand(["f32"], 1)), dict(eps="f32")),
     rms_norm=Kernel(dict(x=Operand(FLOATS), weight=Operand(["f32"], 1)), dict(eps="f32")),
 )
@@ -184,7 +192,7 @@ def serves(call: CompositeCall, shapes: Sequence[ShapeProto]) -> bool:
 
 
 def updated(call: CompositeCall) -> list[int]:
-    """Return the operands, by number, in whose memory a kernel returns the results after the first."""
+    """Return the operands, by number, in whose memory a kernel returns its last results."""
     group = KERNELS[call.name].updated if call.name in KERNELS else ""
     return [number for name, number in call.operands.items() if _without_numbers(name) == group]
 
@@ -303,8 +311,10 @@ def _become_kernel(instruction: HloInstructionProto, call: CompositeCall, shapes
     instruction.operand_ids[:] = [call.operands[name] for name in names]
     instruction.operand_shapes_with_layout.extend(shapes[number] for number in instruction.operand_ids)
     updated = [place for place, name in enumerate(names) if _without_numbers(name) == kernel.updated]
-    for array, place in enumerate(updated, 1):
-        instruction.output_operand_aliasing.add(output_shape_index=[array], operand_index=place)
+    first = len(instruction.shape.tuple_shapes) - len(updated)
+    for array, place in enumerate(updated, first):
+        index = [array] if instruction.shape.element_type == TUPLE else []
+        instruction.output_operand_aliasing.add(output_shape_index=index, operand_index=place)
     typed = [f"{key} = {_as_typed(call.attributes.get(key), kind)}" for key, kind in kernel.attributes.items()]
     typed.append(f"operands = {json.dumps(' '.join(names))}")
     instruction.backend_config = f"{{{', '.join(typed)}}}".encode()

@@ -17,7 +17,7 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kAny = -1;  // a size that the first array with it determines
 
-enum Axes { kApart, kInRows };  // in rows, all axes but the last count as one
+enum Axes { kApart, kInRows, kFirst };  // in rows, all axes but the last count as one, or all after the first
 
 using Types = std::initializer_list<ffi::DataType>;
 using Sizes = std::initializer_list<int64_t*>;
@@ -31,11 +31,13 @@ struct Array {
   Axes axes = kApart;
 
   explicit operator bool() const { return !name.empty(); }
-  size_t Rank() const { return axes == kInRows && sizes.size() > 0 ? 2 : sizes.size(); }
+  size_t Rank() const { return axes != kApart && sizes.size() > 0 ? 2 : sizes.size(); }
 
   int64_t Size(size_t axis) const {
     if (axes == kApart) return sizes[axis];
-    return axis ? sizes.back() : std::accumulate(sizes.begin(), sizes.end() - 1, int64_t{1}, std::multiplies<>());
+    const auto product = [](auto first, auto last) { return std::accumulate(first, last, int64_t{1}, std::multiplies<>()); };
+    if (axes == kFirst) return axis ? product(sizes.begin() + 1, sizes.end()) : sizes.front();
+    return axis ? sizes.back() : product(sizes.begin(), sizes.end() - 1);
   }
 
   template <typename Number>

@@ -28,7 +28,7 @@ struct Spent {
   std::atomic<int64_t> calls{0}, nanoseconds{0};
 };
 Spent linear_spent{"linear"}, attention_spent{"attention"}, memory_spent{"attend_to"}, sample_spent{"sample"},
-    norm_spent{"norm"};
+    rows_spent{"put_rows"}, norm_spent{"norm"};
 
 class Counted {
  public:
@@ -264,6 +264,20 @@ void Sample(Call& call, const Pool& pool) {
   Level().sample(arguments, pool);
 }
 
+void PutRows(Call& call, const Pool&) {
+  int64_t all = kAny, some = kAny, size = kAny;  // a row has one axis here, or several as one
+  const Array x = call.Operand("x", {ffi::F32, ffi::BF16, ffi::F16, ffi::S8}, {&all, &size}, kFirst);
+  const Array rows = call.Operand("rows", {x.type}, {&some, &size}, kFirst);
+  const Array at = call.Operand("at", {ffi::S32}, {});
+  const Array after = call.Result("x", {x.type}, {&all, &size}, kFirst);
+  call.Done();
+  call.Must(some <= all, rows, "of no more rows than x");
+  call.Must(after.data == x.data, after, "returned in its own memory");
+  const int64_t first = std::clamp<int64_t>(*at.As<int32_t>(), 0, all - some);
+  const int64_t bytes = size * static_cast<int64_t>(ffi::ByteWidth(x.type));
+  std::memcpy(after.As<char>() + first * bytes, rows.data, some * bytes);
+}
+
 void Normalize(Call& call, const Pool& pool, bool biased) {
   int64_t rows = kAny, size = kAny;
   const Array x = call.Operand("x", kFloats, {&rows, &size}, kInRows);
@@ -288,6 +302,7 @@ constexpr Kernel all_kernels[] = {{"linear", Linear, linear_spent},
                                   {"paged_attention", PagedAttention, attention_spent},
                                   {"attend_to", AttendTo, memory_spent},
                                   {"sample", Sample, sample_spent},
+                                  {"put_rows", PutRows, rows_spent},
                                   {"layer_norm", LayerNorm, norm_spent},
                                   {"rms_norm", RmsNorm, norm_spent}};
 
@@ -334,7 +349,7 @@ PyObject* Limits(PyObject*, PyObject*) {
 
 PyObject* SpentSoFar(PyObject*, PyObject*) {
   PyObject* all = PyDict_New();
-  for (const Spent* each : {&linear_spent, &attention_spent, &memory_spent, &sample_spent, &norm_spent}) {
+  for (const Spent* each : {&linear_spent, &attention_spent, &memory_spent, &sample_spent, &rows_spent, &norm_spent}) {
     const double seconds = static_cast<double>(each->nanoseconds.load()) * 1e-9;
     PyObject* pair = Py_BuildValue("(Ld)", static_cast<long long>(each->calls.load()), seconds);
     if (!all || !pair || PyDict_SetItemString(all, each->name, pair)) return nullptr;
