@@ -1,5 +1,5 @@
-"""The engine's cost and gain: a step beside `sample()`, tokens a second of several requests, a long prompt that joins,
-and a prompt whose beginning is in the cache.
+"""The engine's cost and gain: a token beside `sample()`, a step beside its program alone, tokens a second of several
+requests, a long prompt that joins, and a prompt whose beginning is in the cache.
 
     python benchmarks/engine.py [--shape gpt2|llama-1b] [--types f32,bf16,s8] [--rounds 3]
 
@@ -79,6 +79,26 @@ def several(engine, count, seed):
     return sum(sum(began < moment <= ended for moment in each) for each in came) / (ended - began)
 
 
+def overhead(engine, rows, seed):
+    """Seconds of a step of so many requests in the engine, and of the same step alone, again and again."""
+    steps, seen = engine._loop.steps, []
+
+    def noted(step):
+        packed = type(steps).pack(steps, step)
+        seen.append((time.perf_counter(), packed))
+        return packed
+
+    steps.pack = noted
+    several(engine, rows, seed)
+    del steps.pack
+    whole = [(moment, packed) for moment, packed in seen if len(packed.requests) == rows]
+    packed, times = whole[len(whole) // 2][1], [time.perf_counter()]
+    for _ in range(TOKENS):
+        steps.choose(steps.start(packed), None).read()
+        times.append(time.perf_counter())
+    return np.median(np.diff([moment for moment, _ in whole])), np.median(np.diff(times))
+
+
 def joined(engine, length, seed):
     """Ratio of the 99th percentile to the median of the time between tokens of 8 requests, while a prompt joins."""
     running = [engine.submit(prompt(8, seed + n, engine.vocab), request(90)) for n in range(8)]
@@ -143,6 +163,9 @@ def measured(model, options, longest):
             seed += 1000
             for place, taken in zip(("sample_ms", "engine_ms"), one(engine, model, seed), strict=True):
                 found.setdefault(place, []).append(taken * 1e3)
+            for rows in (1, 32):
+                for place, taken in zip(("step_ms", "alone_ms"), overhead(engine, rows, seed + 40), strict=True):
+                    found.setdefault(f"{place}_{rows}", []).append(taken * 1e3)
             for count in (1, 4, 8, 16):
                 found.setdefault(f"tokens_per_second_{count}", []).append(several(engine, count, seed + count))
             length = 900 if longest < 4096 else 4096

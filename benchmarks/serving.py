@@ -21,7 +21,7 @@ from peers.checkpoint import SHAPES
 from tqdm import tqdm
 
 FORMATS = {
-    "ours": dict(bf16="bf16", s8="s8 a8"),
+    "ours": dict(bf16="bf16", s8="s8"),
     "openvino": dict(bf16="bf16", s8="int8"),
     "llama.cpp server": dict(bf16="bf16", s8="q8_0"),
 }
