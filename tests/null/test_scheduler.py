@@ -1,5 +1,6 @@
 """The scheduler and its pages against a cache that remembers what was written where, under random schedules."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -162,6 +163,7 @@ def drive(seed, count=12):
     tokens = draw.randint(4, 12)
     guesses = draw.choice([0, 0, 1, 3])
     sizes = dict(rows=draw.randint(1, 4), positions=40, guesses=guesses, rounds=draw.choice([1, 1, 2, 5]))
+    sizes["doubled"] = draw.choice([math.inf, 5, 20])
     sizes["samples"] = sizes["rows"] * (1 + guesses) + draw.randint(0, 3)
     limits = Limits(tokens, draw.randint(4, tokens), **sizes)
     cache = random_cache(draw, limits.rows, tokens, guesses)
@@ -288,6 +290,16 @@ def test_a_prompt_that_joins_has_smaller_chunks():
     for each in (request(1, 8), request(2, 20, b"2")):
         scheduler.add(each)
     assert [run(scheduler) for _ in range(3)] == [[(1, 0, 8)], [(1, 8, 1), (2, 0, 4)], [(1, 9, 1), (2, 4, 4)]]
+
+
+def test_chunks_are_smaller_where_a_prompt_is_long():
+    """Half as many tokens where each takes twice the time, but never fewer than a quarter."""
+    scheduler = engine(tokens=8, joined=9, doubled=4, positions=200)
+    for each in (request(1, 8, max_tokens=20), request(2, 60, b"2")):
+        scheduler.add(each)
+    step, *joined = [run(scheduler) for _ in range(6)]
+    assert step == [(1, 0, 8)], "nobody waits yet"
+    assert [chunk for _, chunk in joined] == [(2, 0, 8), (2, 8, 3), (2, 11, 3), (2, 14, 2), (2, 16, 2)]
 
 
 def test_draft_tokens_are_kept_up_to_the_first_that_is_wrong():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +39,8 @@ class Engine:
     - `rows`: most requests that run at once. Default 32; without pages, the model's `batch_size`, and at most that.
     - `step_tokens`: most tokens of a step; longer prompts are computed in chunks. Default 256.
     - `joined_tokens`: most tokens of a step while some requests wait for their next token. Fewer make their tokens come
-      more evenly, and prompts slower. Default: as many as take at most twice the time of eight rows, which is measured.
+      more evenly, and prompts slower. Default: as many as take at most three times as long as eight rows, which is
+      measured; fewer far into a prompt, where they take longer.
     - `cache_tokens`: positions that the cache has room for, in all sequences together. Default: `rows` times a quarter
       of the model's `n_positions`, but at least one sequence of that length.
     - `waiting`, `waiting_tokens`: most requests, and tokens of prompts, that wait. More raise QueueFullError.
@@ -231,9 +233,9 @@ def _steps(decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool) 
 
 def _measured(limits: Limits, steps: Steps, joined: int | None) -> Limits:
     """Return limits with those that steps set, now that they are compiled."""
-    joined = max(steps.longest_joined() if joined is None else joined, limits.rows)
+    most, doubled = steps.longest_joined() if joined is None else (joined, math.inf)
     sizes = dict(rounds=steps.most_rounds(), samples=steps.most_samples())
-    return replace(limits, joined=min(joined, limits.tokens), **sizes)
+    return replace(limits, joined=min(max(most, limits.rows), limits.tokens), doubled=doubled, **sizes)
 
 
 def _compile(tag: str, *parts: Compiled | None) -> None:

@@ -27,8 +27,10 @@ class Steps(Compiled, Protocol):
         """Whether a step may start before the tokens of the one before are read."""
         ...
 
-    def longest_joined(self) -> int:
-        """Return the most tokens of a step that takes at most twice as long as one of a few rows."""
+    def longest_joined(self) -> tuple[int, float]:
+        """Return the most tokens of a step that takes at most three times as long as one of a few rows, and the
+        position from which a token of a prompt takes twice the time of one at its beginning.
+        """
         ...
 
     def most_samples(self) -> int:

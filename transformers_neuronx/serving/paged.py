@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -93,17 +94,23 @@ class PagedSteps:
         """The most tokens of a step."""
         return max(key.tokens for key in self.keys)
 
-    def longest_joined(self) -> int:
-        """Measure steps. Return the most tokens of one that takes at most twice as long as one of a few rows."""
+    def longest_joined(self) -> tuple[int, float]:
+        """Measure steps. Return the most tokens of one that takes at most three times as long as one of a few rows, and
+        the position from which a token of a prompt takes twice the time of one at its beginning.
+        """
         few = min(FEW, self.keys[0].chosen)
         sizes = {key.tokens: key for key in self.keys if key.samples in (key.tokens, few) and key.tokens >= few}
         base, *longer = (sizes[size] for size in sorted(sizes))
-        most, limit = base.tokens, 2 * self._seconds(base)
+        shortest = taken = self._seconds(base)
+        most = base
         for key in longer:
-            if self._seconds(key) > limit:
+            if (seconds := self._seconds(key)) > 3 * shortest:
                 break
-            most = key.tokens
-        return most
+            most, taken = key, seconds
+        start = most.pages * next(iter(self.layout.kinds.values())).positions - most.tokens
+        near = (taken - shortest) * most.tokens / max(most.tokens - base.tokens, 1)
+        far = self._seconds(most, start) - taken if start > most.tokens else 0.0  # there is more, by so much
+        return most.tokens, start * near / far if near > 0 and far > 0 else math.inf
 
     def most_samples(self) -> int:
         """Return the most tokens of a step after which it has logits."""
@@ -113,14 +120,21 @@ class PagedSteps:
         """Measure a step of one row. Return the most rounds of one that nobody waits for longer than ROUND_SECONDS."""
         return max(1, min(ROUNDS, int(ROUND_SECONDS / self._seconds(self.keys[0])))) if self.overlaps else 1
 
-    def _seconds(self, key: TokensKey) -> float:
-        """Measure a step of no sequence: the shortest of three times."""
-        tokens = np.zeros(key.tokens, TOKEN)
+    def _seconds(self, key: TokensKey, start: int | None = None) -> float:
+        """Measure a step of no sequence, or of a prompt from position `start` on: the shortest of three times."""
+        tokens, segments = np.zeros(key.tokens, TOKEN), self.segments(key)
         tokens["end"], tokens["chosen"] = 1, -1
+        if start is not None:
+            tokens["position"], tokens["end"] = start + np.arange(key.tokens), start + key.tokens
+            segments["count"][0], segments["start"][0], segments["of_prompt"][0] = key.tokens, start, 1
+            tables = segments["pages"][0].reshape(len(self._pools), -1)
+            tables[:] = np.arange(tables.shape[1]) % min(
+                kind.slots for kind in self.layout.kinds.values() if kind.heads
+            )
         rows = sampled_rows([], key.samples)
         times = [perf_counter()]
         for _ in range(3):
-            started = self.start(PackedTokens(key, tokens, self.segments(key), rows, []))
+            started = self.start(PackedTokens(key, tokens, segments, rows, []))
             self.choose(started, None).read()
             times.append(perf_counter())
         return float(np.diff(times).min())

@@ -7,6 +7,7 @@ a running row, and a preempted request that starts again are the same.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,9 +69,10 @@ class Work:
 class Limits:
     """The size of a step and of the queue.
 
-    `tokens` is the most of one step, and `joined` of one while some requests wait for their next token. `rows` is the
-    most requests that run at once, `positions` the longest sequence, `guesses` the most draft tokens of a request in a
-    step, `rounds` the most tokens that a step generates of each while none waits. `waiting` and `waiting_tokens` are
+    `tokens` is the most of one step, and `joined` of one while some requests wait for their next token: half as many
+    from position `doubled` of a prompt on, and a quarter far behind that. `rows` is the most requests that run at once,
+    `positions` the longest sequence, `guesses` the most draft tokens of a request in a step, `rounds` the most tokens
+    that a step generates of each while none waits. `waiting` and `waiting_tokens` are
     the most requests, and tokens of prompts, that may wait. `samples`, at least `rows`, is the most tokens of a step
     after which there are logits.
     """
@@ -84,6 +86,27 @@ class Limits:
     guesses: int = 0
     rounds: int = 1
     samples: int = 2**24
+    doubled: float = math.inf
+
+
+@dataclass
+class Room:
+    """What a step has room for: `left` tokens at the beginnings of prompts, and fewer of those that are `doubled`, from
+    this position on, as attention takes as long as all else there.
+    """
+
+    left: float
+    doubled: float = math.inf
+
+    def tokens(self, start: int) -> int:
+        """Return the most tokens of a prompt from position `start` on."""
+        return max(math.ceil(self.left / self._weight(start)), 0)
+
+    def take(self, start: int, count: int) -> None:
+        self.left -= count * self._weight(start)
+
+    def _weight(self, start: int) -> float:
+        return min(1 + start / self.doubled, 4)
 
 
 class Scheduler:
@@ -136,18 +159,20 @@ class Scheduler:
         self.copies = []
         step: list[Work] = []
         generating = any(request.computed >= request.prompt_length for request in self.running)
-        chunk = self.limits.joined if generating else self.limits.tokens
-        chunk -= sum(self._missing(request) == 1 for request in self.running)
+        room = Room(self.limits.joined, self.limits.doubled) if generating else Room(self.limits.tokens)
+        room.left -= sum(self._missing(request) == 1 for request in self.running)
         for request in list(self.running):
             if request not in self.running:
                 continue  # it was preempted by one before it
             missing = self._missing(request)
-            count = 1 if missing == 1 else min(missing, self._longest_chunk(request, chunk))
-            if count and self._reserve(request, request.computed + count, step):
+            start = request.computed
+            count = 1 if missing == 1 else min(missing, self._longest_chunk(request, start, room))
+            if count and self._reserve(request, start + count, step):
                 step.append(self._work(request, count))
-                chunk -= count if missing > 1 else 0
+                if missing > 1:
+                    room.take(start, count)
         if not any(work.scored for work in step) and not any(map(self._in_chunks, self.running)):
-            self._admit(step, chunk)
+            self._admit(step, room)
         if self.limits.guesses:
             step = self._with_room_for_guesses(step)
         elif self.limits.rounds > 1 and not self.waiting and all(work.may_run_on for work in step):
@@ -179,13 +204,14 @@ class Scheduler:
         request.computed = end
         return Work(request, start, count, int(end == request.known), scored=scored)
 
-    def _longest_chunk(self, request: Request, chunk: int) -> int:
-        """Return the most tokens of a prompt in a step that has room for `chunk` more."""
+    def _longest_chunk(self, request: Request, start: int, room: Room) -> int:
+        """Return the most tokens of a prompt from position `start` on in a step that has this room."""
         others = sum(each is not request for each in self.running)  # each may sample
+        chunk = room.tokens(start)
         return min(chunk, self.limits.samples - others) if request.scores else chunk
 
     def _with_room_for_guesses(self, step: list[Work]) -> list[Work]:
-        """Give running rows room for draft tokens, as long as the step takes at most twice the time of a short one."""
+        """Give running rows room for draft tokens, while the step takes at most three times as long as a short one."""
         drafting = [work for work in step if work.samples and not work.of_prompt and not work.request.adjusts]
         tokens, logits = sum(work.count for work in step), sum(work.samples + work.scored for work in step)
         most = min(self.limits.joined - tokens, self.limits.samples - logits) // max(len(drafting), 1)
@@ -233,16 +259,17 @@ class Scheduler:
                 return
             self._preempt(last)
 
-    def _admit(self, step: list[Work], chunk: int) -> None:
+    def _admit(self, step: list[Work], room: Room) -> None:
         """Start requests that wait, in order, while the step has room for their tokens and there are pages."""
         coming = self._coming()
         for request in list(self.waiting):
-            if chunk <= 0:
+            if room.left <= 0:
                 return
             found = self.cache.found(request)
+            chunk = self._longest_chunk(request, found.positions, room)
             if coming and set(request.digests[found.full :]) & coming:
                 continue  # it takes these pages when they are there; others may pass
-            if (end := self._end_of_first_chunk(request, found, self._longest_chunk(request, chunk))) is None:
+            if (end := self._end_of_first_chunk(request, found, chunk)) is None:
                 return
             self._start(request, found)
             self._reserve(request, end, step)
@@ -250,7 +277,7 @@ class Scheduler:
                 targets = (table[found.full] for table in request.tables)
                 self.copies.append(tuple(zip(found.copied, targets, strict=True)))
             step.append(self._work(request, end - request.computed))
-            chunk -= step[-1].count
+            room.take(found.positions, step[-1].count)
             if end < request.prompt_length or request.scores:
                 return
             coming = self._coming()

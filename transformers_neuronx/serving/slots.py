@@ -6,6 +6,7 @@ tokens, and the verification of draft tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,9 +78,9 @@ class SlotSteps:
         self.decoder.store.compile(self._verifying, progress)
         self.chooser.compile(progress)
 
-    def longest_joined(self) -> int:
-        """Return the most prompt tokens that one program of the model takes."""
-        return max([1, *self.decoder.options.buckets.context])
+    def longest_joined(self) -> tuple[int, float]:
+        """Return the most prompt tokens that one program of the model takes, wherever they are."""
+        return max([1, *self.decoder.options.buckets.context]), math.inf
 
     def most_samples(self) -> int:
         """Return all tokens that there can be: the host sees the logits of a step."""
