@@ -61,9 +61,9 @@ def one(engine, model, seed):
     return plain, (came[-1] - came[0]) / TOKENS
 
 
-def several(engine, count, seed):
+def several(engine, count, seed, length=PROMPT):
     """Tokens a second of `count` requests at once, after their prompts."""
-    handles = [engine.submit(prompt(PROMPT, seed + n, engine.vocab), request(1 + TOKENS)) for n in range(count)]
+    handles = [engine.submit(prompt(length, seed + n, engine.vocab), request(1 + TOKENS)) for n in range(count)]
     came = [None] * count
 
     def read(place):
@@ -89,7 +89,7 @@ def overhead(engine, rows, seed):
         return packed
 
     steps.pack = noted
-    several(engine, rows, seed)
+    several(engine, rows, seed, length=8)
     del steps.pack
     whole = [(moment, packed) for moment, packed in seen if len(packed.requests) == rows]
     packed, times = whole[len(whole) // 2][1], [time.perf_counter()]

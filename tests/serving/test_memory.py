@@ -181,8 +181,7 @@ def test_a_page_that_is_copied_and_a_source_that_is_kept_copy_nothing_else(amp, 
         tmp_path, n_positions=512, context_length_estimate=[64], batch_size=128, amp=amp
     )
     model.to_neuron(ahead=False)
-    store, caches = model.decoder.store, model.decoder.caches
-    encoding = EncodeKey(1, 64)
-    for key, held in [(CopyKey(), caches), (encoding, model.decoder.memory.arrays)]:
-        [(_, program)] = store.parts(key)
+    decoder = model.decoder
+    for key, held in [(CopyKey(), decoder.caches), (EncodeKey(1, 64), decoder.memory.arrays)]:
+        [(_, program)] = decoder.store.parts(key)
         assert program.memory().temporaries < sum(each.nbytes for each in held) / 4, key

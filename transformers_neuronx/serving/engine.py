@@ -39,7 +39,7 @@ class Engine:
     - `rows`: most requests that run at once. Default 32; without pages, the model's `batch_size`, and at most that.
     - `step_tokens`: most tokens of a step; longer prompts are computed in chunks. Default 256.
     - `joined_tokens`: most tokens of a step while some requests wait for their next token. Fewer make their tokens come
-      more evenly, and prompts slower. Default: as many as take at most three times as long as eight rows, which is
+      more evenly, and prompts slower. Default: as many as take at most 2.5 times as long as eight rows, which is
       measured; fewer far into a prompt, where they take longer.
     - `cache_tokens`: positions that the cache has room for, in all sequences together. Default: `rows` times a quarter
       of the model's `n_positions`, but at least one sequence of that length.
@@ -49,7 +49,7 @@ class Engine:
       vocabulary, on its devices. Tokens are the same as without it. Default: none.
     - `draft_tokens`: most draft tokens of a request in a step. Default 4.
     - `adjustments`: whether requests may change or see logits: `logit_bias`, `mask`, `min_tokens`, presence and
-      frequency penalties, `logprobs`. They take a third of the programs. Default True.
+      frequency penalties, `logprobs`, `prompt_logprobs`. They take a third of the programs. Default True.
 
     On the CPU, with kernels, the engine has a cache of its own, in pages, and calls of the model stay possible.
     Elsewhere it uses the model's slots, and such calls wait until it is closed. Its thread ends with `close()`, or at

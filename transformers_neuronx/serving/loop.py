@@ -28,8 +28,8 @@ class Steps(Compiled, Protocol):
         ...
 
     def longest_joined(self) -> tuple[int, float]:
-        """Return the most tokens of a step that takes at most three times as long as one of a few rows, and the
-        position from which a token of a prompt takes twice the time of one at its beginning.
+        """Return the most tokens of a step that takes at most 2.5 times as long as one of a few rows, and the
+        position at which a token of a prompt takes twice the time of one at its beginning.
         """
         ...
 

@@ -32,6 +32,8 @@ from transformers_neuronx.serving.steps import (
 )
 
 Array = np.ndarray[Any, Any]
+SLOWER = 2.5  # a step with a prompt's chunk, beside one of a few rows; the rest is for noise and what rows attend to
+FAR = 4096  # positions, at most, of a prompt whose steps are measured
 ROUND_SECONDS = 0.05  # a new request waits so long, at most, for a step that generates several tokens
 
 
@@ -95,8 +97,8 @@ class PagedSteps:
         return max(key.tokens for key in self.keys)
 
     def longest_joined(self) -> tuple[int, float]:
-        """Measure steps. Return the most tokens of one that takes at most three times as long as one of a few rows, and
-        the position from which a token of a prompt takes twice the time of one at its beginning.
+        """Measure steps. Return the most tokens of one that takes at most SLOWER times the time of one of a few rows,
+        and the position at which a token of a prompt takes twice the time of one at its beginning.
         """
         few = min(FEW, self.keys[0].chosen)
         sizes = {key.tokens: key for key in self.keys if key.samples in (key.tokens, few) and key.tokens >= few}
@@ -104,13 +106,15 @@ class PagedSteps:
         shortest = taken = self._seconds(base)
         most = base
         for key in longer:
-            if (seconds := self._seconds(key)) > 3 * shortest:
+            if (seconds := self._seconds(key)) > SLOWER * shortest:
                 break
             most, taken = key, seconds
-        start = most.pages * next(iter(self.layout.kinds.values())).positions - most.tokens
+        start = min(most.pages * next(iter(self.layout.kinds.values())).positions, FAR) - most.tokens
+        if start < most.tokens or not self._pools:
+            return most.tokens, math.inf
         near = (taken - shortest) * most.tokens / max(most.tokens - base.tokens, 1)
-        far = self._seconds(most, start) - taken if start > most.tokens else 0.0  # there is more, by so much
-        return most.tokens, start * near / far if near > 0 and far > 0 else math.inf
+        more = self._seconds(most, start) - taken
+        return most.tokens, start * near / more if near > 0 and more > 0 else math.inf
 
     def most_samples(self) -> int:
         """Return the most tokens of a step after which it has logits."""

@@ -69,12 +69,12 @@ class Work:
 class Limits:
     """The size of a step and of the queue.
 
-    `tokens` is the most of one step, and `joined` of one while some requests wait for their next token: half as many
-    from position `doubled` of a prompt on, and a quarter far behind that. `rows` is the most requests that run at once,
-    `positions` the longest sequence, `guesses` the most draft tokens of a request in a step, `rounds` the most tokens
-    that a step generates of each while none waits. `waiting` and `waiting_tokens` are
-    the most requests, and tokens of prompts, that may wait. `samples`, at least `rows`, is the most tokens of a step
-    after which there are logits.
+    `tokens` is the most of one step, and `joined` of one while some requests wait for their next token. These are at
+    the beginning of a prompt; see `Room` for later ones, which take twice the time at position `doubled`. `rows` is
+    the most requests that run at once, `positions` the longest sequence, `guesses` the most draft tokens of a request
+    in a step, `rounds` the most tokens that a step generates of each while none waits. `waiting` and `waiting_tokens`
+    are the most requests, and tokens of prompts, that may wait. `samples`, at least `rows`, is the most tokens of a
+    step after which there are logits.
     """
 
     tokens: int
@@ -91,8 +91,8 @@ class Limits:
 
 @dataclass
 class Room:
-    """What a step has room for: `left` tokens at the beginnings of prompts, and fewer of those that are `doubled`, from
-    this position on, as attention takes as long as all else there.
+    """Room of a step for `left` tokens at the beginning of a prompt. A later one takes more, as attention takes longer:
+    twice as much at position `doubled`, and four times at most.
     """
 
     left: float
@@ -206,12 +206,14 @@ class Scheduler:
 
     def _longest_chunk(self, request: Request, start: int, room: Room) -> int:
         """Return the most tokens of a prompt from position `start` on in a step that has this room."""
-        others = sum(each is not request for each in self.running)  # each may sample
         chunk = room.tokens(start)
-        return min(chunk, self.limits.samples - others) if request.scores else chunk
+        if request.scores:
+            others = sum(each is not request for each in self.running)  # each may sample
+            chunk = min(chunk, self.limits.samples - others)
+        return chunk
 
     def _with_room_for_guesses(self, step: list[Work]) -> list[Work]:
-        """Give running rows room for draft tokens, while the step takes at most three times as long as a short one."""
+        """Give running rows room for draft tokens, while the step takes at most 2.5 times as long as a short one."""
         drafting = [work for work in step if work.samples and not work.of_prompt and not work.request.adjusts]
         tokens, logits = sum(work.count for work in step), sum(work.samples + work.scored for work in step)
         most = min(self.limits.joined - tokens, self.limits.samples - logits) // max(len(drafting), 1)
