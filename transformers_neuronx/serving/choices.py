@@ -57,8 +57,9 @@ def sampled_rows(requests: Sequence[Request], count: int, tokens: Sequence[int] 
     rows = np.zeros(count, SAMPLED)
     rows["token"][: len(tokens)], rows["policy"], rows["eos"] = tokens, GREEDY, -1
     rows["left"][: len(requests)] = 1
-    for row, (request, guesses) in zip(rows, with_numbers(requests), strict=False):
-        row["position"], row["policy"] = request.known - 1 + guesses, request.policy
+    if requests:
+        rows["position"][: len(requests)] = [each.known - 1 + guesses for each, guesses in with_numbers(requests)]
+        rows["policy"][: len(requests)] = [request.policy for request in requests]
     return rows
 
 

@@ -20,7 +20,7 @@ from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.serving.calls import guesser_of
 from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser, PromptLookup, drafts_of
-from transformers_neuronx.serving.handles import Handle
+from transformers_neuronx.serving.handles import Handle, Task, wake
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.loop import Loop, Steps
 from transformers_neuronx.serving.paged import steps_over
@@ -86,6 +86,7 @@ class Engine:
         self._ids = itertools.count()
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
+        self._untold: list[Request] = []  # they have tokens that their handles do not know yet
         self._closed = False
         guesser = _guesser(draft, models[1:] if paged else [], cache, limits)
         _compile(model.tag, steps, guesser)
@@ -140,7 +141,7 @@ class Engine:
                     self.scheduler.add(request)
                 except InputError:
                     for earlier in requests[:number]:
-                        self._end(earlier)
+                        self._ended(earlier)
                     raise
                 self._handles[request.id] = Handle(request, self._cancel)
             choices = tuple(self._handles[request.id] for request in requests)
@@ -169,41 +170,45 @@ class Engine:
         with self._within:
             while True:
                 with self._turn:
-                    self._turn.wait_for(lambda: self._closed or not self._loop.idle)
+                    self._turn.wait_for(lambda: self._closed or self._untold or not self._loop.idle)
                     if self._closed:
                         break
                 try:
-                    sampled = self._loop.advance()
+                    self._loop.start()
+                    self._tell(self._untold)  # while the devices compute, and this thread has nothing else to do
+                    self._untold = self._loop.finish()
                 except BaseException as error:
+                    self._untold = []
                     with self._turn:
                         self._loop.reset()
                         self._end_all("error", error)
-                else:
-                    with self._turn:
-                        self._tell(sampled)
         with self._turn:
             self._end_all("abort")
 
     def _tell(self, sampled: list[Request]) -> None:
         """Let those know who wait for these requests."""
-        for request in sampled:
-            if request.reason is not None:
-                self._end(request, error=request.error)
-            elif handle := self._handles.get(request.id):
-                handle.tell(ended=False)
+        tasks: list[Task] = []
+        with self._turn:
+            for request in sampled:
+                if request.reason is not None:
+                    tasks += self._ended(request)
+                elif handle := self._handles.get(request.id):
+                    tasks += handle.tell(ended=False)
+        wake(tasks)
 
     def _cancel(self, request: Request) -> None:
         with self._turn:
-            self._end(request)
+            wake(self._ended(request))
 
-    def _end(self, request: Request, reason: str = "abort", error: BaseException | None = None) -> None:
-        self.scheduler.abort(request, reason)  # nothing, if it has ended already
-        if handle := self._handles.pop(request.id, None):
-            handle.tell(True, error)
+    def _ended(self, request: Request, reason: str = "abort", error: BaseException | None = None) -> Sequence[Task]:
+        """End a request, if it has not ended. Return who must be woken."""
+        self.scheduler.abort(request, reason)
+        handle = self._handles.pop(request.id, None)
+        return handle.tell(True, error or request.error) if handle else ()
 
     def _end_all(self, reason: str, error: BaseException | None = None) -> None:
         for handle in list(self._handles.values()):
-            self._end(handle.request, reason, error)
+            wake(self._ended(handle.request, reason, error))
 
 
 def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCache:

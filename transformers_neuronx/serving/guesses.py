@@ -137,20 +137,15 @@ class ModelGuesser:
         steps = self._steps
         key = smallest(steps.keys, len(works), len(works))
         tokens, segments = np.zeros(key.tokens, TOKEN), steps.segments(key)
-        for row, (token, segment, work) in enumerate(zip(tokens, segments, works, strict=False)):
-            request, position = work.request, work.start
-            token["id"], token["position"], token["end"], token["chosen"] = (
-                request.tokens[-1],
-                position,
-                position + 1,
-                -1,
-            )
-            if work.guesses:
-                segment["first"], segment["count"], segment["start"] = row, 1, position
-                steps.place(segment, request, keeps=False)
-        requests = [work.request for work in works]
-        samples = sampled_rows(requests, key.samples, range(len(works)))
-        samples["left"][: len(works)] = [work.guesses for work in works]
+        requests, count = [work.request for work in works], len(works)
+        start = np.array([work.start for work in works])
+        tokens["id"][:count], tokens["chosen"] = [request.tokens[-1] for request in requests], -1
+        tokens["position"][:count], tokens["end"][:count] = start, start + 1
+        segments["first"][:count], segments["start"][:count] = np.arange(count), start
+        segments["count"][:count] = [work.guesses > 0 for work in works]
+        steps.place(segments, requests, [False] * count)
+        samples = sampled_rows(requests, key.samples, range(count))
+        samples["left"][:count] = [work.guesses for work in works]
         rounds = steps.start(PackedTokens(key, tokens, segments, samples, [], seen=steps.seen(key, requests))).rounds
         assert rounds is not None
         return rounds

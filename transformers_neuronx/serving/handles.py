@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.serving.request import Logprob, Request
+
+Task = tuple[asyncio.AbstractEventLoop, asyncio.Event]  # one that waits for tokens
 
 
 class Usage(NamedTuple):
@@ -34,54 +37,51 @@ class Handle:
     def __init__(self, request: Request, cancel: Callable[[Request], None]) -> None:
         self.request, self._cancel = request, cancel
         self.choices: tuple[Handle, ...] = (self,)
-        turn = threading.Lock()
-        self._changed, self._finished = threading.Condition(turn), threading.Condition(turn)
-        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._turn = threading.Lock()  # who has it may change what follows
+        self._threads: set[SimpleQueue[None]] = set()  # of each that waits for tokens; much faster than a Condition
+        self._tasks: set[Task] = set()
         self._tokens: list[int] = []
         self._text = ""
-        self._ended = False
         self._error: BaseException | None = None
+        self._ended = threading.Event()
 
     def __iter__(self) -> Iterator[int]:
-        self.request.streamed = True
-        given = 0
-        while new := self._after(given):
-            yield from new
-            given += len(new)
+        changes: SimpleQueue[None] = SimpleQueue()
+        with self._reading(self._threads, changes):
+            given, ended = 0, False
+            while not ended:
+                ended, new = self._ended.is_set(), self._tokens[given:]
+                yield from new
+                given += len(new)
+                if not (new or ended):
+                    changes.get()
         self._check()
 
     async def __aiter__(self) -> AsyncIterator[int]:
-        self.request.streamed = True
-        waiter = asyncio.get_running_loop(), asyncio.Event()
-        with self._changed:
-            self._waiters.add(waiter)
-        try:
-            place = 0
-            while True:
-                waiter[1].clear()
-                while place < len(self._tokens):
-                    yield self._tokens[place]
-                    place += 1
-                if self._ended and place == len(self._tokens):
-                    self._check()
-                    return
-                await waiter[1].wait()
-        finally:
-            with self._changed:
-                self._waiters.discard(waiter)
+        changed = asyncio.Event()
+        with self._reading(self._tasks, (asyncio.get_running_loop(), changed)):
+            given, ended = 0, False
+            while not ended:
+                changed.clear()
+                ended, new = self._ended.is_set(), self._tokens[given:]
+                for token in new:
+                    yield token
+                given += len(new)
+                if not (new or ended):
+                    await changed.wait()
+        self._check()
 
     def result(self, timeout: float | None = None) -> list[int]:
         """Wait for the end, at most `timeout` seconds, and return all generated tokens. Raises TimeoutError."""
-        with self._finished:  # waking up for each token would cost the engine time
-            if not self._finished.wait_for(lambda: self._ended, timeout):
-                raise TimeoutError(f"request {self.request.id} has not ended after {timeout} seconds")
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"request {self.request.id} has not ended after {timeout} seconds")
         self._check()
         return list(self._tokens)
 
     @property
     def finish_reason(self) -> str | None:
         """Why the request ended: "stop" (an end token), "length", "abort" or "error"; None while it runs."""
-        return self.request.reason if self._ended else None
+        return self.request.reason if self._ended.is_set() else None
 
     @property
     def text(self) -> str:
@@ -110,30 +110,53 @@ class Handle:
         """End the request now. Tokens that were generated stay. One that has ended stays as it is."""
         self._cancel(self.request)
 
-    def _after(self, given: int) -> list[int]:
-        """Wait for tokens after the first `given`, and return them; none if the request has ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or len(self._tokens) > given)
-            return self._tokens[given:]
+    @contextmanager
+    def _reading(self, readers: set[Any], reader: Any) -> Iterator[None]:
+        """Let someone be one of the readers, who are told about each token."""
+        self.request.streamed = True
+        with self._turn:
+            readers.add(reader)
+        try:
+            yield
+        finally:
+            with self._turn:
+                readers.discard(reader)
 
     def _check(self) -> None:
         if self._error is not None:
             raise EngineError(f"request {self.request.id} failed: {self._error}") from self._error
 
-    def tell(self, ended: bool, error: BaseException | None = None) -> None:
-        """Take over the tokens that there are, and wake all who wait. The engine alone calls this."""
-        with self._changed:
-            if self._ended:
-                return
+    def tell(self, ended: bool, error: BaseException | None = None) -> Sequence[Task]:
+        """Take over the tokens that there are, and wake threads that wait. Return tasks that do: see `wake`.
+
+        The engine alone calls this.
+        """
+        with self._turn:
+            if self._ended.is_set():
+                return ()
             self._tokens += self.request.tokens[self.request.prompt_length + len(self._tokens) :]
             if text := self.request.text:
                 if ended and self.request.reason != "stop":
                     text.finish()
                 self._text = text.shown
-            self._ended, self._error = ended, error
-            self._changed.notify_all()
             if ended:
-                self._finished.notify_all()
-            for loop, event in self._waiters:
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(event.set)
+                self._error = error
+                self._ended.set()
+            for changes in self._threads:
+                changes.put(None)
+            return [*self._tasks]
+
+
+def wake(tasks: Iterable[Task]) -> None:
+    """Set the events of tasks: those of an event loop all at once, as waking it is a system call."""
+    events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+    for loop, event in tasks:
+        events.setdefault(loop, []).append(event)
+    for loop, own in events.items():
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_set, own)
+
+
+def _set(events: Iterable[asyncio.Event]) -> None:
+    for event in events:
+        event.set()

@@ -115,6 +115,8 @@ class KVCache:
 
     def grow(self, request: Request, positions: int) -> bool:
         """Give a request pages for this many positions, or nothing if there are too few."""
+        if all(len(table) * self.size >= positions for table in request.tables):
+            return True
         if positions > self.room(request):
             return False
         for pool, table in zip(self.pools, request.tables, strict=True):
@@ -124,6 +126,8 @@ class KVCache:
     def leave_behind(self, request: Request, position: int) -> None:
         """Take the pages back that no token from this position on reads."""
         for pool, table in zip(self.pools, request.tables, strict=True):
+            if pool.window is None:
+                continue
             first = end = pool.first(position)
             while first and table[first - 1] != NO_PAGE:
                 first -= 1

@@ -70,6 +70,14 @@ class Steps(Compiled, Protocol):
         ...
 
 
+class Begun(NamedTuple):
+    """A step that was started, whose tokens are not chosen yet."""
+
+    step: list[Work]
+    packed: Any
+    started: Any
+
+
 class Flight(NamedTuple):
     """A step whose results are not read yet."""
 
@@ -89,28 +97,37 @@ class Loop:
     ) -> None:
         self.steps, self.scheduler, self.guesser = steps, scheduler, guesser
         self._turn = nullcontext() if turn is None else turn
+        self._begun: Begun | None = None
         self._flying: Flight | None = None
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._flying and not len(self.scheduler)
+        return not self._begun and not self._flying and not len(self.scheduler)
 
     def advance(self) -> list[Request]:
-        """Start a step, if something can run, and finish the one before. Return the requests that this one sampled.
+        """Start a step, and finish one: see `start` and `finish`."""
+        self.start()
+        return self.finish()
 
-        A step starts before the tokens of the one before are read, so that the devices do not wait for its planning.
-        Where it needs these tokens, it is also finished. A request that failed has an `error`.
-        """
+    def start(self) -> None:
+        """Start a step, if something can run. The one before may still run: devices do not wait for planning."""
         with self._turn:
-            step = self.scheduler.schedule()
-            packed = self._packed(step) if step else None
-        started = self.steps.start(packed) if step else None
-        sampled = self._finish()
+            if step := self.scheduler.schedule():
+                packed = self._packed(step)
         if step:
+            self._begun = Begun(step, packed, self.steps.start(packed))
+
+    def finish(self) -> list[Request]:
+        """Finish the step before the one that was started; this one, too, if the next needs its tokens.
+
+        Return the requests that the finished step sampled. One that failed has an `error`.
+        """
+        sampled = self._finish()
+        if begun := self._begun:
             with self._turn:
-                changes = self.steps.changes(packed)
-            self._flying = Flight(step, self.steps.choose(started, changes))
+                changes = self.steps.changes(begun.packed)
+            self._begun, self._flying = None, Flight(begun.step, self.steps.choose(begun.started, changes))
         return sampled if self.steps.overlaps else self._finish()
 
     def _packed(self, step: list[Work]) -> Any:
@@ -143,7 +160,7 @@ class Loop:
 
     def reset(self) -> None:
         """Forget the step that was started, and all that the caches hold."""
-        self._flying = None
+        self._begun = self._flying = None
         self.steps.reset()
         self.scheduler.cache.forget()
         if self.guesser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from transformers_neuronx.layers.rows import joined
 from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, Scored, sampled_rows, scored_of, seen_by
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
+from transformers_neuronx.serving.pages import NO_PAGE
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
 from transformers_neuronx.serving.steps import (
@@ -167,36 +169,38 @@ class PagedSteps:
         """Return rows of no sequence."""
         return np.zeros(key.sequences, self._row)
 
-    def place(self, segment: Any, request: Request, keeps: bool) -> None:
-        """Fill a row with where a request's cache is. A step that `keeps` its states writes new ones elsewhere."""
-        tables = segment["pages"].reshape(len(self._pools), -1)
-        for row, pool in zip(tables, self._pools, strict=True):
-            row[: len(request.tables[pool])] = on_devices(request.tables[pool])
-        if request.places:
-            segment["places"] = request.places[0], request.places[-1 if keeps else 0]
+    def place(self, segments: Array, requests: Sequence[Request], keeps: Sequence[bool]) -> None:
+        """Fill rows with where requests have their cache. One that `keeps` its states writes new ones elsewhere."""
+        count = len(requests)
+        for number, pool in enumerate(self._pools):
+            tables = [request.tables[pool] for request in requests]
+            longest = max(map(len, tables))
+            even = [[*table, *[NO_PAGE] * (longest - len(table))] for table in tables]
+            segments["pages"].reshape(len(segments), len(self._pools), -1)[:count, number, :longest] = on_devices(even)
+        if self.layout.has_places:
+            both = [(each.places[0], each.places[-1]) for each in requests]
+            segments["places"][:count] = [
+                (old, new if keep else old) for (old, new), keep in zip(both, keeps, strict=True)
+            ]
 
     def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""
         requests = [work.request for work in step for _ in range(work.samples)]
         scored = scored_of(step)
         key = smallest(self.keys, sum(work.count for work in step), len(requests) + len(scored))
-        tokens, segments = np.zeros(key.tokens, TOKEN), self.segments(key)
-        tokens["chosen"] = -1
-        samples: list[int] = []
-        scores: list[int] = []
-        first = 0
-        for segment, work in zip(segments, step, strict=False):
-            last = first + work.count
-            _fill(tokens[first:last], work)
-            segment["first"], segment["count"], segment["start"] = first, work.count, work.start
-            segment["of_prompt"] = work.of_prompt
-            self.place(segment, work.request, keeps=work.guesses > 0)
-            samples += range(last - work.samples, last)
-            scores += range(first, first + work.scored)
-            first = last
+        first = [0, *accumulate(work.count for work in step)]
+        last = first[1:]
+        samples = [range(end - work.samples, end) for work, end in zip(step, last, strict=True)]
+        scores = [range(start, start + work.scored) for work, start in zip(step, first, strict=False)]
+        segments, count = self.segments(key), len(step)
+        segments["first"][:count], segments["count"][:count] = first[:-1], [work.count for work in step]
+        segments["start"][:count] = [work.start for work in step]
+        segments["of_prompt"][:count] = [work.of_prompt for work in step]
+        self.place(segments, [work.request for work in step], [work.guesses > 0 for work in step])
+        tokens = _tokens(key.tokens, step)
         for row, request in enumerate(requests):
             request.row = row
-        rows = sampled_rows(requests, key.samples, samples + scores)
+        rows = sampled_rows(requests, key.samples, [*chain(*samples, *scores)])
         if any(work.rounds > 1 for work in step):
             rounds = np.array([work.rounds for work in step])
             rows["left"][: len(step)] = rounds
@@ -261,18 +265,29 @@ class PagedSteps:
         )  # fmt: skip
 
 
-def on_devices(table: Sequence[int]) -> Array:
+def on_devices(table: Sequence[int] | Sequence[Sequence[int]]) -> Array:
     """Return pages as programs count them, from 0 on. What stands for NO_PAGE is never read."""
     return np.maximum(np.array(table, np.int32) - 1, 0)
 
 
-def _fill(tokens: Array, work: Work) -> None:
-    """Fill the rows of the tokens of a sequence's work."""
-    tokens["position"], tokens["end"] = work.positions, work.ends
-    known = work.tokens
-    tokens["id"][: len(known)] = known
-    if len(known) < work.count:
-        tokens["chosen"][-1] = work.request.row
+def _tokens(size: int, step: Sequence[Work]) -> Array:
+    """Return so many rows of `TOKEN`, with the tokens of a step."""
+    ids: list[int] = []
+    chosen: list[int] = []
+    for work in step:
+        known = work.tokens
+        pending = work.count - len(known)  # 1 if only the devices know its last token
+        ids += known + [0] * pending
+        chosen += [-1] * len(known) + [work.request.row] * pending
+    counts = [work.count for work in step]
+    starts, lengths = np.repeat([(work.start, work.request.prompt_length) for work in step], counts, axis=0).T
+    positions = starts + np.concatenate([*map(np.arange, counts)])
+    rows = np.zeros(size, TOKEN)
+    rows["chosen"] = -1
+    ends = np.maximum(lengths, positions + 1)  # as `Work.end`, for each token
+    for name, values in dict(id=ids, position=positions, end=ends, chosen=chosen).items():
+        rows[name][: len(ids)] = values
+    return rows
 
 
 def steps_over(decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool) -> PagedSteps:

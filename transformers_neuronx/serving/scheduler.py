@@ -47,13 +47,9 @@ class Work:
         return known + self.request.guesses[: self.guesses]
 
     @property
-    def positions(self) -> range:
-        return range(self.start, self.start + self.count)
-
-    @property
-    def ends(self) -> list[int]:
-        """For each token, the length of the sequence when it was first known, whenever it is computed."""
-        return [max(self.request.prompt_length, position + 1) for position in self.positions]
+    def end(self) -> int:
+        """The length of the sequence when its last token was first known, whenever it is computed."""
+        return max(self.request.prompt_length, self.start + self.count)
 
     @property
     def may_run_on(self) -> bool:
@@ -160,18 +156,18 @@ class Scheduler:
         step: list[Work] = []
         generating = any(request.computed >= request.prompt_length for request in self.running)
         room = Room(self.limits.joined, self.limits.doubled) if generating else Room(self.limits.tokens)
-        room.left -= sum(self._missing(request) == 1 for request in self.running)
-        for request in list(self.running):
+        planned = [(request, self._missing(request)) for request in self.running]
+        room.left -= sum(missing == 1 for _, missing in planned)
+        for request, missing in planned:
             if request not in self.running:
                 continue  # it was preempted by one before it
-            missing = self._missing(request)
             start = request.computed
             count = 1 if missing == 1 else min(missing, self._longest_chunk(request, start, room))
             if count and self._reserve(request, start + count, step):
                 step.append(self._work(request, count))
                 if missing > 1:
                     room.take(start, count)
-        if not any(work.scored for work in step) and not any(map(self._in_chunks, self.running)):
+        if self.waiting and not any(work.scored for work in step) and not any(map(self._in_chunks, self.running)):
             self._admit(step, room)
         if self.limits.guesses:
             step = self._with_room_for_guesses(step)

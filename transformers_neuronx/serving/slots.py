@@ -198,7 +198,7 @@ def slot_of(request: Request) -> int:
 def _rows(works: Sequence[Work]) -> Chunks:
     """Return the tokens of each request that are computed, as rows."""
     tokens = [np.array(work.tokens, np.int64) for work in works]
-    start, ends = np.array([(work.start, work.ends[-1]) for work in works]).T
+    start, ends = np.array([(work.start, work.end) for work in works]).T
     return Chunks(tokens, start, np.ones((len(works), 1), bool), np.array(slots_of(works)), ends)
 
 
