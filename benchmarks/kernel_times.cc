@@ -1,4 +1,4 @@
-// The kernels of one level and one commit as functions that Python can call. See kernels.py.
+// The kernels of one level and one commit as functions that Python can call. See kernel_times.py.
 #include "kernels.h"
 
 namespace neuronx::NEURONX_LEVEL {
