@@ -27,6 +27,7 @@ ENGINES = {
     "openvino": ("OpenVINO GenAI", "#7048e8"),
     "onnxruntime-genai": ("onnxruntime-genai", "#1098ad"),
     "ctranslate2": ("CTranslate2", "#74b816"),
+    "vllm": ("vLLM", "#f59f00"),
     "compile": ("Transformers, compiled", "#868e96"),
     "eager": ("Transformers, eager", "#ced4da"),
 }

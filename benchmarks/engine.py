@@ -61,8 +61,17 @@ def one(engine, model, seed):
     return plain, (came[-1] - came[0]) / TOKENS
 
 
+def unread(engine, count, seed):
+    """Let `count` requests be answered as if someone waited for each token, but nobody does."""
+    handles = [engine.submit(prompt(8, seed + n, engine.vocab), request(1 + TOKENS)) for n in range(count)]
+    for handle in handles:
+        handle.request.streamed = True
+    for handle in handles:
+        handle.result()
+
+
 def several(engine, count, seed, length=PROMPT):
-    """Tokens a second of `count` requests at once, after their prompts."""
+    """Tokens a second of `count` requests at once, after their prompts. Each has a thread that reads it."""
     handles = [engine.submit(prompt(length, seed + n, engine.vocab), request(1 + TOKENS)) for n in range(count)]
     came = [None] * count
 
@@ -80,7 +89,9 @@ def several(engine, count, seed, length=PROMPT):
 
 
 def overhead(engine, rows, seed):
-    """Seconds of a step of so many requests in the engine, and of the same step alone, again and again."""
+    """Seconds of a step of so many requests in the engine: with a thread that reads each one, and if nobody does. Last,
+    seconds of the same step alone, again and again.
+    """
     steps, seen = engine._loop.steps, []
 
     def noted(step):
@@ -88,15 +99,21 @@ def overhead(engine, rows, seed):
         seen.append((time.perf_counter(), packed))
         return packed
 
-    steps.pack = noted
-    several(engine, rows, seed, length=8)
-    del steps.pack
-    whole = [(moment, packed) for moment, packed in seen if len(packed.requests) == rows]
-    packed, times = whole[len(whole) // 2][1], [time.perf_counter()]
+    def step(read, *how, **more):
+        seen.clear()
+        steps.pack = noted
+        read(engine, rows, *how, **more)
+        del steps.pack
+        whole = [(moment, packed) for moment, packed in seen if len(packed.requests) == rows]
+        return np.median(np.diff([moment for moment, _ in whole])), whole[len(whole) // 2][1]
+
+    by_threads, _ = step(several, seed, length=8)
+    by_nobody, packed = step(unread, seed + 500)
+    times = [time.perf_counter()]
     for _ in range(TOKENS):
         steps.choose(steps.start(packed), None).read()
         times.append(time.perf_counter())
-    return np.median(np.diff([moment for moment, _ in whole])), np.median(np.diff(times))
+    return by_threads, by_nobody, np.median(np.diff(times))
 
 
 def joined(engine, length, seed):
@@ -164,7 +181,9 @@ def measured(model, options, longest):
             for place, taken in zip(("sample_ms", "engine_ms"), one(engine, model, seed), strict=True):
                 found.setdefault(place, []).append(taken * 1e3)
             for rows in (1, 32):
-                for place, taken in zip(("step_ms", "alone_ms"), overhead(engine, rows, seed + 40), strict=True):
+                for place, taken in zip(
+                    ("step_ms", "unread_ms", "alone_ms"), overhead(engine, rows, seed + 40), strict=True
+                ):
                     found.setdefault(f"{place}_{rows}", []).append(taken * 1e3)
             for count in (1, 4, 8, 16):
                 found.setdefault(f"tokens_per_second_{count}", []).append(several(engine, count, seed + count))

@@ -17,7 +17,7 @@ from matplotlib.ticker import NullLocator
 
 LOADS = {"random": "prompts of 1,024 random tokens", "shared": "prompts that share 1,000 tokens"}
 WIDTHS = {"bf16": "16 bits", "s8": "8 bits"}
-PEERS = {"ours": "ours", "openvino": "openvino", "llama.cpp server": "llama.cpp"}
+PEERS = {"ours": "ours", "openvino": "openvino", "llama.cpp server": "llama.cpp", "vllm": "vllm"}
 
 
 def rates(runs, load, width, engine):
@@ -36,7 +36,8 @@ def draw(runs, path):
     for axes, (load, width) in zip(places.flat, product(LOADS, WIDTHS), strict=True):
         for engine, style in PEERS.items():
             label, color = ENGINES[style]
-            found = rates(runs, load, width, engine)
+            if not (found := rates(runs, load, width, engine)):
+                continue
             axes.plot(*zip(*found.items(), strict=True), "o-", color=color, linewidth=2 + (engine == "ours"))
             clients, rate = [*found.items()][-1]
             axes.annotate(
