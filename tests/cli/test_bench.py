@@ -70,7 +70,7 @@ def test_figures_of_requests_agree(command, tmp_path, monkeypatch):
 
     def counted(self, prompt, params):
         handle = submit(self, prompt, params)
-        running.append((len(prompt), sum(not other._ended for other in self._handles.values())))
+        running.append((len(prompt), sum(other.finish_reason is None for other in self._handles.values())))
         return handle
 
     monkeypatch.setattr(Engine, "submit", counted)
