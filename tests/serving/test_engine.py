@@ -18,6 +18,8 @@ from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig,
 from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.errors import ConfigError, EngineError, InputError, QueueFullError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.serving.handles import Handle
+from transformers_neuronx.serving.request import Request
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 LONGEST = 256
@@ -323,6 +325,29 @@ def test_tokens_come_one_by_one_to_threads_and_event_loops(engine):
         assert asyncio.run(all_of_them()) == [wanted] * 3
         assert [each.result() for each in by_thread] == [wanted] * 2
     assert list(handle) == wanted, "also after its end"
+
+
+def test_a_reader_may_give_up_while_it_is_told():
+    """As when an abandoned iterator is collected as garbage in the engine's thread."""
+    request = Request(0, [5], SamplingParams(max_tokens=2))
+    handle = Handle(request, lambda _: None)
+    request.append(7)
+    handle.tell(ended=False)
+    reader = iter(handle)
+    assert next(reader) == 7
+    own = handle._threads.copy()
+
+    class GivesUp:
+        def put(self, _):
+            reader.close()
+
+    handle._threads.add(GivesUp())
+    request.append(8)
+    telling = threading.Thread(target=handle.tell, args=[True], daemon=True)
+    telling.start()
+    telling.join(10)
+    assert not telling.is_alive() and not own & handle._threads
+    assert handle.result() == list(handle) == [7, 8]
 
 
 def test_steps_generate_several_tokens_unless_someone_waits_for_each(engine, monkeypatch):

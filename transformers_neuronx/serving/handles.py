@@ -37,8 +37,8 @@ class Handle:
     def __init__(self, request: Request, cancel: Callable[[Request], None]) -> None:
         self.request, self._cancel = request, cancel
         self.choices: tuple[Handle, ...] = (self,)
-        self._turn = threading.Lock()  # who has it may change what follows
-        self._threads: set[SimpleQueue[None]] = set()  # of each that waits for tokens; much faster than a Condition
+        # Who reads tokens. There is no lock: an iterator may end wherever garbage is collected, also inside of `tell`.
+        self._threads: set[SimpleQueue[None]] = set()  # much faster than a Condition
         self._tasks: set[Task] = set()
         self._tokens: list[int] = []
         self._text = ""
@@ -114,13 +114,11 @@ class Handle:
     def _reading(self, readers: set[Any], reader: Any) -> Iterator[None]:
         """Let someone be one of the readers, who are told about each token."""
         self.request.streamed = True
-        with self._turn:
-            readers.add(reader)
+        readers.add(reader)
         try:
             yield
         finally:
-            with self._turn:
-                readers.discard(reader)
+            readers.discard(reader)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -129,22 +127,21 @@ class Handle:
     def tell(self, ended: bool, error: BaseException | None = None) -> Sequence[Task]:
         """Take over the tokens that there are, and wake threads that wait. Return tasks that do: see `wake`.
 
-        The engine alone calls this.
+        The engine alone calls this, one thread at a time.
         """
-        with self._turn:
-            if self._ended.is_set():
-                return ()
-            self._tokens += self.request.tokens[self.request.prompt_length + len(self._tokens) :]
-            if text := self.request.text:
-                if ended and self.request.reason != "stop":
-                    text.finish()
-                self._text = text.shown
-            if ended:
-                self._error = error
-                self._ended.set()
-            for changes in self._threads:
-                changes.put(None)
-            return [*self._tasks]
+        if self._ended.is_set():
+            return ()
+        self._tokens += self.request.tokens[self.request.prompt_length + len(self._tokens) :]
+        if text := self.request.text:
+            if ended and self.request.reason != "stop":
+                text.finish()
+            self._text = text.shown
+        if ended:
+            self._error = error
+            self._ended.set()
+        for changes in list(self._threads):
+            changes.put(None)
+        return list(self._tasks)
 
 
 def wake(tasks: Iterable[Task]) -> None:
