@@ -141,7 +141,7 @@ class Engine:
                     self.scheduler.add(request)
                 except InputError:
                     for earlier in requests[:number]:
-                        self._ended(earlier)
+                        self._end(earlier)
                     raise
                 self._handles[request.id] = Handle(request, self._cancel)
             choices = tuple(self._handles[request.id] for request in requests)
@@ -191,24 +191,24 @@ class Engine:
         with self._turn:
             for request in sampled:
                 if request.reason is not None:
-                    tasks += self._ended(request)
+                    tasks += self._end(request)
                 elif handle := self._handles.get(request.id):
                     tasks += handle.tell(ended=False)
         wake(tasks)
 
     def _cancel(self, request: Request) -> None:
         with self._turn:
-            wake(self._ended(request))
+            wake(self._end(request))
 
-    def _ended(self, request: Request, reason: str = "abort", error: BaseException | None = None) -> Sequence[Task]:
+    def _end(self, request: Request, reason: str = "abort", error: BaseException | None = None) -> Sequence[Task]:
         """End a request, if it has not ended. Return who must be woken."""
         self.scheduler.abort(request, reason)
         handle = self._handles.pop(request.id, None)
         return handle.tell(True, error or request.error) if handle else ()
 
     def _end_all(self, reason: str, error: BaseException | None = None) -> None:
-        for handle in list(self._handles.values()):
-            wake(self._ended(handle.request, reason, error))
+        requests = [handle.request for handle in self._handles.values()]
+        wake([task for request in requests for task in self._end(request, reason, error)])
 
 
 def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCache:

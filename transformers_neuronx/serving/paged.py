@@ -188,12 +188,11 @@ class PagedSteps:
         requests = [work.request for work in step for _ in range(work.samples)]
         scored = scored_of(step)
         key = smallest(self.keys, sum(work.count for work in step), len(requests) + len(scored))
-        first = [0, *accumulate(work.count for work in step)]
-        last = first[1:]
-        samples = [range(end - work.samples, end) for work, end in zip(step, last, strict=True)]
-        scores = [range(start, start + work.scored) for work, start in zip(step, first, strict=False)]
+        bounds = [0, *accumulate(work.count for work in step)]
+        samples = [range(end - work.samples, end) for work, end in zip(step, bounds[1:], strict=True)]
+        scores = [range(first, first + work.scored) for work, first in zip(step, bounds, strict=False)]
         segments, count = self.segments(key), len(step)
-        segments["first"][:count], segments["count"][:count] = first[:-1], [work.count for work in step]
+        segments["first"][:count], segments["count"][:count] = bounds[:-1], [work.count for work in step]
         segments["start"][:count] = [work.start for work in step]
         segments["of_prompt"][:count] = [work.of_prompt for work in step]
         self.place(segments, [work.request for work in step], [work.guesses > 0 for work in step])
