@@ -61,9 +61,13 @@ def one(engine, model, seed):
     return plain, (came[-1] - came[0]) / TOKENS
 
 
+def submitted(engine, count, seed, length, tokens=1 + TOKENS):
+    return [engine.submit(prompt(length, seed + n, engine.vocab), request(tokens)) for n in range(count)]
+
+
 def unread(engine, count, seed):
     """Let `count` requests be answered as if someone waited for each token, but nobody does."""
-    handles = [engine.submit(prompt(8, seed + n, engine.vocab), request(1 + TOKENS)) for n in range(count)]
+    handles = submitted(engine, count, seed, 8)
     for handle in handles:
         handle.request.streamed = True
     for handle in handles:
@@ -72,7 +76,7 @@ def unread(engine, count, seed):
 
 def several(engine, count, seed, length=PROMPT):
     """Tokens a second of `count` requests at once, after their prompts. Each has a thread that reads it."""
-    handles = [engine.submit(prompt(length, seed + n, engine.vocab), request(1 + TOKENS)) for n in range(count)]
+    handles = submitted(engine, count, seed, length)
     came = [None] * count
 
     def read(place):
@@ -118,7 +122,7 @@ def overhead(engine, rows, seed):
 
 def joined(engine, length, seed):
     """Ratio of the 99th percentile to the median of the time between tokens of 8 requests, while a prompt joins."""
-    running = [engine.submit(prompt(8, seed + n, engine.vocab), request(90)) for n in range(8)]
+    running = submitted(engine, 8, seed, 8, tokens=90)
     came = [[] for _ in running]
 
     def read(place):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 from peers.common import run, serve
@@ -87,11 +88,8 @@ class Server:
 
 
 def measure(task):
-    server = Server(task)
-    try:
+    with closing(Server(task)) as server:
         return serve(task, server)
-    finally:
-        server.close()
 
 
 run(prepare, None, serve=measure)

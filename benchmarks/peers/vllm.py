@@ -1,7 +1,7 @@
 """vLLM's build for CPUs: paged attention, chunked prompts, and a prefix cache. Its engine runs in processes of its own.
 
-Weights in 8 bits are written as compressed-tensors, symmetric, with a scale for each output; activations are quantized
-for each token, which is the only kernel that vLLM has for them on CPUs.
+Llama's weights in 8 bits are written as compressed-tensors, symmetric, with a scale for each output. Activations are
+quantized, too, for each token.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import os
 import queue
 import shutil
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -65,15 +66,12 @@ class Server:
         )  # fmt: skip
         self.loop, self.numbers = asyncio.new_event_loop(), itertools.count()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.engine = self.call(self.start(wanted))
+        self.engine = asyncio.run_coroutine_threadsafe(self.start(wanted), self.loop).result()
 
     async def start(self, wanted):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         return AsyncLLM.from_engine_args(wanted)
-
-    def call(self, task):
-        return asyncio.run_coroutine_threadsafe(task, self.loop).result()
 
     def answer(self, ids, count):
         tokens = queue.SimpleQueue()
@@ -99,14 +97,9 @@ class Server:
 
 
 def measure(task):
-    each = 2 * 16 * 8 * 64 * 2  # bytes of a position of Llama-3.2-1B
-    space = each * (1 + task.clients) * (task.prompt + task.count)
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-space // 2**30)))  # GiB
-    server = Server(task)
-    try:
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB, of which 17 requests of 1,152 positions of Llama-3.2-1B take 0.6
+    with closing(Server(task)) as server:
         return serve(task, server)
-    finally:
-        server.close()
 
 
 if __name__ == "__main__":  # its processes import this file
