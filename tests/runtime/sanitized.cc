@@ -231,17 +231,18 @@ void AttendTo(const std::vector<const Kernels*>& levels, Type type, int64_t toke
   const int64_t rows = 2, kv_heads = 1 + Below(2), heads = kv_heads * (1 + Below(3)), positions = 1 + Below(90);
   const int64_t of_head = Below(2) ? positions * tokens : positions, of_token = of_head > positions;
   const int64_t bias_rows = 1 + Below(2), bias_heads = Below(2) ? heads : 1;
-  const bool biased = Below(3);
+  const bool biased = Below(3), chosen = Below(2);
   auto q = Numbers(type, rows * tokens * heads * size), keys = Numbers(type, rows * positions * kv_heads * size);
   auto values = Numbers(type, rows * positions * kv_heads * size);
   auto bias = Numbers(Type::kF32, bias_rows * bias_heads * of_head);
   const int32_t length[] = {static_cast<int32_t>(positions), static_cast<int32_t>(Below(positions + 9) - 4)};
+  const int32_t slots[] = {static_cast<int32_t>(Below(4) - 1), 0};
   std::vector<float> wanted;
   for (const Kernels* level : levels) {
     std::vector<char> context(q.size());
-    level->attend_to({rows, tokens, heads, kv_heads, size, positions, bias_rows > 1 ? bias_heads * of_head : 0,
+    level->attend_to({rows, tokens, heads, kv_heads, size, rows, positions, bias_rows > 1 ? bias_heads * of_head : 0,
                       bias_heads > 1 ? of_head : 0, of_head / positions, of_token, 0.3f, type, q.data(), keys.data(),
-                      values.data(), length, biased ? As<float>(bias) : nullptr, context.data()},
+                      values.data(), length, chosen ? slots : nullptr, biased ? As<float>(bias) : nullptr, context.data()},
                      PoolOfThreads());
     if (type != Type::kF32) continue;
     const float* first = As<float>(context);

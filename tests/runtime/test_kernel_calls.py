@@ -133,6 +133,12 @@ DAMAGED = [  # a call, operands that are changed or left out, and the error
     ("paged_attention", {f"cache.{i}": zeros(4, 24, 8) for i in (0, 1)}, "cache.0 must be of pages of 16 positions"),
     ("paged_attention", {"slots": ROW}, "paged_attention: there must be no operand slots here"),
     ("attend_to", {"keys": zeros(2, 4, 2, 8)}, "attend_to: values must be f32[2,4,2,8], got f32[2,5,2,8]"),
+    ("attend_to", {name: zeros(3, 5, 2, 8) for name in ("keys", "values")}, "lengths must be s32[3], got s32[2]"),
+    (
+        "attend_to",
+        {name: zeros(3, 5, 2, 8) for name in ("keys", "values")} | dict(lengths=zeros(3, dtype="s32")),
+        "attend_to: keys must be of as many rows as q, or of those that slots name",
+    ),
     ("attend_to", {"bias": zeros(3, 4, 5, 1)}, "attend_to: bias must be of all rows, heads and tokens"),
     ("sample", {"policy": zeros(2, 6, dtype="s32")}, "sample: policy must be s32[2,7], got s32[2,6]"),
     ("put_rows", {"rows": zeros(4, 2, 8)}, "put_rows: rows must be of no more rows than x, got f32[4,16]"),

@@ -41,7 +41,9 @@ def typed(arrays, dtype):
     return [x.astype(element_type(dtype).numpy) if x.dtype == np.float64 else x for x in arrays]
 
 
-def reference(q, keys, values, lengths, bias=None, *, scale):
+def reference(q, keys, values, lengths, bias=None, slots=None, *, scale):
+    if slots is not None:
+        keys, values, lengths = (x[np.clip(slots, 0, len(x) - 1)] for x in (keys, values, lengths))
     q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
     keys, values = (x.repeat(q.shape[2] // keys.shape[2], 2) for x in (keys, values))
     scores = np.einsum("bnhd,bmhd->bhnm", q, keys) * scale
@@ -55,7 +57,10 @@ def reference(q, keys, values, lengths, bias=None, *, scale):
 
 
 def compiled(write, arrays, **attributes):
-    program = get_runtime("cpu", 1).compile(write(lambda *tensors: [_attend_to(*tensors, **attributes)], *arrays))
+    def attended(q, keys, values, lengths, bias=None, slots=None):
+        return [_attend_to(q, keys, values, lengths, slots, bias, **attributes)]
+
+    program = get_runtime("cpu", 1).compile(write(attended, *arrays))
     assert program.text().count(kernels.target("attend_to")) == 1
     return program
 
@@ -118,6 +123,17 @@ def test_masks(write, random, tokens, heads, shared):
     bias[-1, 0] = -np.inf
     check(write, "f32", *given, bias)
     check(write, "bf16", *given, bias)
+
+
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("tokens", [1, 5, 20])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("heads", HEADS)
+def test_rows_choose_their_memory(write, random, tokens, dtype, heads, shared):
+    q, *memory = operands(random, tokens, *heads, 20, 75)
+    slots = np.array([2, 4, 2, 0, -1, 3, 9], np.int32)  # some twice, some never, and some that do not exist
+    q = random.normal(size=(len(slots), *q.shape[1:]))
+    check(write, dtype, q, *memory, biases(random, [q, *memory], shared), slots)
 
 
 @pytest.mark.parametrize("tokens", [1, 20])

@@ -109,8 +109,8 @@ def encode_module(programs: Programs, key: EncodeKey) -> HloModuleProto:
         after = [_written(before[0], lengths, places, lengths)]
         for number, weights in enumerate(to_memory):
             with scribe.scope(f"layer.{number}"):
-                keys, values, _ = graph.memory(config, weights, x, lengths)
-                for old, new in zip(before[1 + 2 * number :], (keys, values), strict=False):
+                made = graph.memory(config, weights, x, lengths)
+                for old, new in zip(before[1 + 2 * number :], (made.keys, made.values), strict=False):
                     after.append(_written(old, _only_real(new, lengths), places, lengths))
         return in_place(after, before)
 

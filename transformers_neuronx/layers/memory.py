@@ -11,11 +11,15 @@ from transformers_neuronx.pyhlo import Tensor
 
 
 class Memory(NamedTuple):
-    """The keys and values [b, m, kv_heads, d] that a layer attends to: the first `lengths` s32[b] of each row."""
+    """Keys and values [memories, m, kv_heads, d] that a layer attends to: the first `lengths` s32[memories] of each.
+
+    `slots` s32[b] has the memory of each row; by default row i has memory i.
+    """
 
     keys: Tensor
     values: Tensor
     lengths: Tensor
+    slots: Tensor | None = None
 
 
 def remembered(x: Tensor, w: Any, lengths: Tensor, head_dim: int) -> Memory:
@@ -49,8 +53,17 @@ def attend_to(q: Tensor, memory: Memory, *, scale: float | None = None, bias: Te
 
 
 def _attend_to_body(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, bias: Tensor | None = None, *, scale: float = 1.0
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    scale: float = 1.0,
 ) -> Tensor:
+    if slots is not None:
+        keys, values, lengths = (hlo.take(x, slots) for x in (keys, values, lengths))
     b, n, heads, d = q.sizes
     m, kv_heads = keys.sizes[1:3]
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b, kv_heads, -1, d)

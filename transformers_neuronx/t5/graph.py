@@ -28,7 +28,7 @@ def layer(config: T5Config, w: Any, x: Tensor, cache: Cache, step: Step) -> tupl
     h, cache = attention(rms_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.head_dim, scale=1.0)
     x = x + h
     h = rms_norm(x, w.cross_norm, config.eps)
-    x = x + attention_over(h, w.cross, Memory(*map(step.of_slots, w.memory)), config.head_dim, scale=1.0)
+    x = x + attention_over(h, w.cross, w.memory._replace(slots=step.slots), config.head_dim, scale=1.0)
     return x + feed_forward(config, w, x), cache
 
 

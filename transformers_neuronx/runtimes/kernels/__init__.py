@@ -169,6 +169,7 @@ KERNELS: Mapping[str, Kernel] = dict(
             keys=Operand("q", 4),
             values=Operand("q", 4),
             lengths=_PER_ROW,
+            slots=_PER_ROW._replace(optional=True),
             bias=Operand(["f32"], 4, optional=True),
         ),
         dict(scale="f32"),

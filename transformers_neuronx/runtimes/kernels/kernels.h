@@ -89,16 +89,18 @@ struct AttentionArguments {
 
 // Attention to a memory:
 //   q, context    [rows, tokens, heads, size]
-//   keys, values  [rows, positions, kv_heads, size]
-//   length        [rows]: row i sees its first length[i] positions
+//   keys, values  [memories, positions, kv_heads, size]
+//   length        [memories]: of memory i, the first length[i] positions are seen
+//   slots         [rows]: the memory of each row, the nearest one if there is none of this number, or null if row i has
+//                 memory i
 //   bias          added to scores, or null
 //   bias_row, bias_head, bias_position, bias_token   the bias's strides, in numbers, or 0 where one is shared
 struct MemoryArguments {
-  int64_t rows, tokens, heads, kv_heads, size, positions, bias_row, bias_head, bias_position, bias_token;
+  int64_t rows, tokens, heads, kv_heads, size, memories, positions, bias_row, bias_head, bias_position, bias_token;
   float scale;
   Type type;
   const void *q, *keys, *values;
-  const int32_t* length;
+  const int32_t *length, *slots;
   const float* bias;
   void* context;
 };

@@ -1,4 +1,6 @@
-// Attention to a memory, as in `layers/memory.py`. Every token sees the same positions: all of its row.
+// Attention to a memory, as in `layers/memory.py`. Every token of a row sees the same positions: all of its memory.
+#include <algorithm>
+
 #include "attention.h"
 
 namespace neuronx::NEURONX_LEVEL {
@@ -34,9 +36,10 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
     }
   };
 
-  Remembered(const MemoryArguments& a, int64_t row, int64_t head)
-      : Base(a, row, head, row * a.tokens, a.tokens), length(Least(a.length[row], a.positions)) {
-    const int64_t at = (row * a.positions * a.kv_heads + head) * a.size;
+  Remembered(const MemoryArguments& a, int64_t row, int64_t head) : Base(a, row, head, row * a.tokens, a.tokens) {
+    const int64_t memory = a.slots ? std::clamp<int64_t>(a.slots[row], 0, a.memories - 1) : row;
+    const int64_t at = (memory * a.positions * a.kv_heads + head) * a.size;
+    length = Least(a.length[memory], a.positions);
     keys = static_cast<const Number*>(a.keys) + at;
     values = static_cast<const Number*>(a.values) + at;
     bias = a.bias ? a.bias + row * a.bias_row + head * group * a.bias_head : nullptr;

@@ -222,20 +222,22 @@ void Attention(Call& call, const Pool& pool) { AttentionOver(call, pool, false);
 void PagedAttention(Call& call, const Pool& pool) { AttentionOver(call, pool, true); }
 
 void AttendTo(Call& call, const Pool& pool) {
-  int64_t rows = kAny, tokens = kAny, heads = kAny, kv_heads = kAny, size = kAny, positions = kAny;
+  int64_t rows = kAny, tokens = kAny, heads = kAny, kv_heads = kAny, size = kAny, memories = kAny, positions = kAny;
   int64_t bias_rows = kAny, bias_heads = kAny, bias_tokens = kAny;
   const Array q = call.Operand("q", kFloats, {&rows, &tokens, &heads, &size});
-  const Array keys = call.Operand("keys", {q.type}, {&rows, &positions, &kv_heads, &size});
-  const Array values = call.Operand("values", {q.type}, {&rows, &positions, &kv_heads, &size});
-  const Array lengths = call.Operand("lengths", {ffi::S32}, {&rows});
+  const Array keys = call.Operand("keys", {q.type}, {&memories, &positions, &kv_heads, &size});
+  const Array values = call.Operand("values", {q.type}, {&memories, &positions, &kv_heads, &size});
+  const Array lengths = call.Operand("lengths", {ffi::S32}, {&memories});
+  const Array slots = call.Optional("slots", {ffi::S32}, {&rows});
   const Array bias = call.Optional("bias", {ffi::F32}, {&bias_rows, &bias_heads, &positions, &bias_tokens});
   const Array context = call.Result("the context", {q.type}, {&rows, &tokens, &heads, &size});
   call.Done();
   call.Must(size <= kLongestHead, q, "of no more features than the kernel takes");
   call.Must(kv_heads > 0 && heads % kv_heads == 0, keys, "of as many queries for each head");
-  MemoryArguments arguments = {rows, tokens, heads, kv_heads, size, positions, 0, 0, 0, 0, call.Attribute<float>("scale"),
-                               TypeOf(q.type), q.data, keys.data, values.data, lengths.As<int32_t>(), bias.As<float>(),
-                               context.data};
+  call.Must(slots ? memories > 0 : memories == rows, keys, "of as many rows as q, or of those that slots name");
+  MemoryArguments arguments = {rows, tokens, heads, kv_heads, size, memories, positions, 0, 0, 0, 0,
+                               call.Attribute<float>("scale"), TypeOf(q.type), q.data, keys.data, values.data,
+                               lengths.As<int32_t>(), slots.As<int32_t>(), bias.As<float>(), context.data};
   if (bias) {
     const int64_t of_head = positions * bias_tokens;
     const auto shared = [](int64_t own, int64_t all) { return own == 1 || own == all; };
