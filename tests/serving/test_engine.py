@@ -267,6 +267,9 @@ def test_text_and_the_strings_that_end_it(model, tokenizer):
         for _ in streamed:
             seen.append(streamed.text)
         assert all(ended.text.startswith(text) for text in seen), "nothing is shown that is taken back"
+        begun, end = tokenizer.decode(plain.result()[:5]), plain.result()[5]
+        half = got(stop=[f"{begun[-3:]} and more"], stop_token_ids=[end])
+        assert len(half.result()) == 6 and half.text == begun, "an end token releases what was held back"
 
 
 def test_several_sequences_of_one_prompt(engine, model):

@@ -133,7 +133,7 @@ class Handle:
             return ()
         self._tokens += self.request.tokens[self.request.prompt_length + len(self._tokens) :]
         if text := self.request.text:
-            if ended and self.request.reason != "stop":
+            if ended:
                 text.finish()
             self._text = text.shown
         if ended:
