@@ -55,6 +55,7 @@ MODELS = {
 @pytest.fixture(scope="module", autouse=True)
 def without_kernels():
     """Turn kernels off: they sum in another order than XLA's own code."""
+    get_runtime("cpu", 1)  # registers the kernels for XLA, once in a process: other tests need them
     caches = kernels.level, xla_runtime
     before, os.environ["NEURONX_KERNELS"] = os.environ.get("NEURONX_KERNELS"), "off"
     for cache in caches:

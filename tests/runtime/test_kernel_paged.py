@@ -59,9 +59,9 @@ def compiled(write, arrays, count, also=(), **named):
 
 
 def by_its_body(module, arrays, monkeypatch):
+    runtime = get_runtime("cpu", 1)  # registers the kernels for XLA, once in a process: other tests need them
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "level", lambda: "off")
-        runtime = get_runtime("cpu", 1)
         program = runtime.compile(module)
     assert kernels.target("paged_attention") not in program.text()
     return [
