@@ -4,7 +4,9 @@
 
 Each client sends a request as soon as the one before is answered. Prompts are random; in the load `shared` they begin
 alike, except for their last tokens. Decoding is greedy and ignores the end of a sequence. Weights, environments and
-converted files are those of benchmarks/cpu.py. Each measurement is a process; engines take turns.
+converted files are those of benchmarks/cpu.py. Each measurement is a process; engines take turns, so that those which
+are compared run within minutes of each other. A run that was stopped goes on with the measurements that are missing in
+its `--out`.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from pathlib import Path
 from cpu import CACHE, PeerError, Work, listed
 from peers import PEERS
 from peers.checkpoint import SHAPES
+from peers.results import machine
 from tqdm import tqdm
 
+ABOUT = machine()
+HALF = "bf16" if "avx512_bf16" in ABOUT["instructions"] else "f16"  # what llama.cpp multiplies fastest here
 FORMATS = {
     "ours": dict(bf16="bf16", s8="s8"),
     "openvino": dict(bf16="bf16", s8="int8"),
-    "llama.cpp server": dict(bf16="bf16", s8="q8_0"),
+    "llama.cpp server": dict(bf16=HALF, s8="q8_0"),
     "vllm": dict(bf16="bf16", s8="int8"),
 }
 ENGINES = tuple(FORMATS)
@@ -33,13 +38,16 @@ COLUMNS = ("tokens/s", "first p50", "first p99", "between p50", "between p99")
 
 
 def tasks(arguments):
-    """Return what is measured, in turns: each engine once in a round."""
+    """Yield what is measured, in turns: each engine once in a round."""
     sizes = dict(prompt=arguments.prompt, count=arguments.new)
     numbers = list(zip(arguments.clients, arguments.each, strict=True))
-    for _, load, width, (clients, each) in product(range(arguments.rounds), LOADS, arguments.widths, numbers):
+    for number, load, width, (clients, each) in product(range(arguments.rounds), LOADS, arguments.widths, numbers):
         shared = arguments.prompt - OWN if load == "shared" else 0
         for engine in arguments.engines:
-            about = dict(engine=engine, width=width, load=load, clients=clients)
+            about = dict(
+                round=number, load=load, width=width, clients=clients, each=each, prompt=arguments.prompt,
+                new=arguments.new, engine=engine, format=FORMATS[engine][width],
+            )  # fmt: skip
             yield about, dict(do="serve", shared=shared, clients=clients, each=each) | sizes
 
 
@@ -72,23 +80,29 @@ def main():
     parser.add_argument("--each", type=numbers, default=[4, 2, 2, 2], help="requests of a client for each of these")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", default=CACHE, help="where environments and converted files are kept")
-    parser.add_argument("--out", help="JSON file for all measurements")
+    parser.add_argument("--out", help="JSON file for all measurements; those that it has are not repeated")
     parser.add_argument("--timeout", type=int, default=3600, help="seconds that one process may take")
     arguments = parser.parse_args()
-    work, runs = Work(arguments.work, None, [], arguments.timeout), []
+    out = Path(arguments.out) if arguments.out else None
+    runs = json.loads(out.read_text()) if out and out.exists() else []
+    missing = [
+        (about, task) for about, task in tasks(arguments) if not any(about.items() <= run.items() for run in runs)
+    ]
+    work = Work(arguments.work, None, [], arguments.timeout)
     work.checkpoint(arguments.shape)
-    for about, task in (bar := tqdm(list(tasks(arguments)), leave=False)):
+    where = dict(processor=ABOUT["processor"], instructions=ABOUT["instructions"])
+    for about, task in (bar := tqdm(missing, leave=False)):
         bar.set_postfix_str(" ".join(map(str, about.values())))
-        engine, kind = about["engine"], FORMATS[about["engine"]][about["width"]]
+        engine, kind = about["engine"], about["format"]
         try:
             if PEERS[engine].requirements:
                 work.prepare(arguments.shape, engine, kind)
-            runs.append(about | work.call(engine, work.task(arguments.shape, engine, kind) | task))
+            runs.append(about | work.call(engine, work.task(arguments.shape, engine, kind) | task) | where)
         except PeerError as failure:
-            runs.append(about | dict(error=str(failure)))
+            runs.append(about | where | dict(error=str(failure)))
             tqdm.write(f"{about}: {failure}")
-        if arguments.out:
-            Path(arguments.out).write_text(json.dumps(runs, indent=1) + "\n")
+        if out:
+            out.write_text(json.dumps(runs, indent=1) + "\n")
     print(table(runs))
 
 

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 ENOUGH = 5  # seconds after which a measurement is not repeated within a process
@@ -87,15 +88,19 @@ def serve(task, server):
     """Let `task.clients` send `task.each` requests, one after the other each. Return what they saw, in milliseconds.
 
     `server.answer(ids, count)` yields once for each token, in the thread of its caller. Prompts begin with the same
-    `task.shared` tokens, and are new for each request, so that nothing else of them is cached.
+    `task.shared` tokens, and are new for each request, so that nothing else of them is cached. Before that, each
+    client sends a request that warms up: a server may keep the common beginning once for each client.
     """
     draw = random.Random(task.clients)
-    warm, *own = [
+    warm = task.clients if task.shared else 1
+    ends = [
         [draw.randrange(task.vocab) for _ in range(task.prompt - task.shared)]
-        for _ in range(1 + task.clients * task.each)
+        for _ in range(warm + task.clients * task.each)
     ]
     common = [draw.randrange(task.vocab) for _ in range(task.shared)]
-    list(server.answer(common + warm, 4))
+    with ThreadPoolExecutor(warm) as pool:
+        list(pool.map(lambda ids: list(server.answer(common + ids, 4)), ends[:warm]))
+    own = ends[warm:]
     times = []
 
     def client(number):
