@@ -1,4 +1,5 @@
 # make demo      generate text with the bundled checkpoint
+# make serve     serve the bundled checkpoint over HTTP
 # make docs      the documentation site, in build/docs
 # make test      run lint, types and the tests, in about 15 minutes on two cores
 # make test-all  run all tests, after downloading a chat model of 93 MB
@@ -9,10 +10,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 SOURCES := setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h)
 
-.PHONY: demo test test-all lint docs proto clean
+.PHONY: demo serve test test-all lint docs proto clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
+
+serve: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[serve]"
+	$(BIN)/transformers-neuronx serve examples/tiny-kjv --served-model-name tiny-kjv
 
 test: $(VENV)/.installed-for-tests lint
 	$(BIN)/python -m pytest tests -m "not slow"

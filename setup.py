@@ -23,6 +23,7 @@ version: dict[str, str] = {}
 exec((HERE / "transformers_neuronx" / "version.py").read_text(), version)
 
 JAXLIB = "jaxlib>=0.10.2,<0.13"
+SERVE = ["httptools>=0.6", "msgspec>=0.19", "starlette>=0.45", "uvicorn>=0.34"]
 DOCS = ["furo>=2025", "myst-parser>=5", "sphinx>=9", "sphinx-copybutton>=0.5"]
 
 KERNELS = "transformers_neuronx/runtimes/kernels"
@@ -149,6 +150,7 @@ setup(
     },
     extras_require={
         "plot": ["matplotlib>=3.8"],
+        "serve": SERVE,
         "docs": DOCS,
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],
         # From AWS's own index. The packages of these names on PyPI are empty, and have version 1.0.
@@ -161,7 +163,9 @@ setup(
             "jax>=0.10.2,<0.13",
             "matplotlib>=3.8",
             "mypy",
+            "openai>=2",
             *DOCS,
+            *SERVE,
             "pillow",
             "pytest",
             "pytest-xdist",

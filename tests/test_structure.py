@@ -15,7 +15,7 @@ FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 ORDER = [
     "errors", "version", "env", "support", "config", "pyhlo", "hlo", "neuron", "compiler", "weights", "layers",
     "runtimes", "engine", "serving", "models", "speculation", "FAMILY", "huggingface", "analysis", "original", "trace",
-    "cli", "__main__", "__init__",
+    "server", "cli", "__main__", "__init__",
 ]  # fmt: skip
 # In these packages, each file imports only those before it. The package itself, `__init__`, comes last.
 INSIDE = {
@@ -40,6 +40,7 @@ INSIDE = {
     "models": ["block_calls", "generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "adapter"],
+    "server": ["errors", "fields", "settings", "parameters", "prompts", "answers", "gate", "app", "running"],
     "analysis": ["inspection", "planning", "comparison"],
 }  # fmt: skip
 MOST_ENTRIES = 25  # at the top of the package, besides families

@@ -22,6 +22,7 @@ from transformers_neuronx.cli.inspect import inspect
 from transformers_neuronx.cli.lint import lint
 from transformers_neuronx.cli.plan import plan
 from transformers_neuronx.cli.run import run
+from transformers_neuronx.cli.serve import serve
 from transformers_neuronx.errors import ConfigError, InputError, TransformersNeuronxError
 from transformers_neuronx.version import __version__
 
@@ -50,6 +51,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command("compile")(compile_artifact)
 app.command()(run)
+app.command()(serve)
 app.command()(inspect)
 app.command()(bench)
 app.command()(plan)

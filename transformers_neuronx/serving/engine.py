@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 from transformers_neuronx.engine.decoder import Decoder
@@ -79,7 +80,8 @@ class Engine:
         limits = Limits(step_tokens, step_tokens, rows, longest, waiting, waiting_tokens, guesses)
         models = [model, *drafts_of(draft, model, limits)]
         cache = _paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, longest)])
-        self._model, self._tokenizer, self._adjustments = model, tokenizer, adjustments
+        self._model, self.tokenizer, self._adjustments = model, tokenizer, adjustments
+        self.longest = longest  # positions of a sequence
         steps = _steps(decoder, cache, limits, adjustments)
         self._within = take_all([] if paged else [each.turns for each in models], "an engine")
         self._ends = frozenset(model.eos_token_ids)
@@ -87,7 +89,7 @@ class Engine:
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._untold: list[Request] = []  # they have tokens that their handles do not know yet
-        self._closed = False
+        self._closed, self._moved = False, monotonic()  # when a step ended, or the first request came
         guesser = _guesser(draft, models[1:] if paged else [], cache, limits)
         _compile(model.tag, steps, guesser)
         self.scheduler = Scheduler(cache, _measured(limits, steps, joined_tokens))
@@ -108,7 +110,7 @@ class Engine:
             raise InputError(f"token ids must be from 0 to {config.vocab_size - 1}, got {wrong[0]}")
         if params.sees_logits and not self._adjustments:
             raise InputError("this engine was made with adjustments=False: its requests cannot change or see logits")
-        if params.stop and self._tokenizer is None:
+        if params.stop and self.tokenizer is None:
             raise InputError("stop strings need an engine with a tokenizer: Engine(model, tokenizer=…)")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
         salt = f"{rotation_group(config, len(tokens))} {params.cache_salt}".encode()
@@ -116,7 +118,7 @@ class Engine:
 
         def request(stream: int) -> Request:
             stop = params.stop, params.include_stop_str_in_output
-            text = TextStream(self._tokenizer, tokens, *stop) if self._tokenizer else None
+            text = TextStream(self.tokenizer, tokens, *stop) if self.tokenizer else None
             return Request(next(self._ids), list(tokens), params, ends, salt, source, text, stream)
 
         return self._take([request(stream) for stream in range(params.n)])
@@ -136,6 +138,8 @@ class Engine:
         with self._turn:
             if self._closed:
                 raise EngineError("the engine is closed")
+            if self._loop.idle:
+                self._moved = monotonic()
             for number, request in enumerate(requests):
                 try:
                     self.scheduler.add(request)
@@ -149,6 +153,12 @@ class Engine:
                 handle.choices = choices
             self._turn.notify_all()
         return choices[0]
+
+    def healthy(self, patience: float) -> bool:
+        """Whether it is open, and has nothing to do or has finished a step in the last `patience` seconds."""
+        if self._closed or not self._thread.is_alive():
+            return False
+        return self._loop.idle or monotonic() - self._moved < patience
 
     def close(self) -> None:
         """End all requests, and the thread. A closed engine takes no requests."""
@@ -177,6 +187,7 @@ class Engine:
                     self._loop.start()
                     self._tell(self._untold)  # while the devices compute, and this thread has nothing else to do
                     self._untold = self._loop.finish()
+                    self._moved = monotonic()
                 except BaseException as error:
                     self._untold = []
                     with self._turn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -58,17 +58,11 @@ class Handle:
         self._check()
 
     async def __aiter__(self) -> AsyncIterator[int]:
-        changed = asyncio.Event()
-        with self._reading(self._tasks, (asyncio.get_running_loop(), changed)):
-            given, ended = 0, False
-            while not ended:
-                changed.clear()
-                ended, new = self._ended.is_set(), self._tokens[given:]
-                for token in new:
-                    yield token
-                given += len(new)
-                if not (new or ended):
-                    await changed.wait()
+        given = 0
+        async for _ in changes([self]):
+            for token in self._tokens[given:]:
+                given += 1
+                yield token
         self._check()
 
     def result(self, timeout: float | None = None) -> list[int]:
@@ -82,6 +76,11 @@ class Handle:
     def finish_reason(self) -> str | None:
         """Why the request ended: "stop" (an end token), "length", "abort" or "error"; None while it runs."""
         return self.request.reason if self._ended.is_set() else None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that were generated so far."""
+        return list(self._tokens)
 
     @property
     def text(self) -> str:
@@ -142,6 +141,29 @@ class Handle:
         for changes in list(self._threads):
             changes.put(None)
         return list(self._tasks)
+
+
+async def changes(handles: Sequence[Handle], patience: float | None = None) -> AsyncIterator[bool]:
+    """Yield at once, then whenever one of the requests has new tokens or has ended, until all have ended.
+
+    Yields True then, and False after each `patience` seconds in which nothing changed.
+    """
+    changed = asyncio.Event()
+    task = asyncio.get_running_loop(), changed
+    with ExitStack() as readers:
+        for handle in handles:
+            readers.enter_context(handle._reading(handle._tasks, task))
+        while True:
+            changed.clear()
+            ended = all(handle.finish_reason for handle in handles)
+            yield True
+            if ended:
+                return
+            while not changed.is_set():
+                try:
+                    await asyncio.wait_for(changed.wait(), patience)
+                except TimeoutError:
+                    yield False
 
 
 def wake(tasks: Iterable[Task]) -> None:

@@ -1,0 +1,218 @@
+"""The application: routes, and what each of them does with the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from transformers_neuronx.errors import EngineError, InputError
+from transformers_neuronx.server.answers import Answer, ChatAnswer, CompletionAnswer
+from transformers_neuronx.server.errors import ApiError, api_error, told
+from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Tokenize, fields_of
+from transformers_neuronx.server.gate import Gate
+from transformers_neuronx.server.parameters import params_of
+from transformers_neuronx.server.prompts import Prompts
+from transformers_neuronx.server.settings import Settings
+from transformers_neuronx.serving.engine import Engine
+from transformers_neuronx.serving.handles import Handle
+from transformers_neuronx.serving.request import SamplingParams
+
+
+def app(engine: Engine, settings: Settings) -> ASGIApp:
+    """Return an ASGI application that answers with an engine, which must have a tokenizer, and stays open.
+
+    Raises InputError for an engine without a tokenizer.
+    """
+    return Server(engine, settings).app
+
+
+class Server:
+    """The routes of a server. With `draining`, it takes no more requests, and says that it is not ready."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        if engine.tokenizer is None:
+            raise InputError("a server needs an engine with a tokenizer: Engine(model, tokenizer=…)")
+        self.engine, self.settings = engine, settings
+        self.prompts = Prompts(engine.tokenizer)
+        self.began, self.draining = int(time.time()), False
+        routes = [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chats, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info, methods=["GET"]),
+        ]
+        shared: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"], expose_headers=["X-Request-Id"])
+        pages = [Middleware(CORSMiddleware, allow_origins=settings.origins, **shared)] if settings.origins else []
+        errors = {HTTPException: _http_error, ApiError: told, EngineError: told, InputError: told, Exception: told}
+        gate = Middleware(Gate, settings=settings)
+        self.app = Starlette(routes=routes, middleware=[*pages, gate], exception_handlers=errors)
+
+    async def health(self, _: Request) -> Response:
+        if not self.engine.healthy(self.settings.patience):
+            raise ApiError(503, "the engine makes no progress")
+        return Response(status_code=200)
+
+    async def ready(self, _: Request) -> Response:
+        if self.draining:
+            raise ApiError(503, "the server is stopping")
+        return await self.health(_)
+
+    async def models(self, _: Request) -> Response:
+        return _json(dict(object="list", data=[self._about(name) for name in self.settings.names]))
+
+    async def model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"])
+        return _json(self._about(request.path_params["name"]))
+
+    async def completions(self, request: Request) -> Response:
+        asked = fields_of(Completion, await self._body(request))
+        handles = await asyncio.to_thread(self._submit, asked, lambda: self.prompts.of_completion(asked))
+        answer = CompletionAnswer(asked, self.settings.names[0], self.prompts, handles, asked.logprobs is not None)
+        return Reply(answer, bool(asked.stream))
+
+    async def chats(self, request: Request) -> Response:
+        asked = fields_of(Chat, await self._body(request))
+        _check_chat(asked)
+        handles = await asyncio.to_thread(self._submit, asked, lambda: [self.prompts.of_chat(asked)])
+        answer = ChatAnswer(asked, self.settings.names[0], self.prompts, handles, bool(asked.logprobs))
+        return Reply(answer, bool(asked.stream))
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = fields_of(Tokenize, await self._body(request))
+        self._check_model(asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise ApiError(400, "there must be a prompt, or messages", param="prompt")
+
+        def ids() -> list[int]:
+            if asked.prompt is None:
+                return self.prompts.of_chat(asked)
+            return self.prompts.encoded(asked.prompt, asked.add_special_tokens is not False)
+
+        tokens = await asyncio.to_thread(ids)
+        return _json(dict(tokens=tokens, count=len(tokens), max_model_len=self.engine.longest))
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = fields_of(Detokenize, await self._body(request))
+        self._check_model(asked.model)
+        return _json(dict(prompt=await asyncio.to_thread(self.prompts.decoded, asked.tokens)))
+
+    async def tokenizer_info(self, _: Request) -> Response:
+        return _json(self.prompts.facts())
+
+    def _about(self, name: str) -> dict[str, Any]:
+        about = dict(id=name, object="model", created=self.began, owned_by="transformers_neuronx")
+        return about | dict(root=self.settings.names[0], max_model_len=self.engine.longest)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.settings.names:
+            there = ", ".join(self.settings.names)
+            raise ApiError(404, f"there is no model {name!r} here, only {there}", param="model", code="model_not_found")
+
+    async def _body(self, request: Request) -> bytes:
+        """Read a request's body. Its length may be unknown before."""
+        body, most = bytearray(), self.settings.most_body
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                raise ApiError(413, f"the body must have at most {most} bytes")
+        return bytes(body)
+
+    def _submit(self, asked: Completion | Chat, prompts: Any) -> list[Handle]:
+        """Submit a request for each of its prompts, all or none."""
+        self._check_model(asked.model)
+        if self.draining:
+            raise ApiError(503, "the server is stopping")
+        if asked.skip_special_tokens is False:
+            raise ApiError(400, "skip_special_tokens: false is not supported", param="skip_special_tokens")
+        found = prompts()
+        if (count := len(found) * (asked.n or 1)) > self.settings.most_choices:
+            most = self.settings.most_choices
+            raise ApiError(400, f"prompts and n must ask for at most {most} sequences, got {count}", param="n")
+        return self._begun([(ids, self._params(asked, ids)) for ids in found])
+
+    def _params(self, asked: Completion | Chat, ids: Sequence[int]) -> SamplingParams:
+        return params_of(asked, self.engine.longest - len(ids), self.settings.defaults)
+
+    def _begun(self, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[Handle]:
+        handles: list[Handle] = []
+        try:
+            for ids, params in requests:
+                handles.append(self.engine.submit(ids, params))
+        except Exception:
+            for handle in handles:
+                for choice in handle.choices:
+                    choice.cancel()
+            raise
+        return handles
+
+
+class Reply(Response):
+    """A response that an engine still computes. If the client goes away, its requests end, whatever they are at."""
+
+    def __init__(self, answer: Answer, stream: bool) -> None:
+        self.answer, self.stream = answer, stream
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            if self.stream:
+                await self._send_stream(send)
+            else:
+                await (await self._whole())(scope, receive, send)
+        finally:
+            watch.cancel()
+            self.answer.cancel()  # those that still run: nobody reads them
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.answer.cancel()
+
+    async def _whole(self) -> Response:
+        try:
+            return Response(await self.answer.response(), media_type="application/json")
+        except EngineError as error:
+            return api_error(error).response()
+
+    async def _send_stream(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send(dict(type="http.response.start", status=200, headers=headers))
+        events: AsyncIterator[bytes] = self.answer.events()
+        async for event in events:
+            await send(dict(type="http.response.body", body=event, more_body=True))
+        await send(dict(type="http.response.body", body=b"", more_body=False))
+
+
+def _check_chat(asked: Chat) -> None:
+    kind = (asked.response_format or {}).get("type", "text")
+    if kind != "text":
+        raise ApiError(400, f"response_format {kind!r} is not supported", param="response_format")
+    if asked.tools and asked.tool_choice != "none":
+        raise ApiError(400, "tools are not supported", param="tools")
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return ApiError(error.status_code, error.detail).response()

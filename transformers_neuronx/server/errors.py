@@ -1,0 +1,67 @@
+"""What a client is told when a request fails: a status, and a body as OpenAI's clients read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from transformers_neuronx.errors import EngineError, InputError, QueueFullError
+
+RETRY_AFTER = 1  # seconds
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+
+
+class Detail(msgspec.Struct):
+    """What is wrong, and with which field."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Body(msgspec.Struct):
+    """The body of every response that is an error."""
+
+    error: Detail
+
+
+class ApiError(Exception):
+    """An error with its HTTP status."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.status, self.body = status, Body(Detail(message, kind, param, code))
+
+    def response(self) -> Response:
+        """Return the response. Where the client may try again, it says when."""
+        headers: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER)} if self.status in (429, 503) else {}
+        return Response(self.encoded, self.status, headers, "application/json")
+
+    @property
+    def encoded(self) -> bytes:
+        """The body as JSON."""
+        return msgspec.json.encode(self.body)
+
+
+def api_error(error: Exception) -> ApiError:
+    """Return what a client is told of an error of the engine."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFullError():
+            return ApiError(503, str(error), code="queue_full")
+        case InputError():
+            return ApiError(400, str(error))
+        case EngineError():
+            return ApiError(503, str(error))
+    return ApiError(500, "an unexpected error; the server's log has it")
+
+
+async def told(_: Request, error: Exception) -> Response:
+    """Be an exception handler of Starlette."""
+    return api_error(error).response()

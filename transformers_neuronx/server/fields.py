@@ -1,0 +1,137 @@
+"""The bodies of requests: their fields, as OpenAI's and vLLM's clients send them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from transformers_neuronx.server.errors import ApiError
+
+_LOG = logging.getLogger(__name__)
+_told: set[str] = set()  # unknown fields that were logged
+
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[int, Meta(ge=0)]
+Likeliest = Annotated[int, Meta(ge=0, le=20)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class StreamOptions(Struct):
+    """When a stream tells the numbers of tokens: at its end, or in each chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Sampled(Struct, kw_only=True):
+    """Fields of all requests that generate. Those that OpenAI does not have are vLLM's."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Count | None = None
+    stop: str | list[str] | None = None
+    seed: Seed | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    min_tokens: Positive | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Positive] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class Completion(Sampled, kw_only=True):
+    """The body of /v1/completions. A prompt is text or token ids; there may be several of them."""
+
+    prompt: str | list[str | int | list[Positive]]
+    echo: bool | None = None
+    logprobs: Likeliest | None = None
+
+
+class Chat(Sampled, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Likeliest | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Tokenize(Struct, kw_only=True):
+    """The body of /tokenize: text, or messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Detokenize(Struct, kw_only=True):
+    """The body of /detokenize."""
+
+    tokens: list[Positive]
+    model: str | None = None
+
+
+Fields = TypeVar("Fields", bound=Struct)
+
+# Fields that OpenAI or vLLM knows and this server does not: ignoring them would answer another question.
+REFUSED = (
+    "audio", "best_of", "function_call", "functions", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+    "length_penalty", "lora_request", "prediction", "prompt_embeds", "structured_outputs", "suffix",
+    "truncate_prompt_tokens", "use_beam_search", "web_search_options",
+)  # fmt: skip
+
+
+def fields_of(kind: type[Fields], body: bytes) -> Fields:
+    """Read a body. Unknown fields are logged, once each. Raises ApiError, which names the field."""
+    try:
+        given = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body must be JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ApiError(400, f"the body must be a JSON object, got {type(given).__name__}")
+    unknown = given.keys() - {each.encode_name for each in msgspec.structs.fields(kind)}
+    for name in sorted(unknown):
+        if name in REFUSED and given[name] not in (None, False):
+            raise ApiError(400, f"{name} is not supported", param=name, code="unsupported_parameter")
+        if name not in _told and len(_told) < 100:
+            _told.add(name)
+            _LOG.warning("requests have a field that this server does not know, and ignores: %r", name[:100])
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        name = re.match(r"\.(\w+)", place)
+        missing = re.match(r"Object missing required field `(\w+)`", what)
+        param = name[1] if name else missing[1] if missing else None
+        raise ApiError(400, f"{place.strip('.`') or 'the body'}: {what}", param=param) from error

@@ -1,0 +1,64 @@
+"""What every request passes before it is routed: a number, a key, and the size of its body."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+from collections.abc import MutableMapping
+from secrets import token_hex
+from time import perf_counter
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from transformers_neuronx.server.errors import ApiError
+from transformers_neuronx.server.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+OPEN = ("/health", "/ready")  # paths that need no key
+Message = MutableMapping[str, Any]
+
+
+class Gate:
+    """An ASGI application around another one."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        headers, began, status = Headers(scope=scope), perf_counter(), 0
+        given = headers.get("x-request-id", "")
+        number = given if re.fullmatch(r"[\w.:-]{1,128}", given) else token_hex(16)
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = number
+            await send(message)
+
+        way: ASGIApp = self.app
+        if error := self._refused(scope, headers):
+            way = error.response()
+        try:
+            await way(scope, receive, sent)
+        finally:
+            seconds = perf_counter() - began
+            _LOG.info("%s %s %d %.3f s %s", scope["method"], scope["path"], status, seconds, number)
+
+    def _refused(self, scope: Scope, headers: Headers) -> ApiError | None:
+        settings, most = self.settings, self.settings.most_body
+        if settings.keys and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
+            kind, _, key = headers.get("authorization", "").partition(" ")
+            # All are compared, so that the time does not tell which one is nearest.
+            known = [hmac.compare_digest(key.strip().encode(), each.encode()) for each in settings.keys]
+            if kind.lower() != "bearer" or not any(known):
+                return ApiError(401, "this server needs an API key: Authorization: Bearer KEY", code="invalid_api_key")
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > most:
+            return ApiError(413, f"the body must have at most {most} bytes, got {length}")
+        return None

@@ -1,0 +1,68 @@
+"""From the fields of a request to the parameters of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers_neuronx.errors import InputError
+from transformers_neuronx.server.errors import ApiError
+from transformers_neuronx.server.fields import Chat, Completion, Sampled
+from transformers_neuronx.serving.request import SamplingParams
+
+# Fields that SamplingParams have under the same name, unless they are null.
+SAME = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "priority", "cache_salt", "n",
+)  # fmt: skip
+COMPLETION_TOKENS = 16  # of an answer to /v1/completions, as OpenAI has it
+
+
+def params_of(asked: Completion | Chat, room: int, defaults: Mapping[str, Any]) -> SamplingParams:
+    """Return the parameters of a request whose prompt leaves `room` for tokens. Null fields have the `defaults`.
+
+    Raises ApiError for what the engine refuses.
+    """
+    given = dict(defaults) | {name: value for name in SAME if (value := getattr(asked, name)) is not None}
+    if given.get("top_k") == -1:  # vLLM's way to say "all tokens"
+        given["top_k"] = 0
+    if asked.logit_bias:
+        given["logit_bias"] = {_token(name): bias for name, bias in asked.logit_bias.items()}
+    if asked.stop is not None:
+        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+        given["stop"] = [each for each in stop if each]
+    given |= _logprobs(asked)
+    try:
+        return SamplingParams(max_tokens=_most(asked, room), **given)
+    except InputError as error:
+        raise ApiError(400, str(error), param=str(error).split(" ")[0]) from error
+
+
+def _most(asked: Sampled, room: int) -> int:
+    """Return the most tokens that are generated: of a chat by default all that there is room for."""
+    chat = isinstance(asked, Chat)
+    most = (asked.max_completion_tokens if isinstance(asked, Chat) else None) or asked.max_tokens
+    if room < 1:
+        message = "the prompt leaves no room for an answer: it has as many tokens as the model has positions, or more"
+        raise ApiError(400, message, code="context_length_exceeded")
+    if most and most > room:
+        message = f"max_tokens must be at most {room} after this prompt, got {most}"
+        raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+    return most or (room if chat else min(COMPLETION_TOKENS, room))
+
+
+def _token(name: str) -> int:
+    if not name.isdecimal():
+        raise ApiError(400, f"logit_bias must have token ids as keys, got {name[:50]!r}", param="logit_bias")
+    return int(name)
+
+
+def _logprobs(asked: Completion | Chat) -> dict[str, int]:
+    """Return how many likeliest tokens are kept for each token, if any."""
+    if isinstance(asked, Completion):
+        if asked.logprobs is None:
+            return {}
+        return dict(logprobs=asked.logprobs) | (dict(prompt_logprobs=asked.logprobs) if asked.echo else {})
+    if asked.top_logprobs and not asked.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    return dict(logprobs=asked.top_logprobs or 0) if asked.logprobs else {}
