@@ -57,6 +57,12 @@ def test_a_stream_tells_the_same(client, tokenizer, ids, wanted):
     assert not usage.choices and usage.usage.completion_tokens == 20
 
 
+def test_values_without_effect_are_not_refused(client):
+    fields = dict(suffix=None, best_of=1, length_penalty=1.0, use_beam_search=False, something_new=dict(a=1), user="me")
+    answer = client.completions.create(prompt=PROMPT, max_tokens=2, extra_body=fields, **GREEDY)
+    assert answer.usage.completion_tokens == 2
+
+
 def test_several_prompts_and_sequences(client, ids, tokenizer):
     prompts, how = [PROMPT, "In the beginning"], dict(model="tiny-kjv", n=2, seed=3, max_tokens=8)
     answer = client.completions.create(prompt=prompts, **how)

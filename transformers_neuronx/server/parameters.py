@@ -40,15 +40,16 @@ def params_of(asked: Completion | Chat, room: int, defaults: Mapping[str, Any]) 
 
 def _most(asked: Sampled, room: int) -> int:
     """Return the most tokens that are generated: of a chat by default all that there is room for."""
-    chat = isinstance(asked, Chat)
-    most = (asked.max_completion_tokens if isinstance(asked, Chat) else None) or asked.max_tokens
+    name, most = "max_tokens", asked.max_tokens
+    if isinstance(asked, Chat) and asked.max_completion_tokens:
+        name, most = "max_completion_tokens", asked.max_completion_tokens
     if room < 1:
         message = "the prompt leaves no room for an answer: it has as many tokens as the model has positions, or more"
         raise ApiError(400, message, code="context_length_exceeded")
     if most and most > room:
-        message = f"max_tokens must be at most {room} after this prompt, got {most}"
-        raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
-    return most or (room if chat else min(COMPLETION_TOKENS, room))
+        message = f"{name} must be at most {room} after this prompt, got {most}"
+        raise ApiError(400, message, param=name, code="context_length_exceeded")
+    return most or (room if isinstance(asked, Chat) else min(COMPLETION_TOKENS, room))
 
 
 def _token(name: str) -> int:
