@@ -63,7 +63,10 @@ def serve(
     rounded: o.Rounded = False,
     runtime: o.Runtime = None,
 ) -> None:
-    """Answer requests over HTTP as OpenAI's API does, until Ctrl-C or SIGTERM."""
+    """Answer requests over HTTP, with OpenAI's interface.
+
+    Ctrl-C or SIGTERM stops it: it takes no more requests, and lets those that run end.
+    """
     try:
         from transformers_neuronx.server.app import Server
         from transformers_neuronx.server.running import Running
