@@ -1,10 +1,13 @@
 """OpenAI's own client cannot tell the server apart."""
 
+from pathlib import Path
+
 import openai
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 PROMPT = "And the LORD said unto Moses,"
 GREEDY = dict(model="tiny-kjv", temperature=0)
 
@@ -23,8 +26,6 @@ def wanted(model, ids):
 @pytest.fixture(scope="module")
 def logits():
     """`logits(ids)`: those of Transformers."""
-    from conftest import TINY_KJV
-
     theirs = GPT2LMHeadModel.from_pretrained(TINY_KJV)
     return lambda ids: theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
 
@@ -143,6 +144,8 @@ BAD = {
     "mixed": (dict(prompt=["a", 5]), "prompt must be text, token ids, or a list of either", "prompt"),
     "bias": (dict(prompt="a", logit_bias=dict(x=1.0)), "logit_bias must have token ids as keys, got 'x'", "logit_bias"),
     "refused": (dict(prompt="a", suffix="b"), "suffix is not supported", "suffix"),
+    "beams": (dict(prompt="a", use_beam_search=True), "use_beam_search is not supported", "use_beam_search"),
+    "best of": (dict(prompt="a", best_of=2), "best_of is not supported", "best_of"),
     "many": (dict(prompt="a", n=129), "prompts and n must ask for at most 128 sequences, got 129", "n"),
 }
 

@@ -5,10 +5,11 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
-from conftest import TINY_KJV
 from openai import OpenAI
 
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 SERVE = [sys.executable, "-m", "transformers_neuronx", "serve", str(TINY_KJV), "--port", "0", "--n-positions", "256"]
 
 

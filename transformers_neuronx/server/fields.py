@@ -104,14 +104,14 @@ class Detokenize(Struct, kw_only=True):
 
 Fields = TypeVar("Fields", bound=Struct)
 
-# Fields that OpenAI or vLLM knows and this server does not, and values of them that change nothing. With other values,
-# ignoring them would answer another question.
+# Fields that OpenAI or vLLM knows and this server does not. With a value that changes something, ignoring them would
+# answer another question.
 REFUSED = (
     "audio", "best_of", "function_call", "functions", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
     "length_penalty", "lora_request", "prediction", "prompt_embeds", "structured_outputs", "suffix",
     "truncate_prompt_tokens", "use_beam_search", "web_search_options",
 )  # fmt: skip
-WITHOUT_EFFECT: tuple[Any, ...] = (None, False, 1, "", [], {})
+ONE_CHANGES_NOTHING = ("best_of", "length_penalty")
 
 
 def fields_of(kind: type[Fields], body: bytes) -> Fields:
@@ -124,7 +124,7 @@ def fields_of(kind: type[Fields], body: bytes) -> Fields:
         raise ApiError(400, f"the body must be a JSON object, got {type(given).__name__}")
     unknown = given.keys() - {each.encode_name for each in msgspec.structs.fields(kind)}
     for name in sorted(unknown):
-        if name in REFUSED and given[name] not in WITHOUT_EFFECT:
+        if name in REFUSED and given[name] and not (name in ONE_CHANGES_NOTHING and given[name] == 1):
             raise ApiError(400, f"{name} is not supported", param=name, code="unsupported_parameter")
         if name not in _told and len(_told) < 100:
             _told.add(name)
