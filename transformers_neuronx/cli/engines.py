@@ -44,17 +44,15 @@ def has_pages(model: ForSampling) -> bool:
     return model.decoder_on(runtime).programs.reads_pages
 
 
-def engine_for(model: ForSampling, rows: int, cached: int, **options: Any) -> Engine:
+def engine_for(model: ForSampling, rows: int, cached: int, steps: dict[str, Any], **options: Any) -> Engine:
     """Return an engine for up to `rows` requests at once, with a cache for `cached` of the longest sequences.
 
     Sizes that do not depend on a job's prompts let the next job find its programs in the compile cache. Without pages,
-    the model's slots are the cache.
+    the model's slots are the cache, and set the sizes; `steps` are the sizes of steps over pages.
     """
-    longest = model.options.buckets.longest
-    queue = dict(waiting=WINDOW * rows, waiting_tokens=WINDOW * rows * longest)
     if not model.decoder.programs.reads_pages:
-        return Engine(model, adjustments=False, **queue)
-    return Engine(model, rows=rows, cache_tokens=cached * longest, adjustments=False, **queue, **options)
+        return Engine(model, **options)
+    return Engine(model, rows=rows, cache_tokens=cached * model.options.buckets.longest, **steps, **options)
 
 
 def engine_for_job(model: ForSampling, requests: int, at_once: int | None) -> Engine:
@@ -65,7 +63,9 @@ def engine_for_job(model: ForSampling, requests: int, at_once: int | None) -> En
     usual, step = (FEW, FEW_STEP) if requests <= FEW else (ROWS, STEP)
     rows = min(at_once, requests) if at_once else usual
     step = max(step, rows)
-    return engine_for(model, rows, rows if at_once else min(usual, SLOTS), step_tokens=step, joined_tokens=step)
+    steps = dict(step_tokens=step, joined_tokens=step)
+    queue = dict(waiting=WINDOW * rows, waiting_tokens=WINDOW * rows * model.options.buckets.longest)
+    return engine_for(model, rows, rows if at_once else min(usual, SLOTS), steps, adjustments=False, **queue)
 
 
 def in_order(engine: Engine, asked: Iterable[tuple[T, Ask | None]], window: int) -> Iterator[tuple[T, Handle | None]]:

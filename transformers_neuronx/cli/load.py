@@ -25,7 +25,7 @@ def measured_load(
     """
     model.to_neuron(ahead=not has_pages(model))
     rows, random = max(concurrencies), np.random.default_rng(0)
-    with engine_for(model, rows, rows, step_tokens=max(STEP, rows)) as engine:
+    with engine_for(model, rows, rows, dict(step_tokens=max(STEP, rows)), adjustments=False) as engine:
         for concurrency in concurrencies:
             for prompt in prompts:
                 for new in news:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any
 
-import typer
-
+from transformers_neuronx import env
 from transformers_neuronx.cli import options as o
-from transformers_neuronx.cli.engines import ROWS, SLOTS, has_pages, open_for_engine
+from transformers_neuronx.cli.engines import ROWS, SLOTS, engine_for, has_pages, open_for_engine
 from transformers_neuronx.cli.sampling import SamplingOptions
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.serving.engine import Engine
@@ -24,13 +23,7 @@ Names = Annotated[
 ]
 Keys = Annotated[
     list[str] | None,
-    typer.Option(
-        "--api-key",
-        envvar="NEURONX_API_KEY",
-        help="Key that requests must have; may be repeated.",
-        rich_help_panel=SERVER,
-        show_default=False,
-    ),
+    o.option("--api-key", help="Key that requests must have; may be repeated.", panel=SERVER),
 ]
 Origins = Annotated[
     list[str] | None,
@@ -79,20 +72,14 @@ def serve(
     names = tuple(served_model_name or [model])
     defaults = SamplingOptions(None, None, None, None, None).rules(source, ALL, None)
     with _engine(source, how, batch_size, n_positions) as engine:
-        settings = Settings(names, tuple(api_key or ()), tuple(allowed_origin or ()), defaults)
-        running = Running(Server(engine, settings), host, port, drain)
-        running.run()
+        settings = Settings(names, api_key or env.API_KEYS.get().split(), allowed_origin or (), defaults)
+        Running(Server(engine, settings), host, port, drain).run()
 
 
 def _engine(source: o.Source, how: o.How, rows: int | None, positions: int | None) -> Engine:
     tokenizer = source.tokenizer()
     sizes: dict[str, Any] = o.said(n_positions=positions)
     opened = open_for_engine(source, how, rows, sizes)
-    paged = has_pages(opened)
-    opened.to_neuron(ahead=not paged)
-    if not paged:
-        return Engine(opened, tokenizer=tokenizer)
+    opened.to_neuron(ahead=not has_pages(opened))
     rows = rows or ROWS
-    return Engine(
-        opened, rows=rows, cache_tokens=min(rows, SLOTS) * opened.options.buckets.longest, tokenizer=tokenizer
-    )
+    return engine_for(opened, rows, min(rows, SLOTS), {}, tokenizer=tokenizer)
