@@ -13,7 +13,7 @@ import msgspec
 
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.server.errors import api_error
-from transformers_neuronx.server.fields import Sampled
+from transformers_neuronx.server.fields import Completion, Sampled
 from transformers_neuronx.server.prompts import Prompts
 from transformers_neuronx.serving.handles import Handle, changes
 from transformers_neuronx.serving.request import Logprob
@@ -133,6 +133,7 @@ class Answer(ABC):
         async for changed in changes([choice.handle for choice in self.choices], QUIET):
             if not changed:
                 yield b": nothing new\n\n"
+                continue
             try:
                 for choice in running:
                     for part in self._parts(choice):
@@ -166,10 +167,11 @@ class CompletionAnswer(Answer):
 
     kind = chunk = "text_completion"
     prefix = "cmpl"
+    asked: Completion
 
     def before(self, handle: Handle) -> str:
         request = handle.request
-        return self.prompts.shown(request.tokens[: request.prompt_length]) if getattr(self.asked, "echo", None) else ""
+        return self.prompts.shown(request.tokens[: request.prompt_length]) if self.asked.echo else ""
 
     def part(self, choice: Choice, piece: Piece | None, reason: str | None) -> dict[str, Any]:
         scored = self._logprobs(choice, piece.scored) if piece and piece.scored else None

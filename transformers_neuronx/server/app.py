@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -134,7 +134,7 @@ class Server:
                 raise ApiError(413, f"the body must have at most {most} bytes")
         return bytes(body)
 
-    def _submit(self, asked: Completion | Chat, prompts: Any) -> list[Handle]:
+    def _submit(self, asked: Completion | Chat, prompts: Callable[[], list[list[int]]]) -> list[Handle]:
         """Submit a request for each of its prompts, all or none."""
         self._check_model(asked.model)
         if self.draining:
@@ -168,7 +168,6 @@ class Reply(Response):
 
     def __init__(self, answer: Answer, stream: bool) -> None:
         self.answer, self.stream = answer, stream
-        self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(self._watch(receive))
@@ -195,8 +194,7 @@ class Reply(Response):
     async def _send_stream(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send(dict(type="http.response.start", status=200, headers=headers))
-        events: AsyncIterator[bytes] = self.answer.events()
-        async for event in events:
+        async for event in self.answer.events():
             await send(dict(type="http.response.body", body=event, more_body=True))
         await send(dict(type="http.response.body", body=b"", more_body=False))
 

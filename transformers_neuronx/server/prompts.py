@@ -13,7 +13,7 @@ from transformers_neuronx.server.fields import Chat, Completion, Tokenize
 
 
 class Prompts:
-    """A model's tokenizer, one of Transformers'. Its methods may take long: a server calls them in other threads."""
+    """A model's tokenizer, one of Transformers'. Making prompts may take long: a server does it in other threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

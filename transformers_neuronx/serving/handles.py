@@ -46,15 +46,15 @@ class Handle:
         self._ended = threading.Event()
 
     def __iter__(self) -> Iterator[int]:
-        changes: SimpleQueue[None] = SimpleQueue()
-        with self._reading(self._threads, changes):
+        news: SimpleQueue[None] = SimpleQueue()
+        with self._reading(self._threads, news):
             given, ended = 0, False
             while not ended:
                 ended, new = self._ended.is_set(), self._tokens[given:]
                 yield from new
                 given += len(new)
                 if not (new or ended):
-                    changes.get()
+                    news.get()
         self._check()
 
     async def __aiter__(self) -> AsyncIterator[int]:
@@ -138,8 +138,8 @@ class Handle:
         if ended:
             self._error = error
             self._ended.set()
-        for changes in list(self._threads):
-            changes.put(None)
+        for news in list(self._threads):
+            news.put(None)
         return list(self._tasks)
 
 
