@@ -23,7 +23,7 @@ version: dict[str, str] = {}
 exec((HERE / "transformers_neuronx" / "version.py").read_text(), version)
 
 JAXLIB = "jaxlib>=0.10.2,<0.13"
-SERVE = ["httptools>=0.6", "msgspec>=0.19", "starlette>=0.45", "uvicorn>=0.34"]
+SERVE = ["httptools>=0.6", "httpx2>=2", "llguidance>=1.9", "msgspec>=0.19", "starlette>=0.45", "uvicorn>=0.34"]
 DOCS = ["furo>=2025", "myst-parser>=5", "sphinx>=9", "sphinx-copybutton>=0.5"]
 
 KERNELS = "transformers_neuronx/runtimes/kernels"
@@ -161,6 +161,7 @@ setup(
             "grpcio-tools==1.75.1",
             "hypothesis",
             "jax>=0.10.2,<0.13",
+            "jsonschema",
             "matplotlib>=3.8",
             "mypy",
             "openai>=2",

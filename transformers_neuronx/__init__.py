@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from transformers_neuronx.opt.model import OPTForSampling as OPTForSampling
     from transformers_neuronx.serving.engine import Engine as Engine
     from transformers_neuronx.serving.request import SamplingParams as SamplingParams
+    from transformers_neuronx.serving.structured import StructuredOutputs as StructuredOutputs
     from transformers_neuronx.t5.model import T5ForSampling as T5ForSampling
 
 # The names of this package that most programs need. They are imported on first use, because some take seconds.
@@ -63,6 +64,7 @@ _HOMES = {
     "OPTForSampling": "opt.model",
     "QuantizationConfig": "config",
     "SamplingParams": "serving.request",
+    "StructuredOutputs": "serving.structured",
     "T5ForSampling": "t5.model",
 }
 

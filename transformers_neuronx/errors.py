@@ -25,6 +25,10 @@ class InputError(TransformersNeuronxError, ValueError):
     """A call got ids, positions or options that the compiled model cannot serve. The model stays usable."""
 
 
+class GrammarError(InputError):
+    """A request's text was to follow a grammar that cannot be followed."""
+
+
 class QueueFullError(InputError):
     """Too many requests, or too many tokens of prompts, are waiting. Submit the request later."""
 

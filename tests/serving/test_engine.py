@@ -302,7 +302,7 @@ def test_a_mask_that_fails_ends_its_own_request_alone(engine):
     others = [engine.submit(prompt(n), SamplingParams(max_tokens=30, ignore_eos=True)) for n in range(3)]
     wrong = [
         (fail, "no such state"),
-        (lambda tokens: np.ones(3, bool), "boolean index did not match"),
+        (lambda tokens: np.ones(3, bool), r"a mask must be pred\[1023\], got \[3\]"),
         (lambda tokens: np.zeros(1023, bool), "its logits are NaN or all -inf"),
     ]
     for mask, message in wrong:

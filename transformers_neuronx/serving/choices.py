@@ -6,6 +6,7 @@ own; log-probabilities are a third program. So the others do not pay for them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from transformers_neuronx.serving.scheduler import Work
 from transformers_neuronx.serving.steps import SAMPLED, padded
 
 Array = np.ndarray[Any, Any]
+WORD = 32  # bits of a word of `Changes.allowed`
 Scored = tuple[Request, int]  # a token of a prompt, whose log-probability is kept, by its position
 
 
@@ -86,23 +88,43 @@ def seen_by(requests: Sequence[Request], rows: int, vocab: int) -> Array:
 
 @dataclass(frozen=True)
 class Changes:
-    """How logits of requests change before a token is chosen: f32[rows, vocab] is `added`. `seen` pred[rows, vocab] are
-    the tokens that a sequence has, for the repetition penalty.
+    """How logits of requests change before a token is chosen. None is for what changes nothing.
+
+    `added` f32[rows, vocab] is added; `seen` pred[rows, vocab] are the tokens that a sequence has, for the repetition
+    penalty; `allowed` s32[rows, words] has a bit for each token that may come, the lowest one first.
     """
 
-    added: Array
-    seen: Array
+    added: Array | None
+    seen: Array | None
+    allowed: Array | None
 
     @classmethod
     def of(cls, requests: Sequence[Request], rows: int, vocab: int) -> Changes:
-        changes = cls(np.zeros((rows, vocab), np.float32), seen_by(requests, rows, vocab))
-        for added, request in zip(changes.added, requests, strict=False):
+        adds, masks = any(each.adds for each in requests), any(each.params.masks for each in requests)
+        seen = seen_by(requests, rows, vocab) if any(each.penalizes for each in requests) else None
+        added = np.zeros((rows, vocab), np.float32) if adds else None
+        allowed = np.full((rows, words_of(vocab)), -1, np.int32) if masks else None
+        for row, (request, guesses) in enumerate(with_numbers(requests)):
             if request.reason is None:  # otherwise it ended while the step ran
                 try:
-                    request.adjust(added)
+                    if added is not None:
+                        request.adjust(added[row], guesses)
+                    if allowed is not None:
+                        request.allow(allowed[row], vocab, guesses)
                 except Exception as error:  # the mask is the caller's code; it must not end the requests of others
                     request.error = error
-        return changes
+        return cls(added, seen, allowed)
+
+    @classmethod
+    def none(cls, rows: int, vocab: int) -> Changes:
+        """Return arrays that change nothing."""
+        allowed = np.full((rows, words_of(vocab)), -1, np.int32)
+        return cls(np.zeros((rows, vocab), np.float32), np.zeros((rows, vocab), bool), allowed)
+
+
+def words_of(vocab: int) -> int:
+    """Return how many words have a bit for each token."""
+    return -(-vocab // WORD)
 
 
 class Chosen:
@@ -148,6 +170,7 @@ class Chooser:
         kinds = (ChooseKey, LogprobsKey) if adjustments else ()
         self.keys = [key(rows, self.most) for rows in sizes for key in kinds]
         self._programs: dict[ProgramKey, Executable] = {}
+        self._none: dict[int, list[DeviceTensor]] = {}  # what changes nothing, by the number of rows
 
     def compile(self, progress: Progress) -> None:
         vocab = self.decoder.config.vocab_size
@@ -159,8 +182,15 @@ class Chooser:
 
     def choose(self, logits: DeviceTensor, rows: Array, changes: Changes) -> DeviceTensor:
         """Choose from logits f32[rows, 1, vocab], by rows of `SAMPLED`. Return tokens s32[most] at once."""
-        operands = map(self.decoder.runtime.put, ([words(rows)], [changes.added], [changes.seen]))
-        [tokens] = self._programs[ChooseKey(len(rows), self.most)](logits, *operands)
+        runtime, count = self.decoder.runtime, len(rows)
+        if count not in self._none:
+            none = Changes.none(count, self.decoder.config.vocab_size)
+            self._none[count] = [runtime.put([array]) for array in _arrays(none)]
+        operands = [
+            none if array is None else runtime.put([array])
+            for array, none in zip(_arrays(changes), self._none[count], strict=True)
+        ]
+        [tokens] = self._programs[ChooseKey(count, self.most)](logits, runtime.put([words(rows)]), *operands)
         return tokens
 
     def chosen(
@@ -179,6 +209,10 @@ class Chooser:
         return Chosen(requests, tokens if rounds is None else rounds, logprobs, scored)
 
 
+def _arrays(changes: Changes) -> list[Any]:
+    return [changes.added, changes.seen, changes.allowed]
+
+
 def _module(vocab: int, key: ProgramKey) -> HloModuleProto:
     match key:
         case ChooseKey():
@@ -192,8 +226,8 @@ def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
     """Write the choice of tokens.
 
     Parameters: logits f32[rows, 1, vocab]; a row of `SAMPLED` for each; what is added to logits, f32[rows, vocab]; the
-    tokens that a sequence has, pred[rows, vocab], for the repetition penalty. Result: tokens s32[most], NOTHING after
-    those of the rows.
+    tokens that a sequence has, pred[rows, vocab], for the repetition penalty; those that may come, s32[rows, words], a
+    bit for each. Result: tokens s32[most], NOTHING after those of the rows.
     """
     rows = key.rows
 
@@ -203,10 +237,20 @@ def _choose(vocab: int, key: ChooseKey) -> HloModuleProto:
         packed = declare_rows(parameters, SAMPLED, rows, "rows")
         added = parameters.add(dtype_named("f32")[rows, vocab], "added")
         seen = parameters.add(dtype_named("pred")[rows, vocab], "seen")
+        allowed = _bits(parameters.add(dtype_named("s32")[rows, words_of(vocab)], "allowed"), vocab)
         position, policy = field(packed, SAMPLED, "position"), field(packed, SAMPLED, "policy")
-        return padded(sample(logits + added, seen, policy, position), key.most)
+        changed = hlo.select(allowed, logits + added, -math.inf)
+        return padded(sample(changed, seen, policy, position), key.most)
 
     return compile_py_func(program)
+
+
+def _bits(packed: Tensor, count: int) -> Tensor:
+    """Return the first bits of each row of words s32[rows, ·], the lowest one of a word first. -> pred[rows, count]"""
+    rows, number = packed.sizes
+    each = hlo.broadcast_to(hlo.reshape(packed, rows, number, 1), [rows, number, WORD])
+    bits = hlo.logical_and(hlo.shift_right(each, hlo.iota("s32", [rows, number, WORD], 2)), 1)
+    return hlo.slice(hlo.reshape(hlo.equal(bits, 1), rows, number * WORD), 1, 0, count)
 
 
 def _logprobs(vocab: int, key: LogprobsKey) -> HloModuleProto:

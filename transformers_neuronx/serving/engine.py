@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from time import monotonic
 from typing import Any
 
@@ -29,6 +30,7 @@ from transformers_neuronx.serving.pages import PAGE, Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler
 from transformers_neuronx.serving.slots import SlotSteps
+from transformers_neuronx.serving.structured import Grammars
 from transformers_neuronx.serving.text import TextStream
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import take_all
@@ -49,8 +51,9 @@ class Engine:
     - `draft`: what proposes draft tokens, which a step verifies: a `PromptLookup`, or a smaller model with the same
       vocabulary, on its devices. Tokens are the same as without it. Default: none.
     - `draft_tokens`: most draft tokens of a request in a step. Default 4.
-    - `adjustments`: whether requests may change or see logits: `logit_bias`, `mask`, `min_tokens`, presence and
-      frequency penalties, `logprobs`, `prompt_logprobs`. They take a third of the programs. Default True.
+    - `adjustments`: whether requests may change or see logits: `logit_bias`, `mask`, `structured_outputs`,
+      `min_tokens`, presence and frequency penalties, `logprobs`, `prompt_logprobs`. They take a third of the programs.
+      Default True.
 
     On the CPU, with kernels, the engine has a cache of its own, in pages, and calls of the model stay possible.
     Elsewhere it uses the model's slots, and such calls wait until it is closed. Its thread ends with `close()`, or at
@@ -110,18 +113,24 @@ class Engine:
             raise InputError(f"token ids must be from 0 to {config.vocab_size - 1}, got {wrong[0]}")
         if params.sees_logits and not self._adjustments:
             raise InputError("this engine was made with adjustments=False: its requests cannot change or see logits")
-        if params.stop and self.tokenizer is None:
-            raise InputError("stop strings need an engine with a tokenizer: Engine(model, tokenizer=…)")
+        if (params.stop or params.structured_outputs) and self.tokenizer is None:
+            what = "stop strings" if params.stop else "structured_outputs"
+            raise InputError(f"{what} need an engine with a tokenizer: Engine(model, tokenizer=…)")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
         salt = f"{rotation_group(config, len(tokens))} {params.cache_salt}".encode()
         source, tokens = self._divided(tokens)
 
         def request(stream: int) -> Request:
-            stop = params.stop, params.include_stop_str_in_output
-            text = TextStream(self.tokenizer, tokens, *stop) if self.tokenizer else None
-            return Request(next(self._ids), list(tokens), params, ends, salt, source, text, stream)
+            how = params.stop, params.include_stop_str_in_output, not params.skip_special_tokens
+            text = TextStream(self.tokenizer, tokens, *how) if self.tokenizer else None
+            parser = self._grammars.parser(outputs) if (outputs := params.structured_outputs) else None
+            return Request(next(self._ids), list(tokens), params, ends, salt, source, text, parser, stream)
 
         return self._take([request(stream) for stream in range(params.n)])
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self._model.decoder.config.vocab_size, self._ends)
 
     def _divided(self, tokens: list[int]) -> tuple[list[int], list[int]]:
         """Return what an encoder reads of a prompt, and what the decoder continues."""

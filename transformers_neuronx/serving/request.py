@@ -12,6 +12,7 @@ import numpy as np
 from transformers_neuronx.engine.kv_cache import Given
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import InputError
+from transformers_neuronx.serving.structured import Parser, StructuredOutputs
 from transformers_neuronx.serving.text import TextStream
 
 Array = np.ndarray[Any, Any]
@@ -31,6 +32,8 @@ class SamplingParams:
     - `stop_token_ids`: tokens that end the request, besides the model's end tokens.
     - `stop`: strings that end the request as soon as its text has one. They need an engine with a tokenizer.
     - `include_stop_str_in_output`: the text keeps the string that ended it. Default False.
+    - `skip_special_tokens`: the text does not have special tokens. It never has the token that ends the request.
+      Default True.
     - `ignore_eos`: the model's end tokens do not end the request. Default False.
     - `logit_bias`: added to the logits of these tokens.
     - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once and for each time.
@@ -40,6 +43,8 @@ class SamplingParams:
     - `n`: number of sequences for the prompt, at least 1; see `Handle.choices`. Default 1.
     - `mask`: a function of the list of generated tokens that returns which may come next, pred[vocab], or None if all
       may. The engine's thread calls it. Default None.
+    - `structured_outputs`: what the text must be, such as JSON by a schema. The request ends with "stop" as soon as
+      nothing can follow. It needs an engine with a tokenizer. Default None.
     - `priority`: requests with a lower number go first. Default 0; equal ones in the order of their arrival.
     - `cache_salt`: requests share cached prompts only with those of the same salt. Default "".
 
@@ -57,6 +62,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     presence_penalty: float = 0.0
@@ -65,6 +71,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     n: int = 1
     mask: Mask | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int = 0
     cache_salt: str = ""
 
@@ -99,15 +106,20 @@ class SamplingParams:
         )
 
     @property
-    def changes_logits(self) -> bool:
-        """Whether logits change before the rules apply, also where no end token is held back."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias or self.mask)
+    def adds(self) -> bool:
+        """Whether something is added to logits before the rules apply, also where no end token is held back."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+
+    @property
+    def masks(self) -> bool:
+        """Whether some tokens may not come."""
+        return self.mask is not None or self.structured_outputs is not None
 
     @property
     def sees_logits(self) -> bool:
         """Whether it must see logits on the devices before or after a token is chosen."""
         kept = self.logprobs, self.prompt_logprobs
-        return self.changes_logits or self.min_tokens > 0 or any(count is not None for count in kept)
+        return self.adds or self.masks or self.min_tokens > 0 or any(count is not None for count in kept)
 
 
 @dataclass(eq=False)
@@ -127,6 +139,7 @@ class Request:
     salt: bytes = b""  # requests share pages only with those of the same salt
     source: list[int] = field(default_factory=list)  # what an encoder reads, if the model has one
     text: TextStream | None = None
+    parser: Parser | None = None
     stream: int = 0  # of random numbers: requests of one seed and prompt differ by it
     rules: InitVar[Array | None] = None  # how its tokens are sampled, s32[POLICY_COLUMNS]; by default as `params` say
     pending: int = 0  # tokens that were sampled in steps whose results nobody has read yet
@@ -143,7 +156,7 @@ class Request:
     preempted: int = 0  # times that its pages were taken away
     reason: str | None = None
     streamed: bool = False  # whether someone waits for each of its tokens
-    error: Exception | None = None  # of its mask
+    error: Exception | None = None  # of what masks its tokens
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)  # the first has nothing before it
     prompt_length: int = field(init=False)
@@ -182,8 +195,12 @@ class Request:
     @property
     def adjusts(self) -> bool:
         """Whether logits change before its rules apply."""
-        params = self.params
-        return params.changes_logits or bool(self.ends and self.generated < params.min_tokens)
+        return self.adds or self.params.masks
+
+    @property
+    def adds(self) -> bool:
+        """Whether something is added to its logits."""
+        return self.params.adds or bool(self.ends and self.generated < self.params.min_tokens)
 
     @property
     def may_run_on(self) -> bool:
@@ -196,18 +213,29 @@ class Request:
         seen[[token for token in self.tokens if token >= 0]] = True
         seen[self.guesses[:guesses]] = True
 
-    def adjust(self, added: Array) -> None:
-        """Change what is added to logits, f32[vocab], zeros at first."""
-        params = self.params
+    def adjust(self, added: Array, guesses: int = 0) -> None:
+        """Change what is added to logits after its first draft tokens, f32[vocab], zeros at first."""
+        params, generated = self.params, self._generated_with(guesses)
         if params.presence_penalty or params.frequency_penalty:
-            ids, counts = np.unique(self.tokens[self.prompt_length :], return_counts=True)
+            ids, counts = np.unique(generated, return_counts=True)
             added[ids.astype(np.int64)] -= params.presence_penalty + params.frequency_penalty * counts
         for token, bias in params.logit_bias.items():
             added[token] += bias
-        if params.mask and (mask := params.mask(self.tokens[self.prompt_length :])) is not None:
-            added[~np.asarray(mask, bool)] = -np.inf
-        if self.generated < params.min_tokens:
+        if len(generated) < params.min_tokens:
             added[list(self.ends)] = -np.inf
+
+    def allow(self, allowed: Array, vocab: int, guesses: int = 0) -> None:
+        """Write which of so many tokens may come after its first draft tokens: bits as in `Parser.fill`."""
+        if self.parser:
+            self.parser.fill(allowed, self.guesses[:guesses])
+        if self.params.mask and (mask := self.params.mask(self._generated_with(guesses))) is not None:
+            if np.shape(mask) != (vocab,):
+                raise InputError(f"a mask must be pred[{vocab}], got {list(np.shape(mask))}")
+            bits = np.packbits(np.asarray(mask, bool), bitorder="little")
+            allowed.view(np.uint8)[: len(bits)] &= bits
+
+    def _generated_with(self, guesses: int) -> list[int]:
+        return self.tokens[self.prompt_length :] + self.guesses[:guesses]
 
     def before(self, page: int) -> bytes:
         """What stands for all tokens of the prompt before one of its pages."""
@@ -262,7 +290,8 @@ class Request:
         """Add a generated token, which may complete the request."""
         self.tokens.append(token)
         may_stop = self.generated > self.params.min_tokens
-        if token in self.ends or (self.text and self.text.add(token, may_stop)):
+        ended = token in self.ends or (self.text and self.text.add(token, may_stop))
+        if ended or (self.parser and self.parser.add(token)):
             self.reason = "stop"
         elif self.generated >= self.params.max_tokens:
             self.reason = "length"

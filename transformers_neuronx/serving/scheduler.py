@@ -210,7 +210,7 @@ class Scheduler:
 
     def _with_room_for_guesses(self, step: list[Work]) -> list[Work]:
         """Give running rows room for draft tokens, while the step takes at most 2.5 times as long as a short one."""
-        drafting = [work for work in step if work.samples and not work.of_prompt and not work.request.adjusts]
+        drafting = [work for work in step if work.samples and not work.of_prompt]
         tokens, logits = sum(work.count for work in step), sum(work.samples + work.scored for work in step)
         most = min(self.limits.joined - tokens, self.limits.samples - logits) // max(len(drafting), 1)
         return [self._with_guesses(work, most) if work in drafting else work for work in step]

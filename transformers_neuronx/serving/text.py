@@ -15,19 +15,21 @@ class TextStream:
     """Text of tokens that follow a prompt.
 
     `shown` is the text that is certain: without the bytes of an incomplete character, and without what may become one
-    of the strings `stop`. Such a string ends the text, which does not have it unless `keeps_stop`.
+    of the strings `stop`. Such a string ends the text, which does not have it unless `keeps_stop`. Special tokens have
+    no text, unless `shows_special`.
 
     Raises InputError for a tokenizer that is not one of the `tokenizers` package.
     """
 
     def __init__(
-        self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str] = (), keeps_stop: bool = False
-    ) -> None:
+        self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str] = (), keeps_stop: bool = False,
+        shows_special: bool = False,
+    ) -> None:  # fmt: skip
         if not hasattr(tokenizer, "backend_tokenizer"):
             raise InputError(f"text needs a fast tokenizer, got {type(tokenizer).__name__}: load it with use_fast=True")
         self._decoder: Tokenizer = tokenizer.backend_tokenizer
-        self._stop, self._keeps_stop = stop, keeps_stop
-        self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
+        self._stop, self._keeps_stop, self._skips = stop, keeps_stop, not shows_special
+        self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=self._skips)
         self._pending: list[int] = []  # tokens that gave no text yet
         self._text = self.shown = ""
 
@@ -42,7 +44,7 @@ class TextStream:
     def finish(self) -> None:
         """Show all text, also that of an incomplete character."""
         if self._pending:
-            self._text += self._decoder.decode(self._pending, skip_special_tokens=True)
+            self._text += self._decoder.decode(self._pending, skip_special_tokens=self._skips)
             self._pending.clear()
         self.shown = self._text
 
@@ -59,10 +61,10 @@ class TextStream:
             self._text = self._text[: end if self._keeps_stop else place]
             self.shown = self._text
             return True
-        self.shown = self._text[: len(self._text) - max((_begun(self._text, stop) for stop in self._stop), default=0)]
+        self.shown = self._text[: len(self._text) - max((begun(self._text, stop) for stop in self._stop), default=0)]
         return False
 
 
-def _begun(text: str, stop: str) -> int:
+def begun(text: str, stop: str) -> int:
     """Return how many characters at the end of the text are the beginning of `stop`."""
     return next((count for count in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:count])), 0)

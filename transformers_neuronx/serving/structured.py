@@ -1,0 +1,125 @@
+"""Structured outputs: requests whose text must follow a grammar, such as JSON by a schema.
+
+llguidance says which tokens may come next; the devices leave out the others when they choose. It comes with the extra
+`serve`, and is imported when the first such request is submitted.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from transformers_neuronx.errors import ConfigError, EngineError, GrammarError
+
+Array = np.ndarray[Any, Any]
+KEPT = 256  # grammars, of those that were used last
+# Space between the parts of JSON. Without an end to it, a model may write nothing else.
+SPACE = r"( |\n[ \t]{0,12})?"
+
+
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """What the text of an answer must be. One of these must be given:
+
+    - `json`: JSON that is valid by this schema, a mapping or its text.
+    - `json_object`: True for any JSON object.
+    - `regex`: text that this regular expression matches from its beginning to its end.
+    - `choice`: one of these texts.
+    - `grammar`: text that this grammar describes, in the dialect of Lark that llguidance reads.
+
+    Raises GrammarError for none of them, or several.
+    """
+
+    json: Mapping[str, Any] | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] = ()
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [each.name for each in fields(self) if getattr(self, each.name) not in (None, False, ())]
+        if len(given) != 1:
+            names = ", ".join(each.name for each in fields(self))
+            raise GrammarError(f"structured_outputs must have one of {names}, got {', '.join(given) or 'none'}")
+        if isinstance(self.choice, str) or not all(isinstance(each, str) and each for each in self.choice):
+            raise GrammarError(f"choice must be a list of texts that are not empty, got {self.choice!r}")
+
+    def source(self) -> str:
+        """Return the grammar as llguidance reads it. Raises GrammarError for a schema that is no JSON object."""
+        from llguidance import LLMatcher
+
+        if self.regex is not None:
+            return LLMatcher.grammar_from_regex(self.regex.removeprefix("^").removesuffix("$"))
+        if self.choice:
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, self.choice)))
+        if self.grammar is not None:
+            return LLMatcher.grammar_from_lark(self.grammar)
+        schema = dict(type="object") if self.json_object else self.json
+        try:
+            text = schema if isinstance(schema, str) else json.dumps(schema)
+            return LLMatcher.grammar_from_json_schema(text, overrides=dict(whitespace_pattern=SPACE))
+        except (ValueError, TypeError) as error:
+            raise GrammarError(f"the schema must be a JSON object: {error}") from error
+
+
+class Parser:
+    """Follows the tokens of one sequence, and says which may come next."""
+
+    def __init__(self, matcher: Any, row: Array) -> None:
+        self._matcher, self._row = matcher, row
+
+    def add(self, token: int) -> bool:
+        """Take the next token. Return whether the text is complete, so that nothing can follow."""
+        self._matcher.consume_token(token)
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
+
+    def fill(self, allowed: Array, after: Sequence[int]) -> None:
+        """Write which tokens may come after some more: a bit for each, s32[·], the lowest one first.
+
+        If these can never come themselves, all may. Raises EngineError if the grammar has become too complex.
+        """
+        from llguidance.numpy import fill_next_token_bitmask
+
+        taken = self._matcher.try_consume_tokens(list(after)) if after else 0
+        if taken == len(after) and not (after and self._matcher.is_stopped()):
+            fill_next_token_bitmask(self._matcher, self._row, 0)
+            allowed[:] = self._row[0, : len(allowed)]
+        if taken:
+            self._matcher.rollback(taken)
+        if self._matcher.is_error():
+            raise EngineError(self._matcher.get_error())
+
+
+class Grammars:
+    """Makes parsers for a tokenizer of Transformers, for a model with so many tokens and these end tokens."""
+
+    def __init__(self, tokenizer: Any, vocab: int, ends: Collection[int]) -> None:
+        try:
+            from llguidance.hf import from_tokenizer
+            from llguidance.numpy import allocate_token_bitmask
+        except ModuleNotFoundError as error:
+            needed = f'structured outputs need {error.name}: pip install "transformers-neuronx[serve]"'
+            raise ConfigError(needed) from error
+        self._tokenizer = from_tokenizer(tokenizer, max(vocab, len(tokenizer)), sorted(ends) or None)
+        self._row = allocate_token_bitmask(1, self._tokenizer.vocab_size)
+        self._compiled = lru_cache(KEPT)(self._compile)
+        self._lock = threading.Lock()
+
+    def parser(self, outputs: StructuredOutputs) -> Parser:
+        """Return a parser for a new sequence. Raises GrammarError for a grammar that cannot be followed."""
+        with self._lock:
+            return Parser(self._compiled(outputs.source()).deep_copy(), self._row)
+
+    def _compile(self, source: str) -> Any:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, source, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(f"the grammar cannot be followed: {matcher.get_error().strip()}")
+        return matcher
