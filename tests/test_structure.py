@@ -34,13 +34,15 @@ INSIDE = {
         "descriptions", "artifact_weights", "artifact_saving", "artifacts",
     ],
     "serving": [
-        "text", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "paged",
+        "text", "structured", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "paged",
         "paged_slots", "slots", "guesses", "loop", "calls", "handles", "engine",
     ],
     "models": ["block_calls", "generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "adapter"],
-    "server": ["errors", "fields", "settings", "parameters", "prompts", "answers", "gate", "app", "running"],
+    "server": [
+        "errors", "fields", "settings", "tools", "parameters", "prompts", "answers", "gate", "app", "running",
+    ],
     "analysis": ["inspection", "planning", "comparison"],
 }  # fmt: skip
 MOST_ENTRIES = 25  # at the top of the package, besides families

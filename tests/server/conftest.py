@@ -16,6 +16,7 @@ from transformers_neuronx.server.settings import Settings
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 TEMPLATE = (
+    "{% if tools %}{{ tools | map(attribute='function.name') | join(', ') }} in <tool_call>\n{% endif %}"
     "{% if messages[0].role == 'teapot' %}{{ raise_exception('no teapots') }}{% endif %}"
     "{% for message in messages %}{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}Answer: {% endif %}"
 )

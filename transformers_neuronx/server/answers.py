@@ -13,8 +13,9 @@ import msgspec
 
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.server.errors import api_error
-from transformers_neuronx.server.fields import Completion, Sampled
+from transformers_neuronx.server.fields import Chat, Completion, Sampled
 from transformers_neuronx.server.prompts import Prompts
+from transformers_neuronx.server.tools import Call, CallReader, Tools
 from transformers_neuronx.serving.handles import Handle, changes
 from transformers_neuronx.serving.request import Logprob
 
@@ -30,36 +31,43 @@ def event(data: Any) -> bytes:
 
 @dataclass
 class Piece:
-    """What is new of a choice: text, tokens, and their log-probabilities, if these are wanted."""
+    """What is new of a choice: text, tokens, and their log-probabilities, if these are wanted; calls of tools."""
 
     text: str
     tokens: list[int]
     scored: list[Scored] | None
+    calls: Sequence[Call] = ()
 
 
 @dataclass
 class Choice:
-    """One of the sequences of an answer, and how much of it was told. `before` is text that it repeats first."""
+    """One of the sequences of an answer, and how much of it was told. `before` is text that it repeats first, and
+    `reader` finds calls of tools in it, if there are some.
+    """
 
     index: int
     handle: Handle
     before: str = ""
+    reader: CallReader | None = None
     characters: int = 0
     told: int = 0
     ended: bool = False
     offset: int = 0  # of the next token in the text, for log-probabilities
+    calls: int = 0
 
     def news(self, scores: bool) -> Piece | None:
         """Return what was not told yet; None if nothing is."""
         self.ended = self.handle.finish_reason is not None  # first: after the end nothing changes
         tokens, text = self.handle.tokens[self.told :], self.handle.text[self.characters :]
-        if not tokens:
+        if not tokens and not (self.ended and self.reader):
             return None
         scored = self._scored(tokens) if scores else None
         begun = self.before if self.told == 0 else ""
         self.told += len(tokens)
         self.characters += len(text)
-        return Piece(begun + text, tokens, scored)
+        shown, calls = self.reader.add(text, self.ended) if self.reader else (text, [])
+        self.calls += len(calls)
+        return Piece(begun + shown, tokens, scored, calls)
 
     def _scored(self, tokens: Sequence[int]) -> list[Scored]:
         handle = self.handle
@@ -78,12 +86,16 @@ class Answer(ABC):
         self.asked, self.prompts, self.scores = asked, prompts, scores
         self.handles = handles  # the first of each prompt
         numbered = enumerate(choice for handle in handles for choice in handle.choices)
-        self.choices = [Choice(number, handle, self.before(handle)) for number, handle in numbered]
+        self.choices = [Choice(number, handle, self.before(handle), self.reader()) for number, handle in numbered]
         self.about = dict(id=f"{self.prefix}-{token_hex(12)}", created=int(time.time()), model=model)
 
     def before(self, handle: Handle) -> str:
         """Return the text that a choice repeats before its own."""
         return ""
+
+    def reader(self) -> CallReader | None:
+        """Return what finds calls of tools in the text of a choice."""
+        return None
 
     def opening(self, choice: Choice) -> Mapping[str, Any] | None:
         """Return what a stream tells of a choice before any text."""
@@ -96,6 +108,10 @@ class Answer(ABC):
     @abstractmethod
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """Return a choice in a response."""
+
+    def reason(self, choice: Choice) -> str | None:
+        """Return why a choice ended."""
+        return choice.handle.finish_reason
 
     def cancel(self) -> None:
         """End all choices now."""
@@ -148,14 +164,14 @@ class Answer(ABC):
 
     def _parts(self, choice: Choice) -> Iterator[Mapping[str, Any]]:
         piece = choice.news(self.scores)
-        if piece and (piece.text or piece.scored or self.asked.return_token_ids):
+        if piece and (piece.text or piece.calls or piece.scored or self.asked.return_token_ids):
             part = self.part(choice, piece, None)
             if self.asked.return_token_ids:
                 part["token_ids"] = piece.tokens
             yield part
         if choice.ended:
             choice.handle.result()  # raises its error
-            yield self.part(choice, None, choice.handle.finish_reason)
+            yield self.part(choice, None, self.reason(choice))
 
     def _event(self, choices: Sequence[Mapping[str, Any]], usage: bool) -> bytes:
         told = dict(self.about, object=self.chunk, choices=choices)
@@ -178,7 +194,7 @@ class CompletionAnswer(Answer):
         return dict(index=choice.index, text=piece.text if piece else "", logprobs=scored, finish_reason=reason)
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        return self.part(choice, piece, choice.handle.finish_reason)
+        return self.part(choice, piece, self.reason(choice))
 
     def _logprobs(self, choice: Choice, scored: Sequence[Scored]) -> dict[str, list[Any]]:
         """Return parallel lists. The likeliest tokens have the chosen one among them."""
@@ -203,20 +219,38 @@ class ChatAnswer(Answer):
     kind, chunk = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl"
 
+    def __init__(
+        self, asked: Chat, model: str, prompts: Prompts, handles: Sequence[Handle], tools: Tools | None
+    ) -> None:
+        self.tools = tools
+        super().__init__(asked, model, prompts, handles, bool(asked.logprobs))
+
+    def reader(self) -> CallReader | None:
+        return self.tools.reader() if self.tools else None
+
+    def reason(self, choice: Choice) -> str | None:
+        reason = super().reason(choice)
+        called = choice.calls and self.tools and not self.tools.named
+        return "tool_calls" if called and reason == "stop" else reason
+
     def opening(self, choice: Choice) -> Mapping[str, Any]:
         delta = dict(role="assistant", content="")
         return dict(index=choice.index, delta=delta, logprobs=None, finish_reason=None)
 
     def part(self, choice: Choice, piece: Piece | None, reason: str | None) -> dict[str, Any]:
-        delta = dict(content=piece.text) if piece else {}
+        delta: dict[str, Any] = dict(content=piece.text) if piece and (piece.text or not piece.calls) else {}
+        if piece and piece.calls:
+            first = choice.calls - len(piece.calls)
+            delta["tool_calls"] = [dict(index=first + place) | call.told() for place, call in enumerate(piece.calls)]
         scored = self._logprobs(piece.scored) if piece and piece.scored else None
         return dict(index=choice.index, delta=delta, logprobs=scored, finish_reason=reason)
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        message = dict(role="assistant", content=piece.text, refusal=None)
+        message: dict[str, Any] = dict(role="assistant", content=piece.text, refusal=None)
+        if piece.calls:
+            message |= dict(content=piece.text or None, tool_calls=[call.told() for call in piece.calls])
         scored = self._logprobs(piece.scored) if piece.scored else None
-        reason = choice.handle.finish_reason
-        return dict(index=choice.index, message=message, logprobs=scored, finish_reason=reason)
+        return dict(index=choice.index, message=message, logprobs=scored, finish_reason=self.reason(choice))
 
     def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any]:
         def told(token: int, logprob: float) -> dict[str, Any]:

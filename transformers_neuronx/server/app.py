@@ -17,14 +17,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from transformers_neuronx.errors import EngineError, InputError
+from transformers_neuronx.errors import EngineError, GrammarError, InputError
 from transformers_neuronx.server.answers import Answer, ChatAnswer, CompletionAnswer
 from transformers_neuronx.server.errors import ApiError, api_error, told
 from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Tokenize, fields_of
 from transformers_neuronx.server.gate import Gate
-from transformers_neuronx.server.parameters import params_of
+from transformers_neuronx.server.parameters import no_grammar, params_of
 from transformers_neuronx.server.prompts import Prompts
 from transformers_neuronx.server.settings import Settings
+from transformers_neuronx.server.tools import Tools, tools_of
 from transformers_neuronx.serving.engine import Engine
 from transformers_neuronx.serving.handles import Handle
 from transformers_neuronx.serving.request import SamplingParams
@@ -89,9 +90,11 @@ class Server:
 
     async def chats(self, request: Request) -> Response:
         asked = fields_of(Chat, await self._body(request))
-        _check_chat(asked)
-        handles = await asyncio.to_thread(self._submit, asked, lambda: [self.prompts.of_chat(asked)])
-        answer = ChatAnswer(asked, self.settings.names[0], self.prompts, handles, bool(asked.logprobs))
+        some = asked.tools or asked.tool_choice
+        tools = tools_of(asked, self.prompts.template(), self.prompts.special) if some else None
+        used = tools is not None
+        handles = await asyncio.to_thread(self._submit, asked, lambda: [self.prompts.of_chat(asked, used)], tools)
+        answer = ChatAnswer(asked, self.settings.names[0], self.prompts, handles, tools)
         return Reply(answer, bool(asked.stream))
 
     async def tokenize(self, request: Request) -> Response:
@@ -102,7 +105,7 @@ class Server:
 
         def ids() -> list[int]:
             if asked.prompt is None:
-                return self.prompts.of_chat(asked)
+                return self.prompts.of_chat(asked, bool(asked.tools))
             return self.prompts.encoded(asked.prompt, asked.add_special_tokens is not False)
 
         tokens = await asyncio.to_thread(ids)
@@ -134,21 +137,22 @@ class Server:
                 raise ApiError(413, f"the body must have at most {most} bytes")
         return bytes(body)
 
-    def _submit(self, asked: Completion | Chat, prompts: Callable[[], list[list[int]]]) -> list[Handle]:
+    def _submit(
+        self, asked: Completion | Chat, prompts: Callable[[], list[list[int]]], tools: Tools | None = None
+    ) -> list[Handle]:
         """Submit a request for each of its prompts, all or none."""
         self._check_model(asked.model)
         if self.draining:
             raise ApiError(503, "the server is stopping")
-        if asked.skip_special_tokens is False:
-            raise ApiError(400, "skip_special_tokens: false is not supported", param="skip_special_tokens")
         found = prompts()
         if (count := len(found) * (asked.n or 1)) > self.settings.most_choices:
             most = self.settings.most_choices
             raise ApiError(400, f"prompts and n must ask for at most {most} sequences, got {count}", param="n")
-        return self._begun([(ids, self._params(asked, ids)) for ids in found])
-
-    def _params(self, asked: Completion | Chat, ids: Sequence[int]) -> SamplingParams:
-        return params_of(asked, self.engine.longest - len(ids), self.settings.defaults)
+        longest, defaults = self.engine.longest, self.settings.defaults
+        try:
+            return self._begun([(ids, params_of(asked, longest - len(ids), defaults, tools)) for ids in found])
+        except GrammarError as error:
+            raise no_grammar(asked, error) from error
 
     def _begun(self, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[Handle]:
         handles: list[Handle] = []
@@ -197,14 +201,6 @@ class Reply(Response):
         async for event in self.answer.events():
             await send(dict(type="http.response.body", body=event, more_body=True))
         await send(dict(type="http.response.body", body=b"", more_body=False))
-
-
-def _check_chat(asked: Chat) -> None:
-    kind = (asked.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise ApiError(400, f"response_format {kind!r} is not supported", param="response_format")
-    if asked.tools and asked.tool_choice != "none":
-        raise ApiError(400, "tools are not supported", param="tools")
 
 
 def _json(value: Any) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -27,6 +27,47 @@ class StreamOptions(Struct):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(Struct):
+    """A schema with its name."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """What the text of an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Structured(Struct):
+    """What the text of an answer must be, as vLLM's clients say it."""
+
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class Function(Struct, omit_defaults=True):
+    """A function that a chat model may call: its parameters are a JSON schema of an object."""
+
+    name: Annotated[str, Meta(pattern=r"^[\w.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    """A tool of a chat model."""
+
+    type: Literal["function"]
+    function: Function
 
 
 class Sampled(Struct, kw_only=True):
@@ -57,6 +98,8 @@ class Sampled(Struct, kw_only=True):
     return_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Structured | None = None
 
 
 class Completion(Sampled, kw_only=True):
@@ -74,8 +117,7 @@ class Chat(Sampled, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Likeliest | None = None
-    response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -89,6 +131,7 @@ class Tokenize(Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -108,7 +151,7 @@ Fields = TypeVar("Fields", bound=Struct)
 # answer another question.
 REFUSED = (
     "audio", "best_of", "function_call", "functions", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
-    "length_penalty", "lora_request", "prediction", "prompt_embeds", "structured_outputs", "suffix",
+    "length_penalty", "lora_request", "prediction", "prompt_embeds", "suffix",
     "truncate_prompt_tokens", "use_beam_search", "web_search_options",
 )  # fmt: skip
 ONE_CHANGES_NOTHING = ("best_of", "length_penalty")

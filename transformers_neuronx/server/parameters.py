@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers_neuronx.errors import InputError
+import msgspec
+
+from transformers_neuronx.errors import GrammarError, InputError
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Completion, Sampled
+from transformers_neuronx.server.tools import Tools
 from transformers_neuronx.serving.request import SamplingParams
+from transformers_neuronx.serving.structured import StructuredOutputs
 
 # Fields that SamplingParams have under the same name, unless they are null.
 SAME = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "priority", "cache_salt", "n",
+    "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "priority",
+    "cache_salt", "n",
 )  # fmt: skip
 COMPLETION_TOKENS = 16  # of an answer to /v1/completions, as OpenAI has it
 
 
-def params_of(asked: Completion | Chat, room: int, defaults: Mapping[str, Any]) -> SamplingParams:
+def params_of(
+    asked: Completion | Chat, room: int, defaults: Mapping[str, Any], tools: Tools | None = None
+) -> SamplingParams:
     """Return the parameters of a request whose prompt leaves `room` for tokens. Null fields have the `defaults`.
 
     Raises ApiError for what the engine refuses.
@@ -32,8 +39,13 @@ def params_of(asked: Completion | Chat, room: int, defaults: Mapping[str, Any]) 
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
         given["stop"] = [each for each in stop if each]
     given |= _logprobs(asked)
+    if tools:
+        given["skip_special_tokens"] = False  # a call may begin with one
     try:
+        given["structured_outputs"] = tools.outputs if tools and tools.outputs else _outputs(asked)
         return SamplingParams(max_tokens=_most(asked, room), **given)
+    except GrammarError as error:
+        raise no_grammar(asked, error) from error
     except InputError as error:
         raise ApiError(400, str(error), param=str(error).split(" ")[0]) from error
 
@@ -50,6 +62,29 @@ def _most(asked: Sampled, room: int) -> int:
         message = f"{name} must be at most {room} after this prompt, got {most}"
         raise ApiError(400, message, param=name, code="context_length_exceeded")
     return most or (room if isinstance(asked, Chat) else min(COMPLETION_TOKENS, room))
+
+
+def _outputs(asked: Sampled) -> StructuredOutputs | None:
+    """Return what the text must be, if the request says it."""
+    how, asked_for = asked.response_format, asked.structured_outputs
+    if how and how.type != "text" and asked_for:
+        raise ApiError(400, "response_format and structured_outputs cannot both be given", param="response_format")
+    if asked_for:
+        given = msgspec.structs.asdict(asked_for)
+        return StructuredOutputs(**{name: value for name, value in given.items() if value is not None})
+    if how is None or how.type == "text":
+        return None
+    if how.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    if how.json_schema is None:
+        raise ApiError(400, "response_format must have a json_schema", param="response_format")
+    return StructuredOutputs(json=how.json_schema.schema)
+
+
+def no_grammar(asked: Sampled, error: GrammarError) -> ApiError:
+    """Return what a client is told of a grammar that cannot be followed."""
+    names = ("structured_outputs", "response_format", "tools")
+    return ApiError(400, str(error), param=next((name for name in names if getattr(asked, name, None)), None))
 
 
 def _token(name: str) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
 from jinja2 import TemplateError
 
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Completion, Tokenize
+from transformers_neuronx.server.tools import told_as_text
 
 
 class Prompts:
@@ -31,13 +34,28 @@ class Prompts:
             raise ApiError(400, "prompt must be text, token ids, or a list of either", param="prompt")
         return [each for each in found if not isinstance(each, int)]
 
-    def of_chat(self, asked: Chat | Tokenize) -> list[int]:
-        """Return the token ids of a chat, by the tokenizer's template."""
+    def template(self, tools: bool = False) -> str:
+        """Return the tokenizer's template of chats, maybe one of its own for tools. Raises ApiError without one."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ApiError(400, "the model's tokenizer has no chat template: use /v1/completions", param="messages")
+        found: str = self.tokenizer.get_chat_template(tools=[] if tools else None)
+        return found
+
+    @property
+    def special(self) -> dict[str, int]:
+        """The ids of special tokens."""
+        names = self.tokenizer.all_special_tokens
+        return dict(zip(names, self.tokenizer.convert_tokens_to_ids(names), strict=True))
+
+    def of_chat(self, asked: Chat | Tokenize, tools: bool = False) -> list[int]:
+        """Return the token ids of a chat, by the tokenizer's template, with or without the request's tools."""
         messages = [_plain(message, number) for number, message in enumerate(asked.messages or ())]
         if not messages:
             raise ApiError(400, "messages must have one message or more", param="messages")
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise ApiError(400, "the model's tokenizer has no chat template: use /v1/completions", param="messages")
+        told = [msgspec.to_builtins(tool) for tool in asked.tools or ()] if tools else []
+        template = self.template(tools)
+        if "tools" not in template and (told or any(message.get("tool_calls") for message in messages)):
+            messages, told = told_as_text(messages, told), []
         goes_on = bool(asked.continue_final_message)
         begins = not goes_on if asked.add_generation_prompt is None else asked.add_generation_prompt
         if begins and goes_on:
@@ -45,8 +63,8 @@ class Prompts:
             raise ApiError(400, message, param="continue_final_message")
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=begins, continue_final_message=goes_on,
-                **asked.chat_template_kwargs or {},
+                messages, tools=told or None, chat_template=template, tokenize=False, add_generation_prompt=begins,
+                continue_final_message=goes_on, **asked.chat_template_kwargs or {},
             )  # fmt: skip
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
@@ -85,8 +103,9 @@ def _plain(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise ApiError(400, f"{where} must have a role", param=where)
     content = message.get("content")
+    plain = dict(message) | _with_arguments(message, where)
     if content is None or isinstance(content, str):
-        return dict(message) | dict(content=content or "")
+        return plain | dict(content=content or "")
     if not isinstance(content, list):
         raise ApiError(400, f"{where}.content must be text, or a list of parts", param=where)
     texts = []
@@ -94,4 +113,18 @@ def _plain(message: Mapping[str, Any], number: int) -> dict[str, Any]:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ApiError(400, f"{where}.content may only have parts of type text", param=where)
         texts.append(part["text"])
-    return dict(message) | dict(content="".join(texts))
+    return plain | dict(content="".join(texts))
+
+
+def _with_arguments(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the calls of a message with arguments as templates read them, not as JSON."""
+    if not message.get("tool_calls"):
+        return {}
+    try:
+        calls = [dict(call, function=dict(call["function"])) for call in message["tool_calls"]]
+        for call in calls:
+            given = call["function"].get("arguments")
+            call["function"]["arguments"] = json.loads(given or "{}") if isinstance(given, str | None) else given
+    except (TypeError, KeyError, ValueError) as error:
+        raise ApiError(400, f"{where}.tool_calls must be functions whose arguments are JSON", param=where) from error
+    return dict(tool_calls=calls)
