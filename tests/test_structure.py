@@ -35,13 +35,13 @@ INSIDE = {
     ],
     "serving": [
         "text", "structured", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "paged",
-        "paged_slots", "slots", "guesses", "loop", "calls", "handles", "engine",
+        "paged_slots", "slots", "guesses", "loop", "calls", "records", "handles", "engine",
     ],
     "models": ["block_calls", "generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "adapter"],
     "server": [
-        "errors", "fields", "settings", "tools", "parameters", "prompts", "answers", "gate", "app", "running",
+        "errors", "fields", "settings", "tools", "parameters", "prompts", "answers", "gate", "metrics", "app", "running",
     ],
     "analysis": ["inspection", "planning", "comparison"],
 }  # fmt: skip

@@ -6,8 +6,10 @@ import socket
 import time
 from contextlib import closing
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 COMPLETION = "/v1/completions"
 
@@ -112,3 +114,41 @@ def test_a_server_that_stops_takes_no_more(started):
     assert asked(url, "GET", "/health")[0] == 200 and asked(url, "GET", "/ready")[0] == 503
     status, headers, told = asked(url, "POST", COMPLETION, dict(prompt="a"))
     assert status == 503 and headers["Retry-After"] == "1" and "stopping" in told["error"]["message"]
+
+
+def metrics_of(url):
+    """Return what Prometheus reads: values by the name and the label that is not the model's."""
+    with urlopen(f"{url}/metrics") as response:
+        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        text = response.read().decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert {sample.labels["model"] for sample in samples} == {"tiny-kjv"}
+    others = ("reason", "status", "le")
+    return {
+        (
+            sample.name.removeprefix("transformers_neuronx_"),
+            next((sample.labels[each] for each in others if each in sample.labels), None),
+        ): sample.value
+        for sample in samples
+    }
+
+
+def test_metrics(url):
+    before = metrics_of(url)
+    body = dict(prompt=[*range(300, 390)], max_tokens=9, ignore_eos=True)
+    for _ in range(2):
+        assert asked(url, "POST", COMPLETION, body)[0] == 200
+    assert asked(url, "POST", COMPLETION, dict(prompt="a", n=0))[0] == 400
+    after = metrics_of(url)
+    grown = {key: value - before.get(key, 0) for key, value in after.items()}
+    assert grown["prompt_tokens_total", None] == 180 and grown["cached_prompt_tokens_total", None] >= 64
+    assert grown["generated_tokens_total", None] == 18 and grown["finished_requests_total", "length"] == 2
+    assert grown["http_responses_total", "200"] == 3 and grown["http_responses_total", "400"] == 1
+    for name in ("time_to_first_token", "queue", "prefill", "decode", "request", "time_per_output_token"):
+        assert grown[f"{name}_seconds_count", None] == 2, name
+    assert grown["inter_token_seconds_count", None] == 16 and grown["step_seconds_count", None] >= 18
+    assert grown["request_prompt_tokens_sum", None] == 180 and grown["request_generated_tokens_bucket", "16"] == 2
+    assert (
+        after["requests_running", None] == after["requests_waiting", None] == 0 == after["cache_positions_used", None]
+    )
+    assert after["rows", None] == 4 and after["cache_positions", None] > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from transformers_neuronx.engine.decoder import MemoryUse
 
 BUCKETS = [0.001 * 2**power for power in range(17)]  # histogram bounds in seconds: 1 ms to 65 s
+PREFIX = "transformers_neuronx"  # of names in Prometheus
 
 
 @dataclass
@@ -47,19 +48,21 @@ class Call:
             self._marked = time.perf_counter()
 
 
-@dataclass
 class Histogram:
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
-    total: float = 0.0
+    """How many values there were up to each of some bounds, and their sum."""
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
-        self.total += seconds
+    def __init__(self, bounds: Sequence[float] = BUCKETS) -> None:
+        self._bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Add a value, so many times."""
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
 
     def cumulative(self) -> list[tuple[str, int]]:
         """Return each bound with the number of values up to it, as Prometheus expects."""
         totals = np.cumsum(self.counts).tolist()
-        return [(str(bound), count) for bound, count in zip([*BUCKETS, "+Inf"], totals, strict=True)]
+        return [(str(bound), count) for bound, count in zip([*self._bounds, "+Inf"], totals, strict=True)]
 
 
 @dataclass
@@ -159,47 +162,61 @@ class Metrics:
 
     def prometheus(self) -> str:
         """Return the totals of all calls in Prometheus' text format, with the model's tag as a label."""
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        registry = CollectorRegistry()
-        registry.register(self)
-        text: bytes = generate_latest(registry)
-        return text.decode()
+        return text_of(self)
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics for a registry of Prometheus' client."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        totals = self.totals
+        counters = dict(
+            calls=("Calls of the model.", totals.calls),
+            prompt_tokens=("Prompt tokens.", totals.prompt_tokens),
+            new_tokens=("Generated tokens.", totals.new_tokens),
+        )
+        histograms = dict(
+            time_to_first_token_seconds=("Time from a call to its first token.", totals.first),
+            token_latency_seconds=("Time of a step after the first. A step makes a token for every row.", totals.each),
+        )
+        gauges = dict(
+            compile_seconds=("Time to compile programs, or load compiled ones.", self.compile_seconds),
+            load_seconds=("Time to load weights onto the devices.", self.load_seconds),
+            weights_bytes=("Weights on all devices.", self.held.weights),
+            caches_bytes=("KV caches on all devices.", self.held.caches),
+            temporaries_bytes=("Temporaries of the largest program on all devices.", self.held.temporaries),
+        )
+        yield from families(self.model, counters, histograms, gauges)
 
-        def named(name: str, text: str) -> dict[str, Any]:
-            return dict(name=f"transformers_neuronx_{name}", documentation=text, labels=["model"])
 
-        totals, label = self.totals, [self.model]
-        for name, text, value in (
-            ("calls", "Calls of the model.", totals.calls),
-            ("prompt_tokens", "Prompt tokens.", totals.prompt_tokens),
-            ("new_tokens", "Generated tokens.", totals.new_tokens),
-        ):
-            counter = CounterMetricFamily(**named(name, text))
-            counter.add_metric(label, value)
-            yield counter
-        for name, text, histogram in (
-            ("time_to_first_token_seconds", "Time from a call to its first token.", totals.first),
-            (
-                "token_latency_seconds",
-                "Time of a step after the first. A step makes a token for every row.",
-                totals.each,
-            ),
-        ):
-            family = HistogramMetricFamily(**named(name, text))
-            family.add_metric(label, histogram.cumulative(), histogram.total)
-            yield family
-        for name, text, held in (
-            ("compile_seconds", "Time to compile programs, or load compiled ones.", self.compile_seconds),
-            ("load_seconds", "Time to load weights onto the devices.", self.load_seconds),
-            ("weights_bytes", "Weights on all devices.", self.held.weights),
-            ("caches_bytes", "KV caches on all devices.", self.held.caches),
-            ("temporaries_bytes", "Temporaries of the largest program on all devices.", self.held.temporaries),
-        ):
-            gauge = GaugeMetricFamily(**named(name, text))
-            gauge.add_metric(label, held)
-            yield gauge
+def text_of(collector: Any) -> str:
+    """Return what a collector of Prometheus' client collects, in Prometheus' text format."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    text: bytes = generate_latest(registry)
+    return text.decode()
+
+
+def families(
+    model: str,
+    counters: Mapping[str, tuple[str, float]],
+    histograms: Mapping[str, tuple[str, Histogram]],
+    gauges: Mapping[str, tuple[str, float]],
+) -> Iterator[Any]:
+    """Yield metrics for a registry of Prometheus' client. Each name has a sentence about it, and its value."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    def named(name: str, text: str) -> dict[str, Any]:
+        return dict(name=f"{PREFIX}_{name}", documentation=text, labels=["model"])
+
+    for name, (text, value) in counters.items():
+        counter = CounterMetricFamily(**named(name, text))
+        counter.add_metric([model], value)
+        yield counter
+    for name, (text, histogram) in histograms.items():
+        family = HistogramMetricFamily(**named(name, text))
+        family.add_metric([model], histogram.cumulative(), histogram.total)
+        yield family
+    for name, (text, value) in gauges.items():
+        gauge = GaugeMetricFamily(**named(name, text))
+        gauge.add_metric([model], value)
+        yield gauge

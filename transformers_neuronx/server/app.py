@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from transformers_neuronx.server.answers import Answer, ChatAnswer, CompletionAn
 from transformers_neuronx.server.errors import ApiError, api_error, told
 from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Tokenize, fields_of
 from transformers_neuronx.server.gate import Gate
+from transformers_neuronx.server.metrics import ServerMetrics
 from transformers_neuronx.server.parameters import no_grammar, params_of
 from transformers_neuronx.server.prompts import Prompts
 from transformers_neuronx.server.settings import Settings
@@ -47,10 +50,11 @@ class Server:
             raise InputError("a server needs an engine with a tokenizer: Engine(model, tokenizer=…)")
         self.engine, self.settings = engine, settings
         self.prompts = Prompts(engine.tokenizer)
-        self.began, self.draining = int(time.time()), False
+        self.began, self.draining, self.statuses = int(time.time()), False, Counter[int]()
         routes = [
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -62,7 +66,7 @@ class Server:
         shared: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"], expose_headers=["X-Request-Id"])
         pages = [Middleware(CORSMiddleware, allow_origins=settings.origins, **shared)] if settings.origins else []
         errors = {HTTPException: _http_error, ApiError: told, EngineError: told, InputError: told, Exception: told}
-        gate = Middleware(Gate, settings=settings)
+        gate = Middleware(Gate, settings=settings, statuses=self.statuses)
         self.app = Starlette(routes=routes, middleware=[*pages, gate], exception_handlers=errors)
 
     async def health(self, _: Request) -> Response:
@@ -74,6 +78,10 @@ class Server:
         if self.draining:
             raise ApiError(503, "the server is stopping")
         return await self.health(_)
+
+    async def metrics(self, _: Request) -> Response:
+        engine = replace(self.engine.metrics, model=self.settings.names[0])
+        return Response(ServerMetrics(engine, self.statuses).prometheus(), media_type="text/plain; version=0.0.4")
 
     async def models(self, _: Request) -> Response:
         return _json(dict(object="list", data=[self._about(name) for name in self.settings.names]))

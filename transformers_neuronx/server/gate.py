@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import re
+from collections import Counter
 from collections.abc import MutableMapping
 from secrets import token_hex
 from time import perf_counter
@@ -18,14 +19,15 @@ from transformers_neuronx.server.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 OPEN = ("/health", "/ready")  # paths that need no key
+GONE = 499  # the client went away before there was a response
 Message = MutableMapping[str, Any]
 
 
 class Gate:
-    """An ASGI application around another one."""
+    """An ASGI application around another one. `statuses` counts its responses."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app, self.settings = app, settings
+    def __init__(self, app: ASGIApp, settings: Settings, statuses: Counter[int]) -> None:
+        self.app, self.settings, self.statuses = app, settings, statuses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,6 +49,8 @@ class Gate:
         try:
             await way(scope, receive, sent)
         finally:
+            status = status or GONE
+            self.statuses[status] += 1
             seconds = perf_counter() - began
             _LOG.info("%s %s %d %.3f s %s", scope["method"], scope["path"], status, seconds, number)
 

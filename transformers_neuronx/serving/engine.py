@@ -27,6 +27,7 @@ from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.loop import Loop, Steps
 from transformers_neuronx.serving.paged import steps_over
 from transformers_neuronx.serving.pages import PAGE, Pages
+from transformers_neuronx.serving.records import EngineMetrics, Records
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler
 from transformers_neuronx.serving.slots import SlotSteps
@@ -88,7 +89,7 @@ class Engine:
         steps = _steps(decoder, cache, limits, adjustments)
         self._within = take_all([] if paged else [each.turns for each in models], "an engine")
         self._ends = frozenset(model.eos_token_ids)
-        self._ids = itertools.count()
+        self._ids, self._records = itertools.count(), Records()
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._untold: list[Request] = []  # they have tokens that their handles do not know yet
@@ -169,6 +170,11 @@ class Engine:
             return False
         return self._loop.idle or monotonic() - self._moved < patience
 
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What it does now, and totals of all requests."""
+        return EngineMetrics(self._model.tag, self._records, self.scheduler)
+
     def close(self) -> None:
         """End all requests, and the thread. A closed engine takes no requests."""
         with self._turn:
@@ -196,7 +202,8 @@ class Engine:
                     self._loop.start()
                     self._tell(self._untold)  # while the devices compute, and this thread has nothing else to do
                     self._untold = self._loop.finish()
-                    self._moved = monotonic()
+                    before, self._moved = self._moved, monotonic()
+                    self._records.steps.add(self._moved - before)
                 except BaseException as error:
                     self._untold = []
                     with self._turn:
@@ -206,14 +213,17 @@ class Engine:
             self._end_all("abort")
 
     def _tell(self, sampled: list[Request]) -> None:
-        """Let those know who wait for these requests."""
+        """Let those know who wait for these requests, whose tokens came when the last step ended."""
         tasks: list[Task] = []
+        records, now = self._records, monotonic()
         with self._turn:
+            for work in self._loop.begun:
+                if work.of_prompt and (handle := self._handles.get(work.request.id)):
+                    records.start(handle.times, now)
             for request in sampled:
-                if request.reason is not None:
-                    tasks += self._end(request)
-                elif handle := self._handles.get(request.id):
-                    tasks += handle.tell(ended=False)
+                if handle := self._handles.get(request.id):
+                    records.tell(handle.times, request, self._moved)
+                    tasks += self._end(request) if request.reason is not None else handle.tell(ended=False)
         wake(tasks)
 
     def _cancel(self, request: Request) -> None:
@@ -224,7 +234,10 @@ class Engine:
         """End a request, if it has not ended. Return who must be woken."""
         self.scheduler.abort(request, reason)
         handle = self._handles.pop(request.id, None)
-        return handle.tell(True, error or request.error) if handle else ()
+        if handle is None:
+            return ()
+        self._records.end(handle.times, request, monotonic())
+        return handle.tell(True, error or request.error)
 
     def _end_all(self, reason: str, error: BaseException | None = None) -> None:
         requests = [handle.request for handle in self._handles.values()]

@@ -7,9 +7,11 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any, NamedTuple
 
 from transformers_neuronx.errors import EngineError
+from transformers_neuronx.serving.records import Times
 from transformers_neuronx.serving.request import Logprob, Request
 
 Task = tuple[asyncio.AbstractEventLoop, asyncio.Event]  # one that waits for tokens
@@ -31,11 +33,12 @@ class Handle:
 
     Iterating, or `async for`, gives its tokens as they are generated. Any number of threads and event loops may
     iterate; each gets all tokens. Raises EngineError if the request failed. `choices` are the handles of the `n`
-    sequences of the request; this is the first of them.
+    sequences of the request; this is the first of them. `times` says when it was submitted, and when its tokens came.
     """
 
     def __init__(self, request: Request, cancel: Callable[[Request], None]) -> None:
         self.request, self._cancel = request, cancel
+        self.times = Times(monotonic())
         self.choices: tuple[Handle, ...] = (self,)
         # Who reads tokens. There is no lock: an iterator may end wherever garbage is collected, also inside of `tell`.
         self._threads: set[SimpleQueue[None]] = set()  # much faster than a Condition

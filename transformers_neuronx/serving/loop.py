@@ -105,6 +105,11 @@ class Loop:
         """Whether there is nothing to do."""
         return not self._begun and not self._flying and not len(self.scheduler)
 
+    @property
+    def begun(self) -> Sequence[Work]:
+        """The step that was started last, until its tokens are chosen."""
+        return self._begun.step if self._begun else ()
+
     def advance(self) -> list[Request]:
         """Start a step, and finish one: see `start` and `finish`."""
         self.start()

@@ -113,6 +113,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.waiting_tokens = 0
+        self.preemptions = 0
         self.copies: list[Copy] = []  # pages that must be copied, in order, before the step
 
     def __len__(self) -> int:
@@ -324,6 +325,7 @@ class Scheduler:
         self.cache.release(request)
         request.computed, request.guesses = 0, []
         request.preempted += 1
+        self.preemptions += 1
         self._wait(request)
 
     def _wait(self, request: Request) -> None:
