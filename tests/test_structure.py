@@ -34,14 +34,15 @@ INSIDE = {
         "descriptions", "artifact_weights", "artifact_saving", "artifacts",
     ],
     "serving": [
-        "text", "structured", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "paged",
-        "paged_slots", "slots", "guesses", "loop", "calls", "records", "handles", "engine",
+        "text", "structured", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "pooling",
+        "paged", "paged_slots", "slots", "guesses", "loop", "calls", "records", "handles", "engine",
     ],
     "models": ["block_calls", "generation", "base", "methods", "sampling", "encoder_decoder"],
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "adapter"],
     "server": [
-        "errors", "fields", "settings", "tools", "parameters", "prompts", "answers", "gate", "metrics", "app", "running",
+        "errors", "fields", "settings", "tools", "parameters", "prompts", "answers", "embeddings", "gate", "metrics", "app",
+        "running",
     ],
     "analysis": ["inspection", "planning", "comparison"],
 }  # fmt: skip

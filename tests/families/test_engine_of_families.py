@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from parity import DECODERS, randomized
+from parity import DECODERS, assert_close, randomized
 from test_every_family import tiny
 from test_llama import config as llama
 from test_phi3 import config as phi3, longrope
@@ -25,7 +25,7 @@ PROMPTS = [DRAW.integers(3, 100, count).tolist() for count in (1, 3, 30, 9, 17, 
 @pytest.mark.parametrize(
     "family", [each if each in EACH_TIME else pytest.param(each, marks=pytest.mark.slow) for each in DECODERS]
 )
-def test_tokens_are_those_of_transformers(family, degree, tmp_path):
+def test_tokens_and_vectors_are_those_of_transformers(family, degree, tmp_path):
     reference = randomized(tiny(family))
     reference.save_pretrained(tmp_path)
     model = NeuronAutoModelForCausalLM.from_pretrained(tmp_path, n_positions=48, tp_degree=degree)
@@ -38,6 +38,11 @@ def test_tokens_are_those_of_transformers(family, degree, tmp_path):
                 torch.tensor([prompt]), max_new_tokens=15, do_sample=False, eos_token_id=None, pad_token_id=0
             )
             assert handle.result() == wanted[0, len(prompt) :].tolist()
+        vectors = [engine.embed(prompt) for prompt in PROMPTS]
+        for prompt, handle in zip(PROMPTS, vectors, strict=True):
+            handle.result()
+            hidden = reference.base_model(torch.tensor([prompt])).last_hidden_state
+            assert_close(torch.from_numpy(handle.embedding), hidden[0, -1])
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2"])

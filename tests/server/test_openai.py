@@ -172,3 +172,23 @@ def test_chats_that_are_wrong(client, name):
     messages, wanted = WRONG_CHATS[name]
     with pytest.raises(openai.BadRequestError, match=wanted):
         client.chat.completions.create(messages=messages, **GREEDY)
+
+
+def test_embeddings(client, tokenizer, model):
+    texts = [PROMPT, "In the beginning"]
+    theirs = GPT2LMHeadModel.from_pretrained(TINY_KJV).transformer
+    answer = client.embeddings.create(model="tiny-kjv", input=texts)  # as base64, which the client decodes
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    for place, each in enumerate(ids):
+        wanted = theirs(torch.tensor([each])).last_hidden_state[0, -1].detach()
+        found = torch.tensor(answer.data[place].embedding)
+        assert answer.data[place].index == place
+        torch.testing.assert_close(found, wanted / wanted.norm(), atol=1e-5, rtol=0)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, ids))
+    [short] = client.embeddings.create(model="tiny-kjv", input=ids[0], dimensions=8, encoding_format="float").data
+    first = torch.tensor(answer.data[0].embedding)[:8]
+    torch.testing.assert_close(torch.tensor(short.embedding), first / first.norm(), atol=1e-6, rtol=0)
+    for fields, param in ((dict(dimensions=10000), "dimensions"), (dict(input=[]), "input"), (dict(input=[[]]), None)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.embeddings.create(**dict(model="tiny-kjv", input="a") | fields)
+        assert caught.value.param == param

@@ -72,7 +72,7 @@ class RecurrentForSampling(ForSampling):
     family = Family(
         RecurrentConfig.from_hf,
         SimpleNamespace(table=table, ignored=weights.ignored, PREFIX=weights.PREFIX),
-        SimpleNamespace(embed=graph.embed, layer=layer, head=graph.head),
+        SimpleNamespace(embed=graph.embed, layer=layer, norm=graph.norm, head=graph.head),
         "recurrent",
         prepare=graph.prepare,
     )

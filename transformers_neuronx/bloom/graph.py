@@ -20,5 +20,9 @@ def layer(config: BloomConfig, w: Any, x: Tensor, cache: Cache, step: Step) -> t
     return (normed if config.residual_after_norm else x) + h, cache
 
 
+def norm(config: BloomConfig, w: Any, x: Tensor) -> Tensor:
+    return layer_norm(x, w.final_norm, config.eps)
+
+
 def head(config: BloomConfig, w: Any, x: Tensor) -> Tensor:
-    return logits(layer_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]
+    return logits(norm(config, w, x), w.head)  # f32[b, n, vocab]

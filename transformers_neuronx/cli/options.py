@@ -18,7 +18,12 @@ from transformers_neuronx.huggingface.auto import class_of
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.runtimes import RUNTIMES
 from transformers_neuronx.support.files import explain, read_json
-from transformers_neuronx.weights.directories import load_config, load_generation_config, resolve_tokenizer
+from transformers_neuronx.weights.directories import (
+    load_config,
+    load_generation_config,
+    load_pooling,
+    resolve_tokenizer,
+)
 
 NO = 4  # exit status of `plan`, `lint` and `check` if they find a problem
 HOW, CHOICE, WHERE = "Compilation", "Sampling", "Model location"
@@ -159,6 +164,11 @@ class Source:
     def generation(self) -> dict[str, Any]:
         """Contents of its generation_config.json; empty if it has none."""
         return {} if self._alone else load_generation_config(self.path, self.cache_dir)
+
+    @cached_property
+    def pooling(self) -> str:
+        """How its hidden states become embeddings."""
+        return "last" if self._alone else load_pooling(self.path, self.cache_dir)
 
     def open(
         self, how: How, *, without_weights: bool = False, needs_weights: bool = True, **options: Any

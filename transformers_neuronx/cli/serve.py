@@ -72,7 +72,8 @@ def serve(
     names = tuple(served_model_name or [model])
     defaults = SamplingOptions(None, None, None, None, None).rules(source, ALL, None)
     with _engine(source, how, batch_size, n_positions) as engine:
-        settings = Settings(names, api_key or env.API_KEYS.get().split(), allowed_origin or (), defaults)
+        keys = api_key or env.API_KEYS.get().split()
+        settings = Settings(names, keys, allowed_origin or (), defaults, pooling=source.pooling)
         Running(Server(engine, settings), host, port, drain).run()
 
 

@@ -80,6 +80,10 @@ class Graph(Protocol):
         """
         ...
 
+    def norm(self, config: Any, w: Any, x: Tensor, /) -> Tensor:
+        """Return the last hidden states [b, n, ·], which the head is applied to, after those of the last layer."""
+        ...
+
     def head(self, config: Any, w: Any, x: Tensor, /) -> Tensor:
         """Return the logits f32[b, n, vocab] after hidden states [b, n, h]."""
         ...

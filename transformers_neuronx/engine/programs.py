@@ -202,3 +202,8 @@ class Programs:
         """Apply the head, to each row's last token only if that step is given. x [b, n, h] -> f32[b, n or 1, vocab]"""
         with scribe.scope("head"):
             return self.graph.head(self.config, shared, last.last(x) if last else x)
+
+    def last_hidden(self, scribe: HloScribe, shared: Any, x: Tensor) -> Tensor:
+        """Return what the head is applied to. x [b, n, h] -> [b, n, ·]"""
+        with scribe.scope("head"):
+            return self.graph.norm(self.config, shared, x)

@@ -42,6 +42,10 @@ def layer(
     return x + rms_norm(h, w.mlp_out_norm, config.eps), cache
 
 
+def norm(config: Gemma2Config, w: Any, x: Tensor) -> Tensor:
+    return rms_norm(x, w.final_norm, config.eps)
+
+
 def head(config: Gemma2Config, w: Any, x: Tensor) -> Tensor:
-    y = logits(rms_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]
+    y = logits(norm(config, w, x), w.head)  # f32[b, n, vocab]
     return y if config.logit_softcap is None else hlo.tanh(y * (1 / config.logit_softcap)) * config.logit_softcap

@@ -21,5 +21,9 @@ def layer(config: GPT2Config, w: Any, x: Tensor, cache: Cache, step: Step, kind:
     return x + h, cache
 
 
+def norm(config: GPT2Config, w: Any, x: Tensor) -> Tensor:
+    return layer_norm(x, w.final_norm, config.eps)
+
+
 def head(config: GPT2Config, w: Any, x: Tensor) -> Tensor:
-    return logits(layer_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]
+    return logits(norm(config, w, x), w.head)  # f32[b, n, vocab]

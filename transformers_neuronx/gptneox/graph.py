@@ -35,5 +35,9 @@ def layer(config: GPTNeoXConfig, w: Any, x: Tensor, cache: Cache, step: Step, ro
     return attended + mlp(h, w.mlp, config.activation), cache
 
 
+def norm(config: GPTNeoXConfig, w: Any, x: Tensor) -> Tensor:
+    return layer_norm(x, w.final_norm, config.eps)
+
+
 def head(config: GPTNeoXConfig, w: Any, x: Tensor) -> Tensor:
-    return logits(layer_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]
+    return logits(norm(config, w, x), w.head)  # f32[b, n, vocab]

@@ -57,5 +57,9 @@ def layer(
     return x + h, cache
 
 
+def norm(config: LlamaLike, w: Any, x: Tensor) -> Tensor:
+    return rms_norm(x, w.final_norm, config.eps)
+
+
 def head(config: LlamaLike, w: Any, x: Tensor) -> Tensor:
-    return logits(rms_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]
+    return logits(norm(config, w, x), w.head)  # f32[b, n, vocab]

@@ -34,5 +34,9 @@ def layer(config: MixtralConfig, w: Any, x: Tensor, cache: Cache, step: Step, ro
     return x + h, cache
 
 
+def norm(config: MixtralConfig, w: Any, x: Tensor) -> Tensor:
+    return rms_norm(x, w.final_norm, config.eps)
+
+
 def head(config: MixtralConfig, w: Any, x: Tensor) -> Tensor:
-    return logits(rms_norm(x, w.final_norm, config.eps), w.head)  # f32[b, n, vocab]
+    return logits(norm(config, w, x), w.head)  # f32[b, n, vocab]

@@ -35,9 +35,11 @@ def layer(config: OPTConfig, w: Any, x: Tensor, cache: Cache, step: Step) -> tup
     return norm(x + h, w.mlp_norm, after), cache
 
 
-def head(config: OPTConfig, w: Any, x: Tensor) -> Tensor:
+def norm(config: OPTConfig, w: Any, x: Tensor) -> Tensor:
     if config.final_norm:
         x = layer_norm(x, w.final_norm, config.eps)
-    if config.projected:
-        x = linear(x, w.project_out)
-    return logits(x, w.head)  # f32[b, n, vocab]
+    return linear(x, w.project_out) if config.projected else x
+
+
+def head(config: OPTConfig, w: Any, x: Tensor) -> Tensor:
+    return logits(norm(config, w, x), w.head)  # f32[b, n, vocab]

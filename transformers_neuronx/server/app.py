@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,8 +22,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from transformers_neuronx.errors import EngineError, GrammarError, InputError
 from transformers_neuronx.server.answers import Answer, ChatAnswer, CompletionAnswer
+from transformers_neuronx.server.embeddings import EmbeddingsAnswer
 from transformers_neuronx.server.errors import ApiError, api_error, told
-from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Tokenize, fields_of
+from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Embeddings, Tokenize, fields_of
 from transformers_neuronx.server.gate import Gate
 from transformers_neuronx.server.metrics import ServerMetrics
 from transformers_neuronx.server.parameters import no_grammar, params_of
@@ -31,7 +33,6 @@ from transformers_neuronx.server.settings import Settings
 from transformers_neuronx.server.tools import Tools, tools_of
 from transformers_neuronx.serving.engine import Engine
 from transformers_neuronx.serving.handles import Handle
-from transformers_neuronx.serving.request import SamplingParams
 
 
 def app(engine: Engine, settings: Settings) -> ASGIApp:
@@ -59,6 +60,7 @@ class Server:
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chats, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info, methods=["GET"]),
@@ -94,7 +96,7 @@ class Server:
         asked = fields_of(Completion, await self._body(request))
         handles = await asyncio.to_thread(self._submit, asked, lambda: self.prompts.of_completion(asked))
         answer = CompletionAnswer(asked, self.settings.names[0], self.prompts, handles, asked.logprobs is not None)
-        return Reply(answer, bool(asked.stream))
+        return Stream(answer) if asked.stream else Reply(answer)
 
     async def chats(self, request: Request) -> Response:
         asked = fields_of(Chat, await self._body(request))
@@ -103,7 +105,12 @@ class Server:
         used = tools is not None
         handles = await asyncio.to_thread(self._submit, asked, lambda: [self.prompts.of_chat(asked, used)], tools)
         answer = ChatAnswer(asked, self.settings.names[0], self.prompts, handles, tools)
-        return Reply(answer, bool(asked.stream))
+        return Stream(answer) if asked.stream else Reply(answer)
+
+    async def embeddings(self, request: Request) -> Response:
+        asked = fields_of(Embeddings, await self._body(request))
+        handles = await asyncio.to_thread(self._embed, asked)
+        return Reply(EmbeddingsAnswer(asked, self.settings.names[0], handles))
 
     async def tokenize(self, request: Request) -> Response:
         asked = fields_of(Tokenize, await self._body(request))
@@ -145,49 +152,59 @@ class Server:
                 raise ApiError(413, f"the body must have at most {most} bytes")
         return bytes(body)
 
+    def _embed(self, asked: Embeddings) -> list[Handle]:
+        self._check_open(asked.model)
+        found = self.prompts.of_embeddings(asked)
+        self._check_count(len(found), "input", "input")
+        embed = partial(self.engine.embed, priority=asked.priority or 0, cache_salt=asked.cache_salt or "")
+        return _all_or_none(partial(embed, ids, self.settings.pooling) for ids in found)
+
+    def _check_open(self, model: str | None) -> None:
+        self._check_model(model)
+        if self.draining:
+            raise ApiError(503, "the server is stopping")
+
+    def _check_count(self, count: int, what: str, param: str) -> None:
+        if count > (most := self.settings.most_choices):
+            raise ApiError(400, f"{what} must ask for at most {most} sequences, got {count}", param=param)
+
     def _submit(
         self, asked: Completion | Chat, prompts: Callable[[], list[list[int]]], tools: Tools | None = None
     ) -> list[Handle]:
         """Submit a request for each of its prompts, all or none."""
-        self._check_model(asked.model)
-        if self.draining:
-            raise ApiError(503, "the server is stopping")
+        self._check_open(asked.model)
         found = prompts()
-        if (count := len(found) * (asked.n or 1)) > self.settings.most_choices:
-            most = self.settings.most_choices
-            raise ApiError(400, f"prompts and n must ask for at most {most} sequences, got {count}", param="n")
+        self._check_count(len(found) * (asked.n or 1), "prompts and n", "n")
         longest, defaults = self.engine.longest, self.settings.defaults
         try:
-            return self._begun([(ids, params_of(asked, longest - len(ids), defaults, tools)) for ids in found])
+            params = [params_of(asked, longest - len(ids), defaults, tools) for ids in found]
+            return _all_or_none(partial(self.engine.submit, *each) for each in zip(found, params, strict=True))
         except GrammarError as error:
             raise no_grammar(asked, error) from error
 
-    def _begun(self, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[Handle]:
-        handles: list[Handle] = []
-        try:
-            for ids, params in requests:
-                handles.append(self.engine.submit(ids, params))
-        except Exception:
-            for handle in handles:
-                for choice in handle.choices:
-                    choice.cancel()
-            raise
-        return handles
+
+class Computed(Protocol):
+    """What an engine still computes."""
+
+    def cancel(self) -> None:
+        """End it now."""
+        ...
+
+    async def response(self) -> bytes:
+        """Wait for it, and return the body of the response. Raises EngineError if it failed."""
+        ...
 
 
 class Reply(Response):
     """A response that an engine still computes. If the client goes away, its requests end, whatever they are at."""
 
-    def __init__(self, answer: Answer, stream: bool) -> None:
-        self.answer, self.stream = answer, stream
+    def __init__(self, answer: Computed) -> None:
+        self.answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(self._watch(receive))
         try:
-            if self.stream:
-                await self._send_stream(send)
-            else:
-                await (await self._whole())(scope, receive, send)
+            await self._send(scope, receive, send)
         finally:
             watch.cancel()
             self.answer.cancel()  # those that still run: nobody reads them
@@ -197,18 +214,39 @@ class Reply(Response):
             pass
         self.answer.cancel()
 
-    async def _whole(self) -> Response:
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            return Response(await self.answer.response(), media_type="application/json")
+            response = Response(await self.answer.response(), media_type="application/json")
         except EngineError as error:
-            return api_error(error).response()
+            response = api_error(error).response()
+        await response(scope, receive, send)
 
-    async def _send_stream(self, send: Send) -> None:
+
+class Stream(Reply):
+    """A response whose events are sent as they come."""
+
+    answer: Answer
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send(dict(type="http.response.start", status=200, headers=headers))
         async for event in self.answer.events():
             await send(dict(type="http.response.body", body=event, more_body=True))
         await send(dict(type="http.response.body", body=b"", more_body=False))
+
+
+def _all_or_none(submits: Iterable[Callable[[], Handle]]) -> list[Handle]:
+    """Submit requests. If one is refused, the others are cancelled."""
+    handles: list[Handle] = []
+    try:
+        for submit in submits:
+            handles.append(submit())
+    except Exception:
+        for handle in handles:
+            for choice in handle.choices:
+                choice.cancel()
+        raise
+    return handles
 
 
 def _json(value: Any) -> Response:

@@ -125,6 +125,19 @@ class Chat(Sampled, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class Embeddings(Struct, kw_only=True):
+    """The body of /v1/embeddings. An input is text or token ids; there may be several of them."""
+
+    input: str | list[str | int | list[Positive]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    user: str | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
 class Tokenize(Struct, kw_only=True):
     """The body of /tokenize: text, or messages of a chat."""
 

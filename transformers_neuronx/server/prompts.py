@@ -11,7 +11,7 @@ import msgspec
 from jinja2 import TemplateError
 
 from transformers_neuronx.server.errors import ApiError
-from transformers_neuronx.server.fields import Chat, Completion, Tokenize
+from transformers_neuronx.server.fields import Chat, Completion, Embeddings, Tokenize
 from transformers_neuronx.server.tools import told_as_text
 
 
@@ -24,14 +24,21 @@ class Prompts:
 
     def of_completion(self, asked: Completion) -> list[list[int]]:
         """Return the token ids of each prompt."""
-        given, special = asked.prompt, asked.add_special_tokens is not False
+        return self._several(asked.prompt, asked.add_special_tokens is not False, "prompt")
+
+    def of_embeddings(self, asked: Embeddings) -> list[list[int]]:
+        """Return the token ids of each input."""
+        return self._several(asked.input, asked.add_special_tokens is not False, "input")
+
+    def _several(self, given: str | list[str | int | list[int]], special: bool, name: str) -> list[list[int]]:
+        """Return the token ids of one text or of several, or those that are given."""
         if isinstance(given, str):
             return [self.encoded(given, special)]
         if given and all(isinstance(each, int) for each in given):
             return [[each for each in given if isinstance(each, int)]]
         found = [self.encoded(each, special) if isinstance(each, str) else each for each in given]
         if not found or any(isinstance(each, int) for each in found):
-            raise ApiError(400, "prompt must be text, token ids, or a list of either", param="prompt")
+            raise ApiError(400, f"{name} must be text, token ids, or a list of either", param=name)
         return [each for each in found if not isinstance(each, int)]
 
     def template(self, tools: bool = False) -> str:

@@ -17,6 +17,7 @@ class Settings:
     - `defaults`: values of fields that requests leave out, such as a checkpoint's `temperature`.
     - `most_body`: bytes of a request's body. Default 16 MiB.
     - `most_choices`: sequences of a request, of all its prompts together. Default 128.
+    - `pooling`: how the hidden states of an input become its vector: "last", "mean" or "cls". Default "last".
     - `patience`: seconds without progress, after which /health fails while requests wait. Default 120.
     """
 
@@ -26,4 +27,5 @@ class Settings:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     most_body: int = 2**24
     most_choices: int = 128
+    pooling: str = "last"
     patience: float = 120.0

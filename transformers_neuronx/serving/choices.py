@@ -30,6 +30,7 @@ from transformers_neuronx.serving.steps import SAMPLED, padded
 
 Array = np.ndarray[Any, Any]
 WORD = 32  # bits of a word of `Changes.allowed`
+Pooled = tuple[Request, int]  # whose hidden states are summed, and how often it had been preempted
 Scored = tuple[Request, int]  # a token of a prompt, whose log-probability is kept, by its position
 
 
@@ -130,7 +131,7 @@ def words_of(vocab: int) -> int:
 class Chosen:
     """Tokens that were chosen, still on the devices or not: s32[·] in the order of the requests, or s32[·, rounds],
     with NOTHING where there are fewer. Without requests, anything to wait for. Log-probabilities are those of the
-    requests' tokens, and then those of tokens that are `scored`.
+    requests' tokens, and then those of tokens that are `scored`. `pooled` are sums for requests, f32[·, h].
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Chosen:
         scored: Sequence[Scored] = (),
     ) -> None:  # fmt: skip
         self.tokens = tokens
+        self.pooled: tuple[Sequence[Pooled], DeviceTensor] | None = None
         self._requests, self._logprobs, self._scored = requests, logprobs, scored
 
     def read(self) -> dict[int, list[int]]:
@@ -145,6 +147,11 @@ class Chosen:
         tokens = self.tokens if isinstance(self.tokens, np.ndarray) else self.tokens.numpy()
         if self._logprobs:
             self._note()
+        if self.pooled:
+            pools, sums = self.pooled
+            for (request, preempted), total in zip(pools, sums.numpy(), strict=False):
+                if request.preempted == preempted:  # otherwise it starts again
+                    request.pooled = request.pooled + total
         if not self._requests:
             return {}
         rows = (tokens if tokens.ndim > 1 else tokens[:, None]).tolist()

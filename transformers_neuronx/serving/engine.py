@@ -36,6 +36,8 @@ from transformers_neuronx.serving.text import TextStream
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import take_all
 
+POOLINGS = ("last", "mean", "cls")
+
 
 class Engine:
     """Answers requests of any number of threads with one model, which must be on its devices (`to_neuron`).
@@ -108,17 +110,14 @@ class Engine:
         Raises InputError for a prompt that the model cannot serve, and QueueFullError if too much is waiting.
         """
         params = params or SamplingParams()
-        tokens, config = [int(token) for token in prompt], self._model.decoder.config
-        named = (*tokens, *params.logit_bias)
-        if wrong := [token for token in named if not 0 <= token < config.vocab_size]:
-            raise InputError(f"token ids must be from 0 to {config.vocab_size - 1}, got {wrong[0]}")
+        tokens = self._checked(prompt, [*params.logit_bias])
         if params.sees_logits and not self._adjustments:
             raise InputError("this engine was made with adjustments=False: its requests cannot change or see logits")
         if (params.stop or params.structured_outputs) and self.tokenizer is None:
             what = "stop strings" if params.stop else "structured_outputs"
             raise InputError(f"{what} need an engine with a tokenizer: Engine(model, tokenizer=…)")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
-        salt = f"{rotation_group(config, len(tokens))} {params.cache_salt}".encode()
+        salt = self._salt(tokens, params.cache_salt)
         source, tokens = self._divided(tokens)
 
         def request(stream: int) -> Request:
@@ -132,6 +131,31 @@ class Engine:
     @cached_property
     def _grammars(self) -> Grammars:
         return Grammars(self.tokenizer, self._model.decoder.config.vocab_size, self._ends)
+
+    def embed(self, prompt: Sequence[int], pooling: str = "last", *, priority: int = 0, cache_salt: str = "") -> Handle:
+        """Let the last hidden states of a prompt, token ids, become one vector: `Handle.embedding`. Return at once.
+
+        `pooling` takes that of the "last" token, that of the first one ("cls"), or the "mean" of all. Raises
+        InputError for a prompt or a model that cannot be served, and QueueFullError if too much is waiting.
+        """
+        if pooling not in POOLINGS:
+            raise InputError(f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, got {pooling!r}")
+        if not self._loop.steps.embeds:
+            raise InputError("embeddings need a decoder whose cache is in pages, and an engine with adjustments=True")
+        tokens = self._checked(prompt)
+        params = SamplingParams(max_tokens=1, priority=priority, cache_salt=cache_salt)
+        request = Request(next(self._ids), tokens, params, salt=self._salt(tokens, cache_salt), pooling=pooling)
+        return self._take([request])
+
+    def _checked(self, prompt: Sequence[int], others: Sequence[int] = ()) -> list[int]:
+        """Return a prompt as a list. Raises InputError for ids, there or among others, that the model does not have."""
+        tokens, vocab = [int(token) for token in prompt], self._model.decoder.config.vocab_size
+        if wrong := [token for token in (*tokens, *others) if not 0 <= token < vocab]:
+            raise InputError(f"token ids must be from 0 to {vocab - 1}, got {wrong[0]}")
+        return tokens
+
+    def _salt(self, tokens: list[int], salt: str) -> bytes:
+        return f"{rotation_group(self._model.decoder.config, len(tokens))} {salt}".encode()
 
     def _divided(self, tokens: list[int]) -> tuple[list[int], list[int]]:
         """Return what an encoder reads of a prompt, and what the decoder continues."""

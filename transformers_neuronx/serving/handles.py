@@ -10,6 +10,8 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.serving.records import Times
 from transformers_neuronx.serving.request import Logprob, Request
@@ -107,6 +109,11 @@ class Handle:
         nothing. Empty without `prompt_logprobs`.
         """
         return list(self.request.prompt_logprobs)
+
+    @property
+    def embedding(self) -> np.ndarray[Any, Any]:
+        """The vector of a prompt that was embedded, f32[·], once it has ended."""
+        return self.request.embedding
 
     def cancel(self) -> None:
         """End the request now. Tokens that were generated stay. One that has ended stays as it is."""

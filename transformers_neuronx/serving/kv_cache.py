@@ -55,12 +55,12 @@ class KVCache:
 
     def found(self, request: Request) -> Found:
         """Return what there is of a prompt. At least its last token is computed again, as the next one is sampled from
-        its logits; and all of it, if log-probabilities of its tokens are kept.
+        its logits; and all of it, if something of each of its tokens is kept.
         """
         size, last = self.size, request.prompt_length - 1
         if request.given:
             return Found(len(request.given.tables[0]), request.given.tables, request.computed)
-        if self.places or request.scores:
+        if self.places or request.whole:
             return Found(0, [[] for _ in self.pools], 0)
         names = request.digests[: last // size]
         full = next(count for count in range(self._most(names), -1, -1) if self._have(names[:count]))

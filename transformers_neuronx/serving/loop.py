@@ -27,6 +27,11 @@ class Steps(Compiled, Protocol):
         """Whether a step may start before the tokens of the one before are read."""
         ...
 
+    @property
+    def embeds(self) -> bool:
+        """Whether hidden states of requests can be pooled."""
+        ...
+
     def longest_joined(self) -> tuple[int, float]:
         """Return the most tokens of a step that takes at most 2.5 times as long as one of a few rows, and the
         position at which a token of a prompt takes twice the time of one at its beginning.
@@ -153,10 +158,10 @@ class Loop:
         if flying is None:
             return []
         tokens = flying.chosen.read()
-        sampling = [work.request for work in flying.step if work.samples]
+        sampling = [work.request for work in flying.step if work.samples or work.pools]
         with self._turn:
             for request in sampling:
-                if BROKEN in tokens[request.id]:
+                if BROKEN in tokens.get(request.id, ()):
                     request.error = EngineError("its logits are NaN or all -inf")
                 if request.error:
                     self.scheduler.abort(request, "error")

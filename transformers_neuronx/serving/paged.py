@@ -13,13 +13,24 @@ import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.encoding import SourceMemory
+from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.layers.rows import joined
 from transformers_neuronx.runtimes.base import DeviceTensor
-from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, Scored, sampled_rows, scored_of, seen_by
+from transformers_neuronx.serving.choices import (
+    Changes,
+    Chooser,
+    Chosen,
+    Pooled,
+    Scored,
+    sampled_rows,
+    scored_of,
+    seen_by,
+)
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.pages import NO_PAGE
+from transformers_neuronx.serving.pooling import PoolKey, shares_of
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
 from transformers_neuronx.serving.steps import (
@@ -50,6 +61,8 @@ class PackedTokens:
     requests: list[Request]  # those that sample, once for each sample
     scored: Sequence[Scored] = ()  # after the samples
     seen: Array | None = None  # the tokens that each one's sequence has, pred[samples, vocab], if rules depend on them
+    pools: Sequence[Pooled] = ()
+    shares: Array | None = None  # how often each one's sum has each token, f32[sequences, tokens]
 
 
 class Started(NamedTuple):
@@ -80,17 +93,30 @@ class PagedSteps:
         self._row = sequence_row(self.layout, self.keys[0].pages)
         self.memory = memory
         self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}), adjustments)
+        hidden = ((key.tokens, key.sequences) for key in self.keys if not key.rounds)
+        self.pool_keys = (
+            [PoolKey(*sizes) for sizes in dict.fromkeys(hidden)] if adjustments and not self.layout.memory else []
+        )
         self.caches: list[DeviceTensor] = []
         self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
 
     @property
+    def embeds(self) -> bool:
+        """Whether it can pool hidden states."""
+        return bool(self.pool_keys)
+
+    @property
     def programs(self) -> int:
         """Number of programs that `compile` compiles."""
-        return len(self.keys) + 1 + len(self.memory.keys()) + len(self.chooser.keys)
+        return len(self._own()) + len(self.chooser.keys)
+
+    def _own(self) -> list[ProgramKey]:
+        """The programs of the store."""
+        return [*self.keys, *self.pool_keys, CopyKey(), *self.memory.keys()]
 
     def compile(self, progress: Progress) -> None:
         """Compile all programs. `progress` is called with the name of each."""
-        self.store.compile([*self.keys, CopyKey(), *self.memory.keys()], progress)
+        self.store.compile(self._own(), progress)
         self.chooser.compile(progress)
 
     @property
@@ -187,7 +213,8 @@ class PagedSteps:
         """Bring a step into the form of its program."""
         requests = [work.request for work in step for _ in range(work.samples)]
         scored = scored_of(step)
-        key = smallest(self.keys, sum(work.count for work in step), len(requests) + len(scored))
+        pools = [(work.request, work.request.preempted) for work in step if work.pools]
+        key = smallest(self.keys, sum(work.count for work in step), len(requests) + len(scored), bool(pools))
         bounds = [0, *accumulate(work.count for work in step)]
         samples = [range(end - work.samples, end) for work, end in zip(step, bounds[1:], strict=True)]
         scores = [range(first, first + work.scored) for work, first in zip(step, bounds, strict=False)]
@@ -207,7 +234,8 @@ class PagedSteps:
             for row, request in zip(rows["eos"], requests, strict=False):
                 some = sorted(request.ends)[: len(row)]  # the host knows the others
                 row[: len(some)] = some
-        return PackedTokens(key, tokens, segments, rows, requests, scored, self.seen(key, requests))
+        shares = shares_of(key, step, bounds) if pools else None
+        return PackedTokens(key, tokens, segments, rows, requests, scored, self.seen(key, requests), pools, shares)
 
     def seen(self, key: TokensKey, requests: Sequence[Request]) -> Array | None:
         """Return the tokens that sequences have, pred[samples, vocab], if the rules of a request depend on them.
@@ -257,11 +285,21 @@ class PagedSteps:
         packed, tokens, rounds, logits, hidden = started
         if tokens is None or logits is None:
             assert hidden is not None
-            return Chosen([], hidden)
-        self._before = self.chooser.choose(logits, packed.samples, changes) if changes else tokens
-        return self.chooser.chosen(
-            packed.requests, self._before, logits, None if changes else rounds, packed.scored
-        )  # fmt: skip
+            chosen = Chosen([], hidden)
+        else:
+            self._before = self.chooser.choose(logits, packed.samples, changes) if changes else tokens
+            rounds = None if changes else rounds
+            chosen = self.chooser.chosen(packed.requests, self._before, logits, rounds, packed.scored)
+        if packed.shares is not None and hidden is not None:
+            chosen.pooled = packed.pools, self._sums(packed.shares, hidden)
+        return chosen
+
+    def _sums(self, shares: Array, hidden: DeviceTensor) -> DeviceTensor:
+        """Return sums of last hidden states, f32[·, h], given how often each has each token."""
+        sums, tokens = shares.shape
+        [(_, program)] = self.store.parts(PoolKey(tokens, sums))
+        [result] = program(self.decoder.runtime.put([shares]), hidden, *self.decoder.operands(range(0)))
+        return result
 
 
 def on_devices(table: Sequence[int] | Sequence[Sequence[int]]) -> Array:

@@ -80,6 +80,9 @@ class Records:
         self.ended[request.reason or ""] += 1
         self.accepted_tokens += request.accepted
         self.whole.add(now - times.submitted)
+        if request.pooling and request.reason == "stop":
+            self.prompt_tokens += request.prompt_length
+            self.cached_tokens += request.cached
         if times.first is not None:
             self.prompts.add(request.prompt_length)
             self.answers.add(times.tokens)

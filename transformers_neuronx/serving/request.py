@@ -156,6 +156,8 @@ class Request:
     preempted: int = 0  # times that its pages were taken away
     reason: str | None = None
     streamed: bool = False  # whether someone waits for each of its tokens
+    pooling: str | None = None  # how last hidden states of its prompt become one vector; then it samples nothing
+    pooled: Array | float = 0.0  # their sum so far, f32[·]
     error: Exception | None = None  # of what masks its tokens
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)  # the first has nothing before it
@@ -186,6 +188,20 @@ class Request:
     def scores(self) -> bool:
         """Whether log-probabilities of its prompt are kept."""
         return self.params.prompt_logprobs is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all tokens of its prompt are computed, also what the cache has of it."""
+        return self.scores or self.pooling in ("mean", "cls")
+
+    def counts(self, position: int) -> bool:
+        """Whether the token of its prompt at a position is one of those that are pooled."""
+        return dict(cls=position == 0, last=position == self.prompt_length - 1).get(self.pooling or "", True)
+
+    @property
+    def embedding(self) -> Array:
+        """The pooled hidden states, f32[·], once it has ended."""
+        return np.asarray(self.pooled) / (self.prompt_length if self.pooling == "mean" else 1)
 
     @property
     def penalizes(self) -> bool:

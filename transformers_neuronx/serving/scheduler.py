@@ -60,6 +60,11 @@ class Work:
     def of_prompt(self) -> bool:
         return self.start < self.request.prompt_length
 
+    @property
+    def pools(self) -> bool:
+        """Whether last hidden states are read instead of sampling."""
+        return self.request.pooling is not None
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -182,9 +187,14 @@ class Scheduler:
     def update(self, step: list[Work], sampled: Mapping[int, Sequence[int]]) -> list[Request]:
         """Record the tokens that a step sampled, by the id of the request. Return the requests that ended."""
         ended: list[Request] = []
-        for work in (work for work in step if work.samples):
+        for work in (work for work in step if work.samples or work.pools):
             request = work.request
-            if request.reason is None:  # otherwise it ended while the step ran
+            if work.pools:
+                if request.reason is None and work.start + work.count == request.prompt_length:
+                    request.reason = "stop"
+                    self._leave(request)
+                    ended.append(request)
+            elif request.reason is None:  # otherwise it ended while the step ran
                 verified = bool(request.guesses)  # not if it was preempted while the step ran
                 right = request.accept(sampled[request.id], work.rounds)
                 if verified and len(request.places) > 1:
@@ -199,7 +209,8 @@ class Scheduler:
         start, end = request.computed, request.computed + count
         scored = max(min(end, request.prompt_length - 1) - start, 0) if request.scores else 0
         request.computed = end
-        return Work(request, start, count, int(end == request.known), scored=scored)
+        samples = int(end == request.known and request.pooling is None)
+        return Work(request, start, count, samples, scored=scored)
 
     def _longest_chunk(self, request: Request, start: int, room: Room) -> int:
         """Return the most tokens of a prompt from position `start` on in a step that has this room."""
@@ -323,7 +334,7 @@ class Scheduler:
         """Take a request's pages away. It waits, and computes all of its tokens again."""
         self.running.remove(request)
         self.cache.release(request)
-        request.computed, request.guesses = 0, []
+        request.computed, request.guesses, request.pooled = 0, [], 0.0
         request.preempted += 1
         self.preemptions += 1
         self._wait(request)

@@ -57,6 +57,7 @@ class SlotSteps:
     """
 
     overlaps = False
+    embeds = False
 
     def __init__(self, decoder: Decoder, guesses: int = 0, adjustments: bool = False) -> None:
         assert isinstance(decoder, SlotDecoder)

@@ -365,7 +365,7 @@ def padded(tokens: Tensor, size: int) -> Tensor:
     return hlo.concatenate([tokens, hlo.full(NOTHING, "s32", [rest])], 0) if rest > 0 else tokens
 
 
-def smallest(keys: Sequence[TokensKey], tokens: int, samples: int) -> TokensKey:
-    """Return the key of the smallest step for this many tokens, where so many sample."""
-    fits = (key for key in keys if key.tokens >= tokens and key.samples >= samples)
+def smallest(keys: Sequence[TokensKey], tokens: int, samples: int, hidden: bool = False) -> TokensKey:
+    """Return the key of the smallest step for this many tokens, where so many sample; maybe with hidden states."""
+    fits = (key for key in keys if key.tokens >= tokens and key.samples >= samples and not (hidden and key.rounds))
     return min(fits, key=lambda key: (key.tokens, key.samples))

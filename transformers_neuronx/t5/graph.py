@@ -32,8 +32,12 @@ def layer(config: T5Config, w: Any, x: Tensor, cache: Cache, step: Step) -> tupl
     return x + feed_forward(config, w, x), cache
 
 
+def norm(config: T5Config, w: Any, x: Tensor) -> Tensor:
+    return rms_norm(x, w.final_norm, config.eps)
+
+
 def head(config: T5Config, w: Any, x: Tensor) -> Tensor:
-    x = rms_norm(x, w.final_norm, config.eps)
+    x = norm(config, w, x)
     return logits(x * config.hidden_size**-0.5 if config.scaled_head else x, w.head)  # f32[b, n, vocab]
 
 

@@ -18,6 +18,8 @@ PathOrName: TypeAlias = str | os.PathLike[str]
 
 GENERATION_CONFIG = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION_CONFIG]
+POOLING_FILE = "1_Pooling/config.json"  # of Sentence Transformers
+POOLINGS = dict(lasttoken="last", mean_tokens="mean", cls_token="cls", mean="mean", cls="cls")
 TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
 
 
@@ -64,8 +66,21 @@ def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | Non
     return read_json(path) if path.exists() else {}
 
 
+def load_pooling(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> str:
+    """Return how a checkpoint of Sentence Transformers pools hidden states: "last", "mean" or "cls"; "last" if it does
+    not say. CheckpointError for another way.
+    """
+    path = _config_directory(path_or_name, cache_dir) / POOLING_FILE
+    given = read_json(path) if path.exists() else dict(pooling_mode="lasttoken")
+    modes = [name.removeprefix("pooling_mode_") for name, used in given.items() if used is True and "_mode_" in name]
+    mode = given.get("pooling_mode", ", ".join(modes))
+    if mode not in POOLINGS:
+        raise CheckpointError(f"{path}: hidden states are pooled by {mode}: supported are {', '.join(POOLINGS)}")
+    return POOLINGS[mode]
+
+
 def _config_directory(path_or_name: PathOrName, cache_dir: PathOrName | None) -> Path:
-    files = [*CONFIG_FILES, ADAPTER_FILE]
+    files = [*CONFIG_FILES, POOLING_FILE, ADAPTER_FILE]
     return _local_directory(path_or_name) or _download(os.fspath(path_or_name), files, cache_dir)
 
 
