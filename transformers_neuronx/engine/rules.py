@@ -12,6 +12,7 @@ import numpy as np
 from transformers_neuronx.errors import InputError
 
 Array = np.ndarray[Any, Any]
+ALL = 2**31 - 1  # tokens, at most
 Number = float | Sequence[float]
 
 
@@ -69,7 +70,7 @@ class Rules:
 
     def _checked(self, rows: int) -> list[Array]:
         """Return the columns, of 32 bits, each one value or one for each of `rows` rows."""
-        columns = {"top_k": np.asarray(self.top_k, np.int32)}
+        columns = {"top_k": np.minimum(self.top_k, ALL).astype(np.int32)}
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             columns[name] = np.asarray(getattr(self, name), np.float32)
         columns["seed"] = self._seeds

@@ -67,9 +67,10 @@ class Server:
         ]
         shared: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"], expose_headers=["X-Request-Id"])
         pages = [Middleware(CORSMiddleware, allow_origins=settings.origins, **shared)] if settings.origins else []
-        errors = {HTTPException: _http_error, ApiError: told, EngineError: told, InputError: told, Exception: told}
+        errors = {HTTPException: _http_error, ApiError: told, EngineError: told, InputError: told}
         gate = Middleware(Gate, settings=settings, statuses=self.statuses)
         self.app = Starlette(routes=routes, middleware=[*pages, gate], exception_handlers=errors)
+        self.app.router.redirect_slashes = False
 
     async def health(self, _: Request) -> Response:
         if not self.engine.healthy(self.settings.patience):
@@ -129,6 +130,9 @@ class Server:
     async def detokenize(self, request: Request) -> Response:
         asked = fields_of(Detokenize, await self._body(request))
         self._check_model(asked.model)
+        vocab = self.engine.vocab_size
+        if wrong := [token for token in asked.tokens if token >= vocab]:
+            raise ApiError(400, f"token ids must be from 0 to {vocab - 1}, got {wrong[0]}", param="tokens")
         return _json(dict(prompt=await asyncio.to_thread(self.prompts.decoded, asked.tokens)))
 
     async def tokenizer_info(self, _: Request) -> Response:

@@ -32,15 +32,20 @@ class Body(msgspec.Struct):
 class ApiError(Exception):
     """An error with its HTTP status."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
         kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.status, self.body = status, Body(Detail(message, kind, param, code))
+        self.headers = dict(headers or ())
+        if status in (429, 503):
+            self.headers["Retry-After"] = str(RETRY_AFTER)
 
     def response(self) -> Response:
         """Return the response. Where the client may try again, it says when."""
-        headers: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER)} if self.status in (429, 503) else {}
-        return Response(self.encoded, self.status, headers, "application/json")
+        return Response(self.encoded, self.status, self.headers, "application/json")
 
     @property
     def encoded(self) -> bytes:
@@ -55,7 +60,7 @@ def api_error(error: Exception) -> ApiError:
             return error
         case QueueFullError():
             return ApiError(503, str(error), code="queue_full")
-        case InputError():
+        case InputError() | EngineError(__cause__=InputError()):
             return ApiError(400, str(error))
         case EngineError():
             return ApiError(503, str(error))

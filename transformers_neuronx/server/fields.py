@@ -80,15 +80,15 @@ class Sampled(Struct, kw_only=True):
     n: Count | None = None
     stop: str | list[str] | None = None
     seed: Seed | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Share | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     min_tokens: Positive | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[Positive] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import logging
 import re
@@ -12,9 +13,10 @@ from time import perf_counter
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from transformers_neuronx.server.errors import ApiError
+from transformers_neuronx.server.errors import ApiError, api_error
 from transformers_neuronx.server.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ class Gate:
             return await self.app(scope, receive, send)
         headers, began, status = Headers(scope=scope), perf_counter(), 0
         given = headers.get("x-request-id", "")
-        number = given if re.fullmatch(r"[\w.:-]{1,128}", given) else token_hex(16)
+        number = given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else token_hex(16)
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -43,11 +45,15 @@ class Gate:
                 MutableHeaders(scope=message)["X-Request-Id"] = number
             await send(message)
 
-        way: ASGIApp = self.app
-        if error := self._refused(scope, headers):
-            way = error.response()
         try:
-            await way(scope, receive, sent)
+            refused = self._refused(scope, headers)
+            await (refused.response() if refused else self.app)(scope, receive, sent)
+        except ClientDisconnect:
+            pass  # before its whole body was there
+        except Exception as error:
+            _LOG.exception("request %s failed", number)
+            if not status:  # otherwise a part of the response was sent: the connection is closed
+                await api_error(error).response()(scope, receive, sent)
         finally:
             status = status or GONE
             self.statuses[status] += 1
@@ -57,12 +63,33 @@ class Gate:
     def _refused(self, scope: Scope, headers: Headers) -> ApiError | None:
         settings, most = self.settings, self.settings.most_body
         if settings.keys and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
-            kind, _, key = headers.get("authorization", "").partition(" ")
+            key = _key_of(headers.get("authorization", ""))
             # All are compared, so that the time does not tell which one is nearest.
-            known = [hmac.compare_digest(key.strip().encode(), each.encode()) for each in settings.keys]
-            if kind.lower() != "bearer" or not any(known):
-                return ApiError(401, "this server needs an API key: Authorization: Bearer KEY", code="invalid_api_key")
+            known = [hmac.compare_digest(key, each.encode()) for each in settings.keys]
+            if not any(known):
+                message = "this server needs an API key: Authorization: Bearer KEY"
+                return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": _wanted(headers)})
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > most:
             return ApiError(413, f"the body must have at most {most} bytes, got {length}")
         return None
+
+
+def _key_of(authorization: str) -> bytes:
+    """Return the key in a header: a bearer token, or the password that a browser asked its user for."""
+    kind, _, given = authorization.partition(" ")
+    match kind.lower():
+        case "bearer":
+            return given.strip().encode()
+        case "basic":
+            try:
+                return base64.b64decode(given, validate=True).partition(b":")[2]
+            except ValueError:
+                return b""
+    return b""
+
+
+def _wanted(headers: Headers) -> str:
+    """Return which kind of key a client is asked for. A browser that opens a page asks its user for a password."""
+    page = "text/html" in headers.get("accept", "")
+    return 'Basic realm="API key as the password", charset="UTF-8"' if page else "Bearer"

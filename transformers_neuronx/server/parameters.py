@@ -20,6 +20,7 @@ SAME = (
     "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "priority",
     "cache_salt", "n",
 )  # fmt: skip
+LONGEST_ID = 20  # digits
 COMPLETION_TOKENS = 16  # of an answer to /v1/completions, as OpenAI has it
 
 
@@ -88,7 +89,7 @@ def no_grammar(asked: Sampled, error: GrammarError) -> ApiError:
 
 
 def _token(name: str) -> int:
-    if not name.isdecimal():
+    if not name.isdecimal() or len(name) > LONGEST_ID:
         raise ApiError(400, f"logit_bias must have token ids as keys, got {name[:50]!r}", param="logit_bias")
     return int(name)
 

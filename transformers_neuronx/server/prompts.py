@@ -73,7 +73,7 @@ class Prompts:
                 messages, tools=told or None, chat_template=template, tokenize=False, add_generation_prompt=begins,
                 continue_final_message=goes_on, **asked.chat_template_kwargs or {},
             )  # fmt: skip
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
         return self.encoded(text, special=False)
 
@@ -132,6 +132,6 @@ def _with_arguments(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         for call in calls:
             given = call["function"].get("arguments")
             call["function"]["arguments"] = json.loads(given or "{}") if isinstance(given, str | None) else given
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise ApiError(400, f"{where}.tool_calls must be functions whose arguments are JSON", param=where) from error
     return dict(tool_calls=calls)

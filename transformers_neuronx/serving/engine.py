@@ -87,7 +87,7 @@ class Engine:
         models = [model, *drafts_of(draft, model, limits)]
         cache = _paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, longest)])
         self._model, self.tokenizer, self._adjustments = model, tokenizer, adjustments
-        self.longest = longest  # positions of a sequence
+        self.longest, self.vocab_size = longest, decoder.config.vocab_size  # positions of a sequence; tokens
         steps = _steps(decoder, cache, limits, adjustments)
         self._within = take_all([] if paged else [each.turns for each in models], "an engine")
         self._ends = frozenset(model.eos_token_ids)
@@ -110,7 +110,7 @@ class Engine:
         Raises InputError for a prompt that the model cannot serve, and QueueFullError if too much is waiting.
         """
         params = params or SamplingParams()
-        tokens = self._checked(prompt, [*params.logit_bias])
+        tokens = self._checked(prompt, [*params.logit_bias, *params.stop_token_ids])
         if params.sees_logits and not self._adjustments:
             raise InputError("this engine was made with adjustments=False: its requests cannot change or see logits")
         if (params.stop or params.structured_outputs) and self.tokenizer is None:
@@ -130,7 +130,7 @@ class Engine:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, self._model.decoder.config.vocab_size, self._ends)
+        return Grammars(self.tokenizer, self.vocab_size, self._ends)
 
     def embed(self, prompt: Sequence[int], pooling: str = "last", *, priority: int = 0, cache_salt: str = "") -> Handle:
         """Let the last hidden states of a prompt, token ids, become one vector: `Handle.embedding`. Return at once.
@@ -149,7 +149,7 @@ class Engine:
 
     def _checked(self, prompt: Sequence[int], others: Sequence[int] = ()) -> list[int]:
         """Return a prompt as a list. Raises InputError for ids, there or among others, that the model does not have."""
-        tokens, vocab = [int(token) for token in prompt], self._model.decoder.config.vocab_size
+        tokens, vocab = [int(token) for token in prompt], self.vocab_size
         if wrong := [token for token in (*tokens, *others) if not 0 <= token < vocab]:
             raise InputError(f"token ids must be from 0 to {vocab - 1}, got {wrong[0]}")
         return tokens

@@ -18,6 +18,7 @@ from transformers_neuronx.serving.text import TextStream
 Array = np.ndarray[Any, Any]
 Mask = Callable[[list[int]], Array | None]
 Logprob = tuple[float, dict[int, float]]  # of a token, and of the likeliest ones in its place
+GREEDY = 1e-5  # a temperature; logits that less divides may not be finite
 LIKELIEST = 20  # tokens with log-probabilities, at most
 
 
@@ -27,7 +28,7 @@ class SamplingParams:
 
     - `max_tokens`: most tokens to generate, at least 1. Default 16.
     - `min_tokens`: before this many tokens, none that ends the request is sampled. Default 0.
-    - `temperature`: 0 is greedy; otherwise divides the logits. Default 1.0.
+    - `temperature`: 0 is greedy, and so is less than 1e-5; otherwise divides the logits. Default 1.0.
     - `top_k`, `top_p`, `min_p`, `repetition_penalty`, `seed`: as in `Rules`, with `top_k` 0 (all tokens) by default.
     - `stop_token_ids`: tokens that end the request, besides the model's end tokens.
     - `stop`: strings that end the request as soon as its text has one. They need an engine with a tokenizer.
@@ -95,7 +96,7 @@ class SamplingParams:
     @property
     def rules(self) -> Rules:
         """The rules of sampling, for a single row; without a seed, they draw differently each time."""
-        greedy = self.temperature == 0
+        greedy = self.temperature < GREEDY
         return Rules(
             top_k=1 if greedy else self.top_k,
             top_p=self.top_p,

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from transformers_neuronx.errors import ConfigError, EngineError, GrammarError
+from transformers_neuronx.errors import ConfigError, GrammarError
 
 Array = np.ndarray[Any, Any]
 KEPT = 256  # grammars, of those that were used last
+FUEL = 200_000  # for the lexer of a grammar: a fifth of a second, at most
 # Space between the parts of JSON. Without an end to it, a model may write nothing else.
 SPACE = r"( |\n[ \t]{0,12})?"
 
@@ -43,7 +44,8 @@ class StructuredOutputs:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        given = [each.name for each in fields(self) if getattr(self, each.name) not in (None, False, ())]
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        given = [name for name, value in values.items() if value or value == {}]
         if len(given) != 1:
             names = ", ".join(each.name for each in fields(self))
             raise GrammarError(f"structured_outputs must have one of {names}, got {', '.join(given) or 'none'}")
@@ -82,7 +84,7 @@ class Parser:
     def fill(self, allowed: Array, after: Sequence[int]) -> None:
         """Write which tokens may come after some more: a bit for each, s32[·], the lowest one first.
 
-        If these can never come themselves, all may. Raises EngineError if the grammar has become too complex.
+        If these can never come themselves, all may. Raises GrammarError if the grammar has become too complex.
         """
         from llguidance.numpy import fill_next_token_bitmask
 
@@ -93,7 +95,7 @@ class Parser:
         if taken:
             self._matcher.rollback(taken)
         if self._matcher.is_error():
-            raise EngineError(self._matcher.get_error())
+            raise GrammarError(_told(self._matcher))
 
 
 class Grammars:
@@ -117,9 +119,19 @@ class Grammars:
             return Parser(self._compiled(outputs.source()).deep_copy(), self._row)
 
     def _compile(self, source: str) -> Any:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
+        from llguidance.numpy import fill_next_token_bitmask
 
-        matcher = LLMatcher(self._tokenizer, source, log_level=0)
+        limits = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        if not matcher.is_error():  # the first mask takes longest, and shows what the grammar cannot do
+            fill_next_token_bitmask(matcher, self._row.copy(), 0)
         if matcher.is_error():
-            raise GrammarError(f"the grammar cannot be followed: {matcher.get_error().strip()}")
+            raise GrammarError(f"the grammar cannot be followed: {_told(matcher)}")
         return matcher
+
+
+def _told(matcher: Any) -> str:
+    """Return what is wrong, without llguidance's mark that its state is left out."""
+    error: str = matcher.get_error()
+    return error.replace("<non-verbose/>", "").strip()
