@@ -41,6 +41,7 @@ CACHE_HOME = Variable("XDG_CACHE_HOME", "~/.cache", "The user's cache directory.
 DUMP_TO = Variable("NEURONX_DUMP_TO", "", "A directory for the HLO of every program, before and after XLA, and a log.")
 XLA_FLAGS = Variable("XLA_FLAGS", "", "XLA's own options. Read only to tell executables apart.")
 API_KEYS = Variable("NEURONX_API_KEY", "", "Keys that `serve` accepts if --api-key gives none, with spaces between.")
+CLIENT_KEY = Variable("OPENAI_API_KEY", "", "The key that `bench --url` sends if there is no --api-key.")
 CC_FLAGS = Variable("NEURON_CC_FLAGS", "", "Options for neuronx-cc. They add to this package's own, or replace them.")
 PLATFORM_TARGET = Variable(
     "NEURON_PLATFORM_TARGET_OVERRIDE", "", "The type of instance to compile for if NEURON_CC_FLAGS has no --target."
