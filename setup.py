@@ -108,6 +108,7 @@ setup(
         "transformers_neuronx.neuron": ["metaneff.proto", "metaneff_pb2.pyi"],
         "transformers_neuronx.original": ["surface.txt"],
         "transformers_neuronx.analysis.inspection": ["page.html", "page.css", "page.js"],
+        "transformers_neuronx.server": ["page.html", "page.css", "page.js"],
     },
     ext_modules=[
         Extension(

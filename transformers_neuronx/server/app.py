@@ -27,6 +27,8 @@ from transformers_neuronx.server.errors import ApiError, api_error, told
 from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Embeddings, Tokenize, fields_of
 from transformers_neuronx.server.gate import Gate
 from transformers_neuronx.server.metrics import ServerMetrics
+from transformers_neuronx.server.openapi import description
+from transformers_neuronx.server.page import headers, page
 from transformers_neuronx.server.parameters import no_grammar, params_of
 from transformers_neuronx.server.prompts import Prompts
 from transformers_neuronx.server.settings import Settings
@@ -53,6 +55,8 @@ class Server:
         self.prompts = Prompts(engine.tokenizer)
         self.began, self.draining, self.statuses = int(time.time()), False, Counter[int]()
         routes = [
+            Route("/", self.page, methods=["GET"]),
+            Route("/openapi.json", self.openapi, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
@@ -71,6 +75,12 @@ class Server:
         gate = Middleware(Gate, settings=settings, statuses=self.statuses)
         self.app = Starlette(routes=routes, middleware=[*pages, gate], exception_handlers=errors)
         self.app.router.redirect_slashes = False
+
+    async def page(self, _: Request) -> Response:
+        return Response(page(), headers=headers(), media_type="text/html; charset=utf-8")
+
+    async def openapi(self, _: Request) -> Response:
+        return Response(description(self.settings.names[0]), media_type="application/json")
 
     async def health(self, _: Request) -> Response:
         if not self.engine.healthy(self.settings.patience):
