@@ -11,6 +11,12 @@ from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from transformers_neuronx import serving
+from transformers_neuronx.server.logs import JsonLines
 
 COMPLETION = "/v1/completions"
 
@@ -225,3 +231,42 @@ def test_a_browser_asks_for_the_key(started):
         assert asked(url, "GET", "/v1/models", Authorization=f"Basic {basic}")[0] == wanted
     assert asked(url, "GET", "/v1/models", Authorization="Basic é")[0] == 401
     assert asked(url, "GET", "/health/", Authorization="Bearer secret")[0] == 404
+
+
+def test_requests_that_take_too_long(started, engine):
+    url = started(most_seconds=0.05).address()
+    body = dict(prompt="a", max_tokens=200, n=4, ignore_eos=True)
+    status, _, told = asked(url, "POST", COMPLETION, body)
+    assert (status, told["error"]["message"]) == (504, "the answer took longer than 0.05 seconds")
+    with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
+        connection.request("POST", COMPLETION, json.dumps(body | dict(stream=True)))
+        *_, last, end = connection.getresponse().read().decode().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout" and end == ""
+    assert not len(engine.scheduler)
+
+
+def test_logs(started, caplog):
+    url = started(logs_prompts=True).address()
+    with caplog.at_level("INFO"):
+        asked(url, "POST", COMPLETION, dict(prompt="In the", max_tokens=1), **{"X-Request-Id": "mine"})
+        lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    [prompt] = [line for line in lines if line["message"].startswith("prompt: ")]
+    [answered] = [line for line in lines if line.get("path") == COMPLETION]
+    assert prompt["message"] == "prompt: In the" and prompt["level"] == "INFO"
+    assert answered["status"] == 200 and answered["method"] == "POST" and answered["message"].endswith(" mine")
+
+
+def test_no_text_of_prompts_unless_it_is_asked_for(url, caplog):
+    with caplog.at_level("DEBUG"):
+        asked(url, "POST", COMPLETION, dict(prompt="In the secret", max_tokens=1))
+        asked(url, "POST", COMPLETION, dict(prompt="In the secret", max_tokens=0))
+    assert caplog.records and "secret" not in caplog.text
+
+
+def test_an_application_inside_of_another(engine):
+    whole = Starlette(routes=[Mount("/llm", serving.app(engine, names=["kjv"], keys=["secret"]))])
+    client = TestClient(whole, headers=dict(Authorization="Bearer secret"))
+    answer = client.post("/llm/v1/completions", json=dict(model="kjv", prompt="In the", max_tokens=2)).json()
+    assert answer["usage"]["completion_tokens"] == 2
+    assert TestClient(whole).get("/llm/v1/models").status_code == 401
+    assert TestClient(whole).get("/llm/health").status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from transformers_neuronx.errors import EngineError, GrammarError, InputError
-from transformers_neuronx.server.answers import Answer, ChatAnswer, CompletionAnswer
+from transformers_neuronx.server.answers import Answer, ChatAnswer, CompletionAnswer, event
 from transformers_neuronx.server.embeddings import EmbeddingsAnswer
 from transformers_neuronx.server.errors import ApiError, api_error, told
 from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Embeddings, Tokenize, fields_of
@@ -36,13 +37,16 @@ from transformers_neuronx.server.tools import Tools, tools_of
 from transformers_neuronx.serving.engine import Engine
 from transformers_neuronx.serving.handles import Handle
 
+_LOG = logging.getLogger(__name__)
 
-def app(engine: Engine, settings: Settings) -> ASGIApp:
+
+def app(engine: Engine, **settings: Any) -> ASGIApp:
     """Return an ASGI application that answers with an engine, which must have a tokenizer, and stays open.
 
-    Raises InputError for an engine without a tokenizer.
+    `settings` are those of `Settings`; `names` is by default the class of the model. Raises InputError for an engine
+    without a tokenizer.
     """
-    return Server(engine, settings).app
+    return Server(engine, Settings(**dict(names=[engine.metrics.model]) | settings)).app
 
 
 class Server:
@@ -107,7 +111,7 @@ class Server:
         asked = fields_of(Completion, await self._body(request))
         handles = await asyncio.to_thread(self._submit, asked, lambda: self.prompts.of_completion(asked))
         answer = CompletionAnswer(asked, self.settings.names[0], self.prompts, handles, asked.logprobs is not None)
-        return Stream(answer) if asked.stream else Reply(answer)
+        return self._reply(answer, asked.stream)
 
     async def chats(self, request: Request) -> Response:
         asked = fields_of(Chat, await self._body(request))
@@ -116,12 +120,15 @@ class Server:
         used = tools is not None
         handles = await asyncio.to_thread(self._submit, asked, lambda: [self.prompts.of_chat(asked, used)], tools)
         answer = ChatAnswer(asked, self.settings.names[0], self.prompts, handles, tools)
-        return Stream(answer) if asked.stream else Reply(answer)
+        return self._reply(answer, asked.stream)
+
+    def _reply(self, answer: Computed, stream: bool | None = False) -> Response:
+        return (Stream if stream else Reply)(answer, self.settings.most_seconds)
 
     async def embeddings(self, request: Request) -> Response:
         asked = fields_of(Embeddings, await self._body(request))
         handles = await asyncio.to_thread(self._embed, asked)
-        return Reply(EmbeddingsAnswer(asked, self.settings.names[0], handles))
+        return self._reply(EmbeddingsAnswer(asked, self.settings.names[0], handles))
 
     async def tokenize(self, request: Request) -> Response:
         asked = fields_of(Tokenize, await self._body(request))
@@ -189,6 +196,9 @@ class Server:
         self._check_open(asked.model)
         found = prompts()
         self._check_count(len(found) * (asked.n or 1), "prompts and n", "n")
+        if self.settings.logs_prompts:
+            for ids in found:
+                _LOG.info("prompt: %s", self.prompts.decoded(ids))
         longest, defaults = self.engine.longest, self.settings.defaults
         try:
             params = [params_of(asked, longest - len(ids), defaults, tools) for ids in found]
@@ -210,15 +220,21 @@ class Computed(Protocol):
 
 
 class Reply(Response):
-    """A response that an engine still computes. If the client goes away, its requests end, whatever they are at."""
+    """A response that an engine still computes. If the client goes away, or after `most` seconds, its requests end,
+    whatever they are at.
+    """
 
-    def __init__(self, answer: Computed) -> None:
-        self.answer = answer
+    def __init__(self, answer: Computed, most: float | None) -> None:
+        self.answer, self.most = answer, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(self._watch(receive))
         try:
-            await self._send(scope, receive, send)
+            async with asyncio.timeout(self.most):
+                await self._send(scope, receive, send)
+        except TimeoutError:
+            error = ApiError(504, f"the answer took longer than {self.most:g} seconds", code="timeout")
+            await self._fail(error, scope, receive, send)
         finally:
             watch.cancel()
             self.answer.cancel()  # those that still run: nobody reads them
@@ -235,6 +251,9 @@ class Reply(Response):
             response = api_error(error).response()
         await response(scope, receive, send)
 
+    async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        await error.response()(scope, receive, send)
+
 
 class Stream(Reply):
     """A response whose events are sent as they come."""
@@ -244,9 +263,12 @@ class Stream(Reply):
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send(dict(type="http.response.start", status=200, headers=headers))
-        async for event in self.answer.events():
-            await send(dict(type="http.response.body", body=event, more_body=True))
+        async for part in self.answer.events():
+            await send(dict(type="http.response.body", body=part, more_body=True))
         await send(dict(type="http.response.body", body=b"", more_body=False))
+
+    async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        await send(dict(type="http.response.body", body=event(error.body), more_body=False))
 
 
 def _all_or_none(submits: Iterable[Callable[[], Handle]]) -> list[Handle]:

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from transformers_neuronx.server.errors import ApiError, api_error
+from transformers_neuronx.server.logs import NUMBER
 from transformers_neuronx.server.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class Gate:
         given = headers.get("x-request-id", "")
         number = given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else token_hex(16)
 
+        NUMBER.set(number)
+
         async def sent(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -58,11 +61,13 @@ class Gate:
             status = status or GONE
             self.statuses[status] += 1
             seconds = perf_counter() - began
-            _LOG.info("%s %s %d %.3f s %s", scope["method"], scope["path"], status, seconds, number)
+            fields = dict(method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 3))
+            _LOG.info("%s %s", " ".join(map(str, fields.values())), number, extra=dict(fields=fields))
 
     def _refused(self, scope: Scope, headers: Headers) -> ApiError | None:
         settings, most = self.settings, self.settings.most_body
-        if settings.keys and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # of a server inside of another
+        if settings.keys and path not in OPEN and scope["method"] != "OPTIONS":
             key = _key_of(headers.get("authorization", ""))
             # All are compared, so that the time does not tell which one is nearest.
             known = [hmac.compare_digest(key, each.encode()) for each in settings.keys]

@@ -15,6 +15,9 @@ from transformers_neuronx.server.gate import OPEN
 from transformers_neuronx.version import __version__
 
 JSON, EVENTS, TEXT, HTML = "application/json", "text/event-stream", "text/plain", "text/html"
+KINDS = {JSON: dict(schema=dict(type="object")), EVENTS: {}} | dict.fromkeys(
+    (TEXT, HTML), dict(schema=dict(type="string"))
+)
 SCHEMAS = "#/components/schemas/"
 ERRORS = {
     400: "What is wrong with the request, and with which field.",
@@ -46,7 +49,7 @@ class Operation(NamedTuple):
     def described(self, model: str) -> dict[str, Any]:
         """Return what OpenAPI says of it."""
         error = dict(content={JSON: dict(schema={"$ref": f"{SCHEMAS}{Body.__name__}"})})
-        contents = {kind: dict(schema=dict(type="object" if kind == JSON else "string")) for kind in self.kinds}
+        contents = {kind: KINDS[kind] for kind in self.kinds}
         responses = {"200": dict(description="The answer.") | (dict(content=contents) if contents else {})}
         responses |= {str(status): dict(description=ERRORS[status]) | error for status in self.errors}
         name = "_".join(re.findall(r"\w+", self.path))

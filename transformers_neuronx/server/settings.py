@@ -18,6 +18,8 @@ class Settings:
     - `most_body`: bytes of a request's body. Default 16 MiB.
     - `most_choices`: sequences of a request, of all its prompts together. Default 128.
     - `pooling`: how the hidden states of an input become its vector: "last", "mean" or "cls". Default "last".
+    - `most_seconds`: time of a request, from its arrival to its end. Default: any.
+    - `logs_prompts`: whether the log has the text of prompts. Default False.
     - `patience`: seconds without progress, after which /health fails while requests wait. Default 120.
     """
 
@@ -28,4 +30,6 @@ class Settings:
     most_body: int = 2**24
     most_choices: int = 128
     pooling: str = "last"
+    most_seconds: float | None = None
+    logs_prompts: bool = False
     patience: float = 120.0

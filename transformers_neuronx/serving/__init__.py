@@ -1,0 +1,12 @@
+"""Many callers of one model: `Engine`, and what it is made of.
+
+`serving.app(engine)` is a web server of an engine, `transformers_neuronx.server`, which is imported only then.
+"""
+
+import importlib
+from typing import Any
+
+
+def app(engine: Any, **settings: Any) -> Any:
+    """Return an ASGI application that answers with an engine: see `transformers_neuronx.server.app.app`."""
+    return importlib.import_module("transformers_neuronx.server.app").app(engine, **settings)
