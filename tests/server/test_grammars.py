@@ -218,3 +218,10 @@ def test_what_is_no_call_stays_text(how, size):
     texts = ["Hello", "a [TOOL and a <tool_cal", '{"name": "other"}', "{not JSON", f"{how.begin}oh", "[1]", "<|py", ""]
     for text in texts:
         assert read(how, text, size) == (text, [])
+
+
+def test_a_mark_that_is_cut_off_is_no_text():
+    how = format_of("<tool_call>")
+    for size in (1, 1000):
+        text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_'
+        assert read(how, text, size) == ("", [("now", {})])

@@ -138,7 +138,7 @@ BAD = {
     "a bool": (dict(prompt="a", n=True), "n: Expected `int | null`, got `bool`", "n"),
     "too hot": (dict(prompt="a", temperature=-1), "temperature: Expected `float` >= 0.0", "temperature"),
     "too many": (dict(prompt="a", logprobs=21), "logprobs: Expected `int` <= 20", "logprobs"),
-    "too long": (dict(prompt="a " * 900, max_tokens=1), "the prompt leaves no room for an answer", None),
+    "too long": (dict(prompt="a " * 900, max_tokens=1), "this model's maximum context length is 256", None),
     "no room": (dict(prompt=[5] * 56, max_tokens=201), "must be at most 200 after this prompt, got 201", "max_tokens"),
     "unknown token": (dict(prompt=[5, 1023]), "token ids must be from 0 to 1022, got 1023", None),
     "mixed": (dict(prompt=["a", 5]), "prompt must be text, token ids, or a list of either", "prompt"),

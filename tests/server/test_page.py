@@ -1,16 +1,18 @@
 """The page that the server shows to people, in a browser."""
 
 import json
+import re
 import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
+from urllib.request import urlopen
 
 import pytest
 from devtools import Browser, Tab
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from transformers import AutoTokenizer
 
 from transformers_neuronx.server.app import Server
@@ -72,11 +74,6 @@ def serve():
 
 def shown(_):
     return Response(page(), headers=headers(), media_type="text/html")
-
-
-@pytest.fixture(scope="module")
-def site(serve, engine):
-    return serve(Starlette(routes=[Route("/", shown), Mount("/", Server(engine, Settings(["tiny-kjv"])).app)]))
 
 
 class Scripted:
@@ -151,8 +148,8 @@ def set_option(tab, name, value):
     tab.type(value)
 
 
-def test_a_chat_by_keys_alone(tab, site, client):
-    opened = tab(site)
+def test_a_chat_by_keys_alone(tab, url, client):
+    opened = tab(url)
     set_option(opened, "temperature", "0")
     set_option(opened, "max_tokens", "12")
     assert opened.run("document.querySelector('#chosen').textContent") == "temperature 0, max tokens 12"
@@ -162,8 +159,7 @@ def test_a_chat_by_keys_alone(tab, site, client):
         answer = client.chat.completions.create(model="tiny-kjv", messages=messages, max_tokens=12, temperature=0)
         assert ask(opened, text) == answer.choices[0].message.content.rstrip()
         told = last(opened, ".told")
-        assert told.startswith("12 tokens · ") and "tokens/s" in told and "first token after" in told
-        assert told.endswith("token limit reached")
+        assert re.fullmatch("12 tokens · (.* tokens/s · )?first token after .* · token limit reached", told)
         messages.append(dict(role="assistant", content=answer.choices[0].message.content))
     opened.type("one")
     opened.press("Enter", shift=True)
@@ -172,14 +168,21 @@ def test_a_chat_by_keys_alone(tab, site, client):
     assert opened.run("document.querySelectorAll('article').length") == 2, "Shift and Enter send nothing"
 
 
-def test_what_the_prompt_had_in_the_cache_is_told(tab, site):
-    opened = tab(site)
+def test_what_the_prompt_had_in_the_cache_is_told(tab, url):
+    opened = tab(url)
     set_option(opened, "max_tokens", "1")
     for _ in range(2):
         opened.run("document.querySelector('#new').click()")
         opened.call("Input.insertText", text="And he said unto them, " * 20)
         ask(opened, "")
     assert "prompt tokens cached" in last(opened, ".told")
+
+
+def test_numbers_of_an_answer(tab, scripted):
+    numbers = dict(began=0, first=1250, last=3250, reason="length")
+    numbers["usage"] = dict(prompt_tokens=90, completion_tokens=201, prompt_tokens_details=dict(cached_tokens=64))
+    told = ["201 tokens", "100 tokens/s", "first token after 1.25 s", "64 of 90 prompt tokens cached"]
+    assert tab(scripted[1]).run(f"toldOf({json.dumps(numbers)})") == " · ".join([*told, "token limit reached"])
 
 
 @pytest.fixture
@@ -195,8 +198,8 @@ def slow(engine, monkeypatch):
 
 
 @pytest.mark.usefixtures("slow")
-def test_an_answer_is_stopped(tab, site, engine):
-    opened = tab(site)
+def test_an_answer_is_stopped(tab, url, engine):
+    opened = tab(url)
     set_option(opened, "temperature", "0")
     for way in (lambda: opened.press("Escape"), lambda: opened.run("document.querySelector('#send').click()")):
         focus(opened, MESSAGE)
@@ -326,7 +329,7 @@ def test_tab_reaches_everything_in_order(tab, scripted):
 def test_a_model_without_a_chat_template_goes_on(tab, serve, engine, client):
     server = Server(engine, Settings(["tiny-kjv"]))
     server.prompts = Prompts(AutoTokenizer.from_pretrained(engine.tokenizer.name_or_path))
-    opened = tab(serve(Starlette(routes=[Route("/", shown), Mount("/", server.app)])), "status of 400")
+    opened = tab(serve(server.app), "status of 400")
     set_option(opened, "temperature", "0")
     text = ""
     for each in (PROMPT, "And Aaron", ""):
@@ -479,8 +482,8 @@ def test_metrics_that_fail_are_said_in_a_sentence(tab, scripted):
     assert opened.run(TILES) == {}
 
 
-def test_numbers_of_the_real_server(tab, site):
-    opened = tab(site)
+def test_numbers_of_the_real_server(tab, url):
+    opened = tab(url)
     ask(opened, PROMPT)
     opened.wait("!!document.querySelector('.bars')")
     wanted = {"Running", "Waiting", "Generated", "Prompts", "Cache", "Prefix hits", "Finished", "Preemptions"}
@@ -495,7 +498,19 @@ def test_a_server_that_is_not_healthy(tab, serve):
     assert opened.run("document.querySelector('#health').textContent") == "not healthy"
 
 
-def test_nothing_but_the_page_may_run():
-    assert b" on" not in page().split(b"<script>")[0] or b"onclick" not in page()
+def test_nothing_but_the_page_may_run(url):
+    with urlopen(url) as response:
+        assert response.read() == page()
+        assert headers() == {name: response.headers[name] for name in headers()}
+    assert not re.search(rb"<[^>]* on\w+=", page().partition(b"<script>")[0])
     policy = headers()["Content-Security-Policy"]
     assert "unsafe" not in policy and "connect-src 'self'" in policy and "frame-ancestors 'none'" in policy
+
+
+def test_a_server_with_a_key(tab, started):
+    address = started(keys=["secret"]).address()
+    opened = tab(address.replace("//", "//me:secret@"))  # as if the browser had asked for it
+    set_option(opened, "max_tokens", "1")
+    ask(opened, PROMPT)
+    assert last(opened, ".told").startswith("1 token · ")
+    opened.wait("!!document.querySelector('.bars')")

@@ -15,7 +15,7 @@ from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig, Struc
 from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.serving.structured import Parser
+from transformers_neuronx.serving.structured import Parser, closed
 from transformers_neuronx.speculation import PromptLookup
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -189,3 +189,17 @@ def test_all_of_many_are_valid(weights, tokenizer, request):
                     checked(schema, handle.text)
     print(f"{weights}: {ended} of 5000 ended by themselves, and are valid")
     assert ended > 4000
+
+
+def test_a_strict_schema_has_no_other_properties():
+    inner = dict(type="object", properties=dict(b=dict(enum=[dict(properties={})])))
+    schema = dict(type="object", properties=dict(a=inner, free=dict(type="object")), required=["a"])
+    found = closed(schema)
+    first, free = found["properties"].values()
+    assert found["additionalProperties"] is False is first["additionalProperties"]
+    assert free == dict(type="object") and first["properties"] == inner["properties"]
+    others = dict(additionalProperties=True), dict(patternProperties={}), dict(unevaluatedProperties=True)
+    for more in others:
+        assert closed(schema | more).get("additionalProperties") == more.get("additionalProperties")
+    joined = schema | dict(allOf=[dict(required=["a"])])
+    assert closed(joined) == joined

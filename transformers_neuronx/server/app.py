@@ -201,7 +201,7 @@ class Server:
                 _LOG.info("prompt: %s", self.prompts.decoded(ids))
         longest, defaults = self.engine.longest, self.settings.defaults
         try:
-            params = [params_of(asked, longest - len(ids), defaults, tools) for ids in found]
+            params = [params_of(asked, len(ids), longest, defaults, tools) for ids in found]
             return _all_or_none(partial(self.engine.submit, *each) for each in zip(found, params, strict=True))
         except GrammarError as error:
             raise no_grammar(asked, error) from error

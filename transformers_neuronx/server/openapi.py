@@ -15,9 +15,7 @@ from transformers_neuronx.server.gate import OPEN
 from transformers_neuronx.version import __version__
 
 JSON, EVENTS, TEXT, HTML = "application/json", "text/event-stream", "text/plain", "text/html"
-KINDS = {JSON: dict(schema=dict(type="object")), EVENTS: {}} | dict.fromkeys(
-    (TEXT, HTML), dict(schema=dict(type="string"))
-)
+SCHEMA_OF = {JSON: dict(type="object"), TEXT: dict(type="string"), HTML: dict(type="string")}
 SCHEMAS = "#/components/schemas/"
 ERRORS = {
     400: "What is wrong with the request, and with which field.",
@@ -25,6 +23,7 @@ ERRORS = {
     404: "The server has no such model.",
     413: "The body is too large.",
     503: "The server is stopping, has too much to do, or cannot go on.",
+    504: "The answer took longer than the server is set to allow.",
 }
 
 
@@ -44,12 +43,13 @@ class Operation(NamedTuple):
     def errors(self) -> list[int]:
         """The statuses of its errors. Bodies may name the model, and some paths do."""
         found = {400: self.body, 401: self.path not in OPEN, 404: self.body or "{" in self.path, 413: self.body}
-        return [status for status, may_be in (found | {503: self.works}).items() if may_be]
+        found |= {503: self.works, 504: self.works and self.body}
+        return [status for status, may_be in found.items() if may_be]
 
     def described(self, model: str) -> dict[str, Any]:
         """Return what OpenAPI says of it."""
         error = dict(content={JSON: dict(schema={"$ref": f"{SCHEMAS}{Body.__name__}"})})
-        contents = {kind: KINDS[kind] for kind in self.kinds}
+        contents = {kind: dict(schema=SCHEMA_OF[kind]) if kind in SCHEMA_OF else {} for kind in self.kinds}
         responses = {"200": dict(description="The answer.") | (dict(content=contents) if contents else {})}
         responses |= {str(status): dict(description=ERRORS[status]) | error for status in self.errors}
         name = "_".join(re.findall(r"\w+", self.path))

@@ -31,7 +31,8 @@ function sentence(error) {
 async function call(path, init = {}) {
   const key = option("key").value.trim();
   const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
-  const response = await fetch(path, { ...init, headers });
+  const here = location.origin + location.pathname; // without a password, which fetch refuses in addresses
+  const response = await fetch(new URL(path, here), { ...init, headers });
   if (response.ok) return response;
   const body = await response.json().catch(() => null); // what stands between may answer without JSON
   throw failure(response.status, String(body?.error?.message ?? response.statusText));
@@ -497,6 +498,7 @@ at("model").addEventListener("change", nameModel);
 addEventListener("pagehide", keep);
 const restored = restore();
 showChosen();
+at("message").focus();
 watch(5, at("health"), showHealth);
 const lookAtServer = watch(1, at("server"), showServer);
 option("key").addEventListener("change", () => {

@@ -12,7 +12,7 @@ from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Completion, Sampled
 from transformers_neuronx.server.tools import Tools
 from transformers_neuronx.serving.request import SamplingParams
-from transformers_neuronx.serving.structured import StructuredOutputs
+from transformers_neuronx.serving.structured import StructuredOutputs, closed
 
 # Fields that SamplingParams have under the same name, unless they are null.
 SAME = (
@@ -25,9 +25,10 @@ COMPLETION_TOKENS = 16  # of an answer to /v1/completions, as OpenAI has it
 
 
 def params_of(
-    asked: Completion | Chat, room: int, defaults: Mapping[str, Any], tools: Tools | None = None
+    asked: Completion | Chat, length: int, longest: int, defaults: Mapping[str, Any], tools: Tools | None = None
 ) -> SamplingParams:
-    """Return the parameters of a request whose prompt leaves `room` for tokens. Null fields have the `defaults`.
+    """Return the parameters of a request whose prompt has this length, of at most `longest` tokens with its answer.
+    Null fields have the `defaults`.
 
     Raises ApiError for what the engine refuses.
     """
@@ -44,23 +45,25 @@ def params_of(
         given["skip_special_tokens"] = False  # a call may begin with one
     try:
         given["structured_outputs"] = tools.outputs if tools and tools.outputs else _outputs(asked)
-        return SamplingParams(max_tokens=_most(asked, room), **given)
+        return SamplingParams(max_tokens=_most(asked, length, longest), **given)
     except GrammarError as error:
         raise no_grammar(asked, error) from error
     except InputError as error:
         raise ApiError(400, str(error), param=str(error).split(" ")[0]) from error
 
 
-def _most(asked: Sampled, room: int) -> int:
+def _most(asked: Sampled, length: int, longest: int) -> int:
     """Return the most tokens that are generated: of a chat by default all that there is room for."""
+    room, limit = longest - length, f"this model's maximum context length is {longest}"
     name, most = "max_tokens", asked.max_tokens
     if isinstance(asked, Chat) and asked.max_completion_tokens:
         name, most = "max_completion_tokens", asked.max_completion_tokens
     if room < 1:
-        message = "the prompt leaves no room for an answer: it has as many tokens as the model has positions, or more"
+        # Clients of several libraries know what is wrong by these words alone.
+        message = f"the prompt is too long: it has {length} tokens, and {limit}"
         raise ApiError(400, message, code="context_length_exceeded")
     if most and most > room:
-        message = f"{name} must be at most {room} after this prompt, got {most}"
+        message = f"{name} must be at most {room} after this prompt, got {most}: {limit}"
         raise ApiError(400, message, param=name, code="context_length_exceeded")
     return most or (room if isinstance(asked, Chat) else min(COMPLETION_TOKENS, room))
 
@@ -79,7 +82,8 @@ def _outputs(asked: Sampled) -> StructuredOutputs | None:
         return StructuredOutputs(json_object=True)
     if how.json_schema is None:
         raise ApiError(400, "response_format must have a json_schema", param="response_format")
-    return StructuredOutputs(json=how.json_schema.schema)
+    schema = how.json_schema.schema
+    return StructuredOutputs(json=closed(schema) if how.json_schema.strict else schema)
 
 
 def no_grammar(asked: Sampled, error: GrammarError) -> ApiError:

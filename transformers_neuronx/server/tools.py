@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Function
-from transformers_neuronx.serving.structured import SPACE, StructuredOutputs
+from transformers_neuronx.serving.structured import SPACE, StructuredOutputs, closed
 from transformers_neuronx.serving.text import begun
 
 
@@ -62,7 +62,7 @@ class ToolFormat:
 def _schema(function: Function) -> dict[str, Any]:
     """Return the schema of a function's arguments, with how much space may be in them."""
     schema = function.parameters or dict(type="object", properties={}, additionalProperties=False)
-    return schema | {"x-guidance": dict(whitespace_pattern=SPACE)}
+    return dict(closed(schema)) | {"x-guidance": dict(whitespace_pattern=SPACE)}
 
 
 # Of the supported families; the first one whose mark a template has. JSON without a mark is LLaMA's.
@@ -195,7 +195,8 @@ class CallReader:
         calls = [self._call(each) for each in (value if isinstance(value, list) else [value])]
         if any(call is None for call in calls):
             return []
-        self._rest = after.removeprefix(how.end).lstrip()
+        whole = after.startswith(how.end) or not how.end.startswith(after)
+        self._rest = after.removeprefix(how.end).lstrip() if whole else ""  # the rest of a mark that was cut off
         self._inside = not how.begin
         return [call for call in calls if call]
 

@@ -19,6 +19,8 @@ from transformers_neuronx.errors import ConfigError, GrammarError
 
 Array = np.ndarray[Any, Any]
 KEPT = 256  # grammars, of those that were used last
+VALUES = {"const", "enum", "default", "examples"}  # of a schema: what they have is no schema
+OTHERS = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
 FUEL = 200_000  # for the lexer of a grammar: a fifth of a second, at most
 # Space between the parts of JSON. Without an end to it, a model may write nothing else.
 SPACE = r"( |\n[ \t]{0,12})?"
@@ -68,6 +70,24 @@ class StructuredOutputs:
             return LLMatcher.grammar_from_json_schema(text, overrides=dict(whitespace_pattern=SPACE))
         except (ValueError, TypeError) as error:
             raise GrammarError(f"the schema must be a JSON object: {error}") from error
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema whose objects have the properties that it names and no others, as OpenAI's strict schemas do.
+
+    What says itself which others there may be stays as it is, and so does a schema that joins several by `allOf`.
+    """
+    return schema if '"allOf"' in json.dumps(schema) else _closed(schema)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {name: value if name in VALUES else _closed(value) for name, value in schema.items()}
+    open_ = isinstance(found.get("properties"), dict) and not found.keys() & OTHERS
+    return found | dict(additionalProperties=False) if open_ else found
 
 
 class Parser:
