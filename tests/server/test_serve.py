@@ -28,7 +28,7 @@ def test_it_serves_until_it_is_told_to_stop():
         next(iter(stream))
         process.send_signal(signal.SIGTERM)
         assert [*stream][-1].choices[0].finish_reason == "length", "what runs may end"
-        assert process.wait(60) == 0 or process.returncode == -signal.SIGTERM
+        assert process.wait(60) == 0
         assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()

@@ -233,6 +233,7 @@ class Reply(Response):
             async with asyncio.timeout(self.most):
                 await self._send(scope, receive, send)
         except TimeoutError:
+            self.answer.cancel()  # first: who reads slowly would hold it up
             error = ApiError(504, f"the answer took longer than {self.most:g} seconds", code="timeout")
             await self._fail(error, scope, receive, send)
         finally:

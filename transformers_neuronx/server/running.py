@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from types import FrameType
 
@@ -27,7 +28,10 @@ class Running(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.server.draining = True
-        super().handle_exit(sig, frame)
+        if sig == signal.SIGTERM:
+            self.should_exit = True  # uvicorn would raise the signal again, before the engine is closed
+        else:
+            super().handle_exit(sig, frame)
 
     def address(self) -> str:
         """The address that it listens at, after it was started."""
