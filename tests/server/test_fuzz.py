@@ -1,8 +1,10 @@
 """A minute of requests that are drawn from the server's description; `fuzz.py` sends them for as long as one likes."""
 
 import pytest
-from fuzz import fuzz
 from served import NAME
+
+pytest.importorskip("schemathesis", reason="needs schemathesis, which `make test-all` installs")
+from fuzz import fuzz
 
 pytestmark = pytest.mark.slow
 

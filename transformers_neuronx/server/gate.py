@@ -22,6 +22,7 @@ from transformers_neuronx.server.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 OPEN = ("/health", "/ready")  # paths that need no key
+POLLED = (*OPEN, "/metrics")  # asked for every few seconds
 GONE = 499  # the client went away before there was a response
 Message = MutableMapping[str, Any]
 
@@ -62,7 +63,8 @@ class Gate:
             self.statuses[status] += 1
             seconds = perf_counter() - began
             fields = dict(method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 3))
-            _LOG.info("%s %s", " ".join(map(str, fields.values())), number, extra=dict(fields=fields))
+            level = logging.DEBUG if scope["path"] in POLLED and status == 200 else logging.INFO
+            _LOG.log(level, "%s %s", " ".join(map(str, fields.values())), number, extra=dict(fields=fields))
 
     def _refused(self, scope: Scope, headers: Headers) -> ApiError | None:
         settings, most = self.settings, self.settings.most_body
