@@ -30,7 +30,6 @@ ROUNDS = 10  # after each of them, nothing may be left
 GROWTH, WARM = 1.02, 20_000
 MOST_WRONG = 30  # then the program gives up
 IDLE = ("requests_running", "requests_waiting", "cache_positions_used")
-STOPPED = (0, -signal.SIGTERM)  # of a process that has ended as SIGTERM says
 REPEATED = 200  # requests to a server that was started again
 COMING = 8  # clients that go on to ask while the server stops
 FAILURES = (WrongError, StartError, OSError, TimeoutExpired, ValueError, LookupError)
@@ -127,7 +126,7 @@ class Soak:
             self.served.process.send_signal(signal.SIGTERM)
             await running
         self.status = self.served.process.wait(LIMIT)
-        check(self.status in STOPPED, f"status {self.status} after SIGTERM")
+        check(self.status == 0, f"status {self.status} after SIGTERM")
 
     async def _begins(self, body, answer, event):
         """Read a stream, whose beginning comes before the server is told to stop."""

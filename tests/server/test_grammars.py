@@ -215,7 +215,18 @@ def test_calls_in_the_formats_of_models(mark, size):
 @pytest.mark.parametrize("how", FORMATS)
 @pytest.mark.parametrize("size", [1, 4, 1000])
 def test_what_is_no_call_stays_text(how, size):
-    texts = ["Hello", "a [TOOL and a <tool_cal", '{"name": "other"}', "{not JSON", f"{how.begin}oh", "[1]", "<|py", ""]
+    texts = [
+        "Hello",
+        "a [TOOL and a <tool_cal",
+        '{"name": "other"}',
+        "{not JSON",
+        f"{how.begin}oh",
+        "[1]",
+        "<|py",
+        "",
+        how.begin + "[]",
+        how.begin + "[" * 3000,
+    ]
     for text in texts:
         assert read(how, text, size) == (text, [])
 

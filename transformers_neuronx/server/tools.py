@@ -99,6 +99,8 @@ def told_as_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[
         if told["role"] == "tool":
             told = dict(role="user", content=f"<tool_response>\n{told['content']}\n</tool_response>")
         found.append(told | dict(content=told["content"].strip()))
+    if not tools:
+        return found
     system = TOLD.format(tools="\n".join(json.dumps(tool["function"]) for tool in tools))
     if found[0]["role"] == "system":
         found[0]["content"] += f"\n\n{system}"
@@ -189,11 +191,13 @@ class CallReader:
         except ValueError:
             malformed = ended or (how.end and how.end in start)
             return [] if malformed else None
+        except RecursionError:  # no call is nested so deep
+            return []
         after = start[place:].lstrip()
         if not ended and how.end and how.end.startswith(after) and after != how.end:
             return None
         calls = [self._call(each) for each in (value if isinstance(value, list) else [value])]
-        if any(call is None for call in calls):
+        if not calls or None in calls:
             return []
         whole = after.startswith(how.end) or not how.end.startswith(after)
         self._rest = after.removeprefix(how.end).lstrip() if whole else ""  # the rest of a mark that was cut off
