@@ -124,9 +124,10 @@ def main():
             status = fuzz(served.url, seconds, directory)
         finally:
             served.kill()
-        for line, count in served.tracebacks().items():
-            print(f"{count} times in the log: {line}")
-    sys.exit(bool(status or served.tracebacks()))
+        found = served.tracebacks()
+    for line, count in found.items():
+        print(f"{count} times in the log: {line}")
+    sys.exit(bool(status or found))
 
 
 if __name__ == "__main__":

@@ -192,8 +192,16 @@ def nested(depth):
 
 def test_what_is_nested_too_deep(url):
     call = dict(function=dict(name="a", arguments="[" * 100_000))
-    for message in (dict(role="assistant", tool_calls=[call]), dict(role="user", content="a", more=nested(900))):
-        assert asked(url, "POST", "/v1/chat/completions", dict(messages=[message]))[0] in (200, 400)
+    schema = dict(type="function", function=dict(name="a", parameters=dict(a=nested(900))))
+    body = dict(messages=[dict(role="user", content="a")])
+    for more in (
+        dict(messages=[dict(role="assistant", tool_calls=[call])]),
+        dict(messages=[dict(role="user", content="a", more=nested(900))]),
+        dict(tools=[schema], tool_choice="required"),
+        dict(chat_template_kwargs=dict(a=nested(300))),
+    ):
+        assert asked(url, "POST", "/v1/chat/completions", body | more)[0] == 400
+    assert asked(url, "POST", "/v1/chat/completions", body | dict(max_tokens=1, more=nested(190)))[0] == 200
 
 
 def test_ids_that_are_no_tokens(url):

@@ -12,6 +12,10 @@ from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
 from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.errors import CheckpointError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.serving.kv_cache import KVCache
+from transformers_neuronx.serving.pages import Pages
+from transformers_neuronx.serving.request import Request
+from transformers_neuronx.serving.scheduler import Limits, Scheduler
 from transformers_neuronx.speculation import PromptLookup
 from transformers_neuronx.weights.directories import load_pooling
 
@@ -84,6 +88,21 @@ def test_who_loses_its_pages_starts_again(model, wanted):
             handle.result()
         for handle in handles:
             np.testing.assert_allclose(handle.embedding, wanted(PROMPTS[-1], "mean"), atol=2e-5)
+
+
+def test_who_loses_its_pages_during_its_last_step_starts_again():
+    """What was summed by then is left out, so the request must not end with it."""
+    scheduler = Scheduler(KVCache([Pages(2, 4)], 4), Limits(8, 8, 4, 8))
+    pooling = Request(0, [1] * 6, SamplingParams(max_tokens=1, priority=1), pooling="mean")
+    scheduler.add(pooling)
+    step = scheduler.schedule()
+    urgent = Request(1, [2] * 6, SamplingParams(max_tokens=1))
+    scheduler.add(urgent)
+    after = scheduler.schedule()
+    assert [work.request for work in after] == [urgent] and pooling.preempted == 1
+    assert scheduler.update(step, {}) == [] and pooling.reason is None
+    assert scheduler.update(after, {1: [3]}) == [urgent]
+    assert scheduler.update(scheduler.schedule(), {}) == [pooling] and pooling.reason == "stop"
 
 
 def test_one_that_is_cancelled_leaves_nothing(model, wanted):

@@ -198,6 +198,9 @@ def test_a_strict_schema_has_no_other_properties():
     first, free = found["properties"].values()
     assert found["additionalProperties"] is False is first["additionalProperties"]
     assert free == dict(type="object") and first["properties"] == inner["properties"]
+    named = dict(type="object", properties=dict(default=inner, properties=inner))
+    for name, each in closed(named)["properties"].items():
+        assert each["additionalProperties"] is False and name in ("default", "properties")
     others = dict(additionalProperties=True), dict(patternProperties={}), dict(unevaluatedProperties=True)
     for more in others:
         assert closed(schema | more).get("additionalProperties") == more.get("additionalProperties")

@@ -167,7 +167,19 @@ REFUSED = (
     "length_penalty", "lora_request", "prediction", "prompt_embeds", "suffix",
     "truncate_prompt_tokens", "use_beam_search", "web_search_options",
 )  # fmt: skip
+DEEPEST = 200  # levels of a body
 ONE_CHANGES_NOTHING = ("best_of", "length_penalty")
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Return whether JSON has more levels, which code that recurses could not read."""
+    level = [value]
+    for _ in range(most):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return False
+    return True
 
 
 def fields_of(kind: type[Fields], body: bytes) -> Fields:
@@ -178,6 +190,8 @@ def fields_of(kind: type[Fields], body: bytes) -> Fields:
         raise ApiError(400, f"the body must be JSON: {error}") from error
     if not isinstance(given, dict):
         raise ApiError(400, f"the body must be a JSON object, got {type(given).__name__}")
+    if _deeper(given, DEEPEST):
+        raise ApiError(400, f"the body must have at most {DEEPEST} levels")
     unknown = given.keys() - {each.encode_name for each in msgspec.structs.fields(kind)}
     for name in sorted(unknown):
         if name in REFUSED and given[name] and not (name in ONE_CHANGES_NOTHING and given[name] == 1):

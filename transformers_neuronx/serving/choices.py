@@ -30,7 +30,6 @@ from transformers_neuronx.serving.steps import SAMPLED, padded
 
 Array = np.ndarray[Any, Any]
 WORD = 32  # bits of a word of `Changes.allowed`
-Pooled = tuple[Request, int]  # whose hidden states are summed, and how often it had been preempted
 Scored = tuple[Request, int]  # a token of a prompt, whose log-probability is kept, by its position
 
 
@@ -139,7 +138,7 @@ class Chosen:
         scored: Sequence[Scored] = (),
     ) -> None:  # fmt: skip
         self.tokens = tokens
-        self.pooled: tuple[Sequence[Pooled], DeviceTensor] | None = None
+        self.pooled: tuple[Sequence[Work], DeviceTensor] | None = None
         self._requests, self._logprobs, self._scored = requests, logprobs, scored
 
     def read(self) -> dict[int, list[int]]:
@@ -149,9 +148,9 @@ class Chosen:
             self._note()
         if self.pooled:
             pools, sums = self.pooled
-            for (request, preempted), total in zip(pools, sums.numpy(), strict=False):
-                if request.preempted == preempted:  # otherwise it starts again
-                    request.pooled = request.pooled + total
+            for work, total in zip(pools, sums.numpy(), strict=False):
+                if work.request.preempted == work.preempted:  # otherwise it starts again
+                    work.request.pooled = work.request.pooled + total
         if not self._requests:
             return {}
         rows = (tokens if tokens.ndim > 1 else tokens[:, None]).tolist()

@@ -22,7 +22,6 @@ from transformers_neuronx.serving.choices import (
     Changes,
     Chooser,
     Chosen,
-    Pooled,
     Scored,
     sampled_rows,
     scored_of,
@@ -61,7 +60,7 @@ class PackedTokens:
     requests: list[Request]  # those that sample, once for each sample
     scored: Sequence[Scored] = ()  # after the samples
     seen: Array | None = None  # the tokens that each one's sequence has, pred[samples, vocab], if rules depend on them
-    pools: Sequence[Pooled] = ()
+    pools: Sequence[Work] = ()  # those whose last hidden states are summed
     shares: Array | None = None  # how often each one's sum has each token, f32[sequences, tokens]
 
 
@@ -213,7 +212,7 @@ class PagedSteps:
         """Bring a step into the form of its program."""
         requests = [work.request for work in step for _ in range(work.samples)]
         scored = scored_of(step)
-        pools = [(work.request, work.request.preempted) for work in step if work.pools]
+        pools = [work for work in step if work.pools]
         key = smallest(self.keys, sum(work.count for work in step), len(requests) + len(scored), bool(pools))
         bounds = [0, *accumulate(work.count for work in step)]
         samples = [range(end - work.samples, end) for work, end in zip(step, bounds[1:], strict=True)]

@@ -24,7 +24,8 @@ class Work:
     If they reach the end of what is known, the next token is sampled. The last one may then be pending: sampled in the
     step before, and known to the devices alone. Or `guesses` draft tokens come after it, with one more sample for each.
     With `rounds`, what is sampled is computed in the same step, and samples again, until there are so many. After the
-    first `scored` tokens, log-probabilities of those that follow in the prompt are kept.
+    first `scored` tokens, log-probabilities of those that follow in the prompt are kept. `preempted` is how often the
+    request had lost its pages when it was planned.
     """
 
     request: Request
@@ -34,6 +35,7 @@ class Work:
     guesses: int = 0
     rounds: int = 1
     scored: int = 0
+    preempted: int = 0
 
     def with_guesses(self, guesses: int) -> Work:
         """Return the same work with this number of draft tokens."""
@@ -190,7 +192,8 @@ class Scheduler:
         for work in (work for work in step if work.samples or work.pools):
             request = work.request
             if work.pools:
-                if request.reason is None and work.start + work.count == request.prompt_length:
+                again = work.preempted != request.preempted  # while the step ran: its sum starts again
+                if request.reason is None and not again and work.start + work.count == request.prompt_length:
                     request.reason = "stop"
                     self._leave(request)
                     ended.append(request)
@@ -210,7 +213,7 @@ class Scheduler:
         scored = max(min(end, request.prompt_length - 1) - start, 0) if request.scores else 0
         request.computed = end
         samples = int(end == request.known and request.pooling is None)
-        return Work(request, start, count, samples, scored=scored)
+        return Work(request, start, count, samples, scored=scored, preempted=request.preempted)
 
     def _longest_chunk(self, request: Request, start: int, room: Room) -> int:
         """Return the most tokens of a prompt from position `start` on in a step that has this room."""

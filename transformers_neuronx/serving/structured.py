@@ -20,6 +20,7 @@ from transformers_neuronx.errors import ConfigError, GrammarError
 Array = np.ndarray[Any, Any]
 KEPT = 256  # grammars, of those that were used last
 VALUES = {"const", "enum", "default", "examples"}  # of a schema: what they have is no schema
+NAMED = {"properties", "patternProperties", "$defs", "definitions"}
 OTHERS = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
 FUEL = 200_000  # for the lexer of a grammar: a fifth of a second, at most
 # Space between the parts of JSON. Without an end to it, a model may write nothing else.
@@ -85,9 +86,18 @@ def _closed(schema: Any) -> Any:
         return [_closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {name: value if name in VALUES else _closed(value) for name, value in schema.items()}
+    found = {name: _closed_in(name, value) for name, value in schema.items()}
     open_ = isinstance(found.get("properties"), dict) and not found.keys() & OTHERS
     return found | dict(additionalProperties=False) if open_ else found
+
+
+def _closed_in(name: str, value: Any) -> Any:
+    """Return what a keyword of a schema has, with schemas closed: some have values, and some schemas by name."""
+    if name in VALUES:
+        return value
+    if name in NAMED and isinstance(value, Mapping):
+        return {each: _closed(schema) for each, schema in value.items()}
+    return _closed(value)
 
 
 class Parser:
