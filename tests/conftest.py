@@ -1,7 +1,9 @@
 """Fixtures of tests in several folders."""
 
+import io
 import os
 import shutil
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -115,3 +117,25 @@ def compiled_when_needed(monkeypatch):
     """
     for engine in (SlotDecoder, PagedDecoder):
         monkeypatch.setattr(engine, "planned", lambda self: [])
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """`command("run", …, input=…, status=0)`: its two outputs, when run in a new directory."""
+    from transformers_neuronx import cli  # takes a second, which most tests do not need
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def ran(*arguments, input="", status=0):  # noqa: A002
+        monkeypatch.setattr(sys, "argv", ["transformers-neuronx", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(input))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed, said = capsys.readouterr()
+        assert ended.value.code == status, said
+        return printed, said
+
+    return ran

@@ -1,34 +1,11 @@
 """Fixtures that run the command line as a user does: 80 columns, and the bundled checkpoint."""
 
-import io
 import os
 import subprocess
 import sys
 
 import pytest
 from bundled import ROOT
-
-from transformers_neuronx import cli
-
-
-@pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    """`command("run", …, input=…, status=0)`: its two outputs, when run in a new directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def ran(*arguments, input="", status=0):  # noqa: A002
-        monkeypatch.setattr(sys, "argv", ["transformers-neuronx", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(input))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed, said = capsys.readouterr()
-        assert ended.value.code == status, said
-        return printed, said
-
-    return ran
 
 
 @pytest.fixture

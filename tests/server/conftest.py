@@ -1,17 +1,15 @@
 """A server in a thread, with the bundled checkpoint and a chat template."""
 
-import threading
-import time
 from pathlib import Path
 
 import pytest
+from in_threads import servers
 from openai import OpenAI
 from transformers import AutoTokenizer
 
 from transformers_neuronx import Engine
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.server.app import Server
-from transformers_neuronx.server.running import Running
 from transformers_neuronx.server.settings import Settings
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -45,22 +43,8 @@ def engine(model, tokenizer):
 @pytest.fixture(scope="session")
 def started(engine):
     """`started(**settings)`: a server that runs, with its address."""
-    all_running = []
-
-    def start(**settings):
-        running = Running(Server(engine, Settings(**dict(names=["tiny-kjv"]) | settings)), "127.0.0.1", 0)
-        thread = threading.Thread(target=running.run)
-        thread.start()
-        all_running.append((running, thread))
-        while not running.started:
-            assert thread.is_alive(), "the server starts"
-            time.sleep(0.01)
-        return running
-
-    yield start
-    for running, thread in all_running:
-        running.should_exit = True
-        thread.join()
+    with servers() as start:
+        yield lambda **settings: start(Server(engine, Settings(**dict(names=["tiny-kjv"]) | settings)))
 
 
 @pytest.fixture(scope="session")

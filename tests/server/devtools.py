@@ -3,12 +3,10 @@
 import base64
 import json
 import os
-import shutil
 import socket
 import time
 
-import pytest
-from browser import SWITCHES
+from browser import SWITCHES, chromium
 
 KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), "Backspace": (8, ""), " ": (32, " ")}  # code, text
 SHIFT = 8
@@ -18,9 +16,7 @@ class Browser:
     """One process, which reads messages as its file 3 and writes them as its file 4."""
 
     def __init__(self, profile):
-        program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-        if program is None:
-            pytest.skip("no Chromium to open the page with")
+        program = chromium()
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(60)
         command = [program, *SWITCHES, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]

@@ -6,12 +6,12 @@ import socket
 import sys
 import threading
 from contextlib import closing
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
-from transformers_neuronx import cli
 from transformers_neuronx.cli.load import Call, answered, figures
 from transformers_neuronx.cli.traffic import WORDS, Traffic
 from transformers_neuronx.support.progress import bar
@@ -22,21 +22,10 @@ SHORT = ("-p", 4, "-n", 2, "--requests", 4, "--concurrency", 2)
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch, capsys):
-    """`bench(…, status=0)`: what the command prints and what it says, when run in a new directory."""
-    monkeypatch.chdir(tmp_path)
+def bench(command, monkeypatch):
+    """`bench(…, status=0)`: what the command prints and what it says."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-    def ran(*arguments, status=0):
-        monkeypatch.setattr(sys, "argv", ["transformers-neuronx", "bench", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed, said = capsys.readouterr()
-        assert ended.value.code == status, said
-        return printed, said
-
-    return ran
+    return partial(command, "bench")
 
 
 def event(*texts, **others):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 from devtools import Browser, Tab
+from in_threads import servers
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -18,7 +18,6 @@ from transformers import AutoTokenizer
 from transformers_neuronx.server.app import Server
 from transformers_neuronx.server.page import headers, page
 from transformers_neuronx.server.prompts import Prompts
-from transformers_neuronx.server.running import Running
 from transformers_neuronx.server.settings import Settings
 
 PROMPT = "And Moses"
@@ -53,23 +52,8 @@ def tab(browser):
 @pytest.fixture(scope="module")
 def serve():
     """`serve(app)`: the address of an application that runs."""
-    all_running = []
-
-    def start(app):
-        running = Running(SimpleNamespace(app=app, draining=False), "127.0.0.1", 0)
-        thread = threading.Thread(target=running.run)
-        thread.start()
-        all_running.append((running, thread))
-        while not running.started:
-            assert thread.is_alive(), "the server starts"
-            time.sleep(0.01)
-        return running.address()
-
-    yield start
-    for running, _ in all_running:
-        running.should_exit = True
-    for _, thread in all_running:
-        thread.join()
+    with servers() as start:
+        yield lambda app: start(SimpleNamespace(app=app, draining=False)).address()
 
 
 def shown(_):
