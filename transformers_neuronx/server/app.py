@@ -108,49 +108,68 @@ class Server:
         return _json(self._about(request.path_params["name"]))
 
     async def completions(self, request: Request) -> Response:
-        asked = fields_of(Completion, await self._body(request))
-        handles = await asyncio.to_thread(self._submit, asked, lambda: self.prompts.of_completion(asked))
+        return await self._answered(request, self._complete)
+
+    async def chats(self, request: Request) -> Response:
+        return await self._answered(request, self._chat)
+
+    async def embeddings(self, request: Request) -> Response:
+        return await self._answered(request, self._embed)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._answered(request, self._tokens)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._answered(request, self._text)
+
+    async def _answered(self, request: Request, answer: Callable[[bytes], Response]) -> Response:
+        """Read a request's body, and let a thread make the response of it: bodies may be large, and others wait."""
+        return await asyncio.to_thread(answer, await self._body(request))
+
+    def _complete(self, body: bytes) -> Response:
+        asked = fields_of(Completion, body)
+        self._check_open(asked.model)
+        handles = self._submit(asked, self.prompts.of_completion(asked))
         answer = CompletionAnswer(asked, self.settings.names[0], self.prompts, handles, asked.logprobs is not None)
         return self._reply(answer, asked.stream)
 
-    async def chats(self, request: Request) -> Response:
-        asked = fields_of(Chat, await self._body(request))
-        some = asked.tools or asked.tool_choice
-        tools = tools_of(asked, self.prompts.template(), self.prompts.special) if some else None
-        used = tools is not None
-        handles = await asyncio.to_thread(self._submit, asked, lambda: [self.prompts.of_chat(asked, used)], tools)
-        answer = ChatAnswer(asked, self.settings.names[0], self.prompts, handles, tools)
-        return self._reply(answer, asked.stream)
+    def _chat(self, body: bytes) -> Response:
+        asked = fields_of(Chat, body)
+        self._check_open(asked.model)
+        tools = tools_of(asked, self.prompts.template(tools=bool(asked.tools)), self.prompts.special)
+        handles = self._submit(asked, [self.prompts.of_chat(asked, tools is not None)], tools)
+        return self._reply(ChatAnswer(asked, self.settings.names[0], self.prompts, handles, tools), asked.stream)
+
+    def _embed(self, body: bytes) -> Response:
+        asked = fields_of(Embeddings, body)
+        self._check_open(asked.model)
+        found = self.prompts.of_embeddings(asked)
+        self._check_count(len(found), "input", "input")
+        embed = partial(self.engine.embed, priority=asked.priority or 0, cache_salt=asked.cache_salt or "")
+        handles = _all_or_none(partial(embed, ids, self.settings.pooling) for ids in found)
+        return self._reply(EmbeddingsAnswer(asked, self.settings.names[0], handles))
 
     def _reply(self, answer: Computed, stream: bool | None = False) -> Response:
         return (Stream if stream else Reply)(answer, self.settings.most_seconds)
 
-    async def embeddings(self, request: Request) -> Response:
-        asked = fields_of(Embeddings, await self._body(request))
-        handles = await asyncio.to_thread(self._embed, asked)
-        return self._reply(EmbeddingsAnswer(asked, self.settings.names[0], handles))
-
-    async def tokenize(self, request: Request) -> Response:
-        asked = fields_of(Tokenize, await self._body(request))
+    def _tokens(self, body: bytes) -> Response:
+        asked = fields_of(Tokenize, body)
         self._check_model(asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "there must be a prompt, or messages", param="prompt")
-
-        def ids() -> list[int]:
-            if asked.prompt is None:
-                return self.prompts.of_chat(asked, bool(asked.tools))
-            return self.prompts.encoded(asked.prompt, asked.add_special_tokens is not False)
-
-        tokens = await asyncio.to_thread(ids)
+        if asked.prompt is None:
+            tokens = self.prompts.of_chat(asked, bool(asked.tools))
+        else:
+            tokens = self.prompts.encoded(asked.prompt, asked.add_special_tokens is not False)
         return _json(dict(tokens=tokens, count=len(tokens), max_model_len=self.engine.longest))
 
-    async def detokenize(self, request: Request) -> Response:
-        asked = fields_of(Detokenize, await self._body(request))
+    def _text(self, body: bytes) -> Response:
+        asked = fields_of(Detokenize, body)
         self._check_model(asked.model)
         vocab = self.engine.vocab_size
         if wrong := [token for token in asked.tokens if token >= vocab]:
             raise ApiError(400, f"token ids must be from 0 to {vocab - 1}, got {wrong[0]}", param="tokens")
-        return _json(dict(prompt=await asyncio.to_thread(self.prompts.decoded, asked.tokens)))
+        return _json(dict(prompt=self.prompts.decoded(asked.tokens)))
 
     async def tokenizer_info(self, _: Request) -> Response:
         return _json(self.prompts.facts())
@@ -173,13 +192,6 @@ class Server:
                 raise ApiError(413, f"the body must have at most {most} bytes")
         return bytes(body)
 
-    def _embed(self, asked: Embeddings) -> list[Handle]:
-        self._check_open(asked.model)
-        found = self.prompts.of_embeddings(asked)
-        self._check_count(len(found), "input", "input")
-        embed = partial(self.engine.embed, priority=asked.priority or 0, cache_salt=asked.cache_salt or "")
-        return _all_or_none(partial(embed, ids, self.settings.pooling) for ids in found)
-
     def _check_open(self, model: str | None) -> None:
         self._check_model(model)
         if self.draining:
@@ -189,20 +201,16 @@ class Server:
         if count > (most := self.settings.most_choices):
             raise ApiError(400, f"{what} must ask for at most {most} sequences, got {count}", param=param)
 
-    def _submit(
-        self, asked: Completion | Chat, prompts: Callable[[], list[list[int]]], tools: Tools | None = None
-    ) -> list[Handle]:
+    def _submit(self, asked: Completion | Chat, prompts: list[list[int]], tools: Tools | None = None) -> list[Handle]:
         """Submit a request for each of its prompts, all or none."""
-        self._check_open(asked.model)
-        found = prompts()
-        self._check_count(len(found) * (asked.n or 1), "prompts and n", "n")
+        self._check_count(len(prompts) * (asked.n or 1), "prompts and n", "n")
         if self.settings.logs_prompts:
-            for ids in found:
+            for ids in prompts:
                 _LOG.info("prompt: %s", self.prompts.decoded(ids))
         longest, defaults = self.engine.longest, self.settings.defaults
         try:
-            params = [params_of(asked, len(ids), longest, defaults, tools) for ids in found]
-            return _all_or_none(partial(self.engine.submit, *each) for each in zip(found, params, strict=True))
+            params = [params_of(asked, len(ids), longest, defaults, tools) for ids in prompts]
+            return _all_or_none(partial(self.engine.submit, *each) for each in zip(prompts, params, strict=True))
         except GrammarError as error:
             raise no_grammar(asked, error) from error
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from transformers_neuronx.server.errors import ApiError
+from transformers_neuronx.serving.structured import StructuredOutputs
 
 _LOG = logging.getLogger(__name__)
 _told: set[str] = set()  # unknown fields that were logged
@@ -42,16 +43,6 @@ class ResponseFormat(Struct):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-
-
-class Structured(Struct):
-    """What the text of an answer must be, as vLLM's clients say it."""
-
-    json: dict[str, Any] | str | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
 
 
 class Function(Struct, omit_defaults=True):
@@ -99,7 +90,7 @@ class Sampled(Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: Structured | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class Completion(Sampled, kw_only=True):
@@ -164,8 +155,8 @@ Fields = TypeVar("Fields", bound=Struct)
 # answer another question.
 REFUSED = (
     "audio", "best_of", "function_call", "functions", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
-    "length_penalty", "lora_request", "prediction", "prompt_embeds", "suffix",
-    "truncate_prompt_tokens", "use_beam_search", "web_search_options",
+    "length_penalty", "lora_request", "prediction", "prompt_embeds", "suffix", "truncate_prompt_tokens",
+    "use_beam_search", "web_search_options",
 )  # fmt: skip
 DEEPEST = 200  # levels of a body
 ONE_CHANGES_NOTHING = ("best_of", "length_penalty")

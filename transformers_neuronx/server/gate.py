@@ -39,7 +39,7 @@ class Gate:
         headers, began, status = Headers(scope=scope), perf_counter(), 0
         given = headers.get("x-request-id", "")
         number = given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else token_hex(16)
-
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # of a server inside of another
         NUMBER.set(number)
 
         async def sent(message: Message) -> None:
@@ -50,7 +50,7 @@ class Gate:
             await send(message)
 
         try:
-            refused = self._refused(scope, headers)
+            refused = self._refused(scope["method"], path, headers)
             await (refused.response() if refused else self.app)(scope, receive, sent)
         except ClientDisconnect:
             pass  # before its whole body was there
@@ -63,13 +63,12 @@ class Gate:
             self.statuses[status] += 1
             seconds = perf_counter() - began
             fields = dict(method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 3))
-            level = logging.DEBUG if scope["path"] in POLLED and status == 200 else logging.INFO
+            level = logging.DEBUG if path in POLLED and status == 200 else logging.INFO
             _LOG.log(level, "%s %s", " ".join(map(str, fields.values())), number, extra=dict(fields=fields))
 
-    def _refused(self, scope: Scope, headers: Headers) -> ApiError | None:
+    def _refused(self, method: str, path: str, headers: Headers) -> ApiError | None:
         settings, most = self.settings, self.settings.most_body
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # of a server inside of another
-        if settings.keys and path not in OPEN and scope["method"] != "OPTIONS":
+        if settings.keys and path not in OPEN and method != "OPTIONS":
             key = _key_of(headers.get("authorization", ""))
             # All are compared, so that the time does not tell which one is nearest.
             known = [hmac.compare_digest(key, each.encode()) for each in settings.keys]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from transformers_neuronx.errors import GrammarError, InputError
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Completion, Sampled
@@ -74,8 +72,7 @@ def _outputs(asked: Sampled) -> StructuredOutputs | None:
     if how and how.type != "text" and asked_for:
         raise ApiError(400, "response_format and structured_outputs cannot both be given", param="response_format")
     if asked_for:
-        given = msgspec.structs.asdict(asked_for)
-        return StructuredOutputs(**{name: value for name, value in given.items() if value is not None})
+        return asked_for
     if how is None or how.type == "text":
         return None
     if how.type == "json_object":

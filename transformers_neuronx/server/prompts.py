@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Completion, Embeddings, Tokenize
-from transformers_neuronx.server.tools import told_as_text
+from transformers_neuronx.server.tools import knows_tools, told_as_text
 
 
 class Prompts:
@@ -48,7 +48,7 @@ class Prompts:
         found: str = self.tokenizer.get_chat_template(tools=[] if tools else None)
         return found
 
-    @property
+    @cached_property
     def special(self) -> dict[str, int]:
         """The ids of special tokens."""
         names = self.tokenizer.all_special_tokens
@@ -61,7 +61,7 @@ class Prompts:
             raise ApiError(400, "messages must have one message or more", param="messages")
         told = [msgspec.to_builtins(tool) for tool in asked.tools or ()] if tools else []
         template = self.template(tools)
-        if "tools" not in template and (told or any(message.get("tool_calls") for message in messages)):
+        if not knows_tools(template) and (told or any(message.get("tool_calls") for message in messages)):
             messages, told = told_as_text(messages, told), []
         goes_on = bool(asked.continue_final_message)
         begins = not goes_on if asked.add_generation_prompt is None else asked.add_generation_prompt

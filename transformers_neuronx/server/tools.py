@@ -53,6 +53,10 @@ class ToolFormat:
             calls.append(f"SEPARATOR: {json.dumps(self.separator)}")
         return "\n".join([*calls, *rules])
 
+    def written(self, call: Mapping[str, Any]) -> str:
+        """Return a call as it stands in a text."""
+        return f"{self.begin}{self.space}{json.dumps(call)}{self.space}{self.end}"
+
     @property
     def separator(self) -> str:
         """What stands between calls that are not in a list."""
@@ -78,14 +82,19 @@ TOLD = """You may call these functions to answer:
 {tools}
 </tools>
 To call one, write a JSON object with its name and its arguments, between tags:
-<tool_call>
-{{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
-</tool_call>"""
+{example}"""
+EXAMPLE = dict(name="the function's name", arguments={"an argument's name": "its value"})
+
+
+def knows_tools(template: str) -> bool:
+    """Return whether a chat template has a place for tools."""
+    return "tools" in template
 
 
 def format_of(template: str) -> ToolFormat:
-    """Return how a model with this chat template writes calls."""
-    return next((each for each in FORMATS if (each.begin or each.mark) in template), OTHERWISE)
+    """Return how a model with this chat template writes calls; as `told_as_text` says, if it knows no tools."""
+    marked = (each for each in FORMATS if knows_tools(template) and (each.begin or each.mark) in template)
+    return next(marked, OTHERWISE)
 
 
 def told_as_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -94,14 +103,15 @@ def told_as_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[
     for message in messages:
         told = {name: value for name, value in message.items() if name != "tool_calls"}
         for call in message.get("tool_calls") or ():
-            written = {name: call["function"].get(name) for name in ("name", "arguments")}
-            told["content"] += f"\n<tool_call>\n{json.dumps(written)}\n</tool_call>"
+            called = {name: call["function"].get(name) for name in EXAMPLE}
+            told["content"] += f"\n{OTHERWISE.written(called)}"
         if told["role"] == "tool":
             told = dict(role="user", content=f"<tool_response>\n{told['content']}\n</tool_response>")
         found.append(told | dict(content=told["content"].strip()))
     if not tools:
         return found
-    system = TOLD.format(tools="\n".join(json.dumps(tool["function"]) for tool in tools))
+    listed = "\n".join(json.dumps(tool["function"]) for tool in tools)
+    system = TOLD.format(tools=listed, example=OTHERWISE.written(EXAMPLE))
     if found[0]["role"] == "system":
         found[0]["content"] += f"\n\n{system}"
         return found

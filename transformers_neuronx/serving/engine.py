@@ -55,8 +55,8 @@ class Engine:
       vocabulary, on its devices. Tokens are the same as without it. Default: none.
     - `draft_tokens`: most draft tokens of a request in a step. Default 4.
     - `adjustments`: whether requests may change or see logits: `logit_bias`, `mask`, `structured_outputs`,
-      `min_tokens`, presence and frequency penalties, `logprobs`, `prompt_logprobs`. They take a third of the programs.
-      Default True.
+      `min_tokens`, presence and frequency penalties, `logprobs`, `prompt_logprobs`; and whether
+      prompts may be embedded. They take a third of the programs. Default True.
 
     On the CPU, with kernels, the engine has a cache of its own, in pages, and calls of the model stay possible.
     Elsewhere it uses the model's slots, and such calls wait until it is closed. Its thread ends with `close()`, or at
@@ -119,12 +119,13 @@ class Engine:
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
         salt = self._salt(tokens, params.cache_salt)
         source, tokens = self._divided(tokens)
+        outputs = params.structured_outputs
+        parsers = self._grammars.parsers(outputs, params.n) if outputs else [None] * params.n
 
         def request(stream: int) -> Request:
             how = params.stop, params.include_stop_str_in_output, not params.skip_special_tokens
             text = TextStream(self.tokenizer, tokens, *how) if self.tokenizer else None
-            parser = self._grammars.parser(outputs) if (outputs := params.structured_outputs) else None
-            return Request(next(self._ids), list(tokens), params, ends, salt, source, text, parser, stream)
+            return Request(next(self._ids), list(tokens), params, ends, salt, source, text, parsers[stream], stream)
 
         return self._take([request(stream) for stream in range(params.n)])
 

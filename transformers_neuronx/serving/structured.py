@@ -41,9 +41,9 @@ class StructuredOutputs:
     """
 
     json: Mapping[str, Any] | str | None = None
-    json_object: bool = False
+    json_object: bool | None = None
     regex: str | None = None
-    choice: Sequence[str] = ()
+    choice: Sequence[str] | None = None
     grammar: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class StructuredOutputs:
         if len(given) != 1:
             names = ", ".join(each.name for each in fields(self))
             raise GrammarError(f"structured_outputs must have one of {names}, got {', '.join(given) or 'none'}")
-        if isinstance(self.choice, str) or not all(isinstance(each, str) and each for each in self.choice):
+        if isinstance(self.choice, str) or not all(isinstance(each, str) and each for each in self.choice or ()):
             raise GrammarError(f"choice must be a list of texts that are not empty, got {self.choice!r}")
 
     def source(self) -> str:
@@ -143,10 +143,12 @@ class Grammars:
         self._compiled = lru_cache(KEPT)(self._compile)
         self._lock = threading.Lock()
 
-    def parser(self, outputs: StructuredOutputs) -> Parser:
-        """Return a parser for a new sequence. Raises GrammarError for a grammar that cannot be followed."""
+    def parsers(self, outputs: StructuredOutputs, count: int) -> list[Parser]:
+        """Return parsers for so many sequences. Raises GrammarError for a grammar that cannot be followed."""
+        source = outputs.source()
         with self._lock:
-            return Parser(self._compiled(outputs.source()).deep_copy(), self._row)
+            matcher = self._compiled(source)
+            return [Parser(matcher.deep_copy(), self._row) for _ in range(count)]
 
     def _compile(self, source: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
