@@ -36,7 +36,8 @@ def shares_of(key: TokensKey, step: Sequence[Work], bounds: Sequence[int]) -> np
     shares = np.zeros((key.sequences, key.tokens), np.float32)
     pools = ((work, first) for work, first in zip(step, bounds, strict=False) if work.pools)
     for row, (work, first) in zip(shares, pools, strict=False):
-        row[first : first + work.count] = [work.request.counts(work.start + place) for place in range(work.count)]
+        begin, end = np.clip(work.request.pooled_positions, work.start, work.start + work.count) - work.start
+        row[first + begin : first + end] = 1
     return shares
 
 

@@ -195,9 +195,11 @@ class Request:
         """Whether all tokens of its prompt are computed, also what the cache has of it."""
         return self.scores or self.pooling in ("mean", "cls")
 
-    def counts(self, position: int) -> bool:
-        """Whether the token of its prompt at a position is one of those that are pooled."""
-        return dict(cls=position == 0, last=position == self.prompt_length - 1).get(self.pooling or "", True)
+    @property
+    def pooled_positions(self) -> tuple[int, int]:
+        """The first position of its prompt that is pooled, and the one after the last."""
+        length = self.prompt_length
+        return dict(cls=(0, 1), last=(length - 1, length)).get(self.pooling or "", (0, length))
 
     @property
     def embedding(self) -> Array:
