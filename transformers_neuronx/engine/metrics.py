@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,8 +108,25 @@ class Meter:
             self.totals.each.add(seconds)
 
 
+class Collector(ABC):
+    """What Prometheus' client can collect."""
+
+    @abstractmethod
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics for a registry of Prometheus' client."""
+
+    def prometheus(self) -> str:
+        """Return the metrics in Prometheus' text format."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry()
+        registry.register(self)
+        text: bytes = generate_latest(registry)
+        return text.decode()
+
+
 @dataclass(frozen=True, eq=False)
-class Metrics:
+class Metrics(Collector):
     """The last call of a model, the totals of all calls, and its memory on the devices, in seconds and bytes.
 
     `str()` gives a table. Compiling and loading run at the same time, so their times overlap.
@@ -160,12 +178,8 @@ class Metrics:
         width = max(map(len, facts))
         return "\n".join(f"{name.replace('_', ' '):{width}}  {shown(name, value):>16}" for name, value in facts.items())
 
-    def prometheus(self) -> str:
-        """Return the totals of all calls in Prometheus' text format, with the model's tag as a label."""
-        return text_of(self)
-
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics for a registry of Prometheus' client."""
+        """Yield the totals of all calls, with the model's tag as a label."""
         totals = self.totals
         counters = dict(
             calls=("Calls of the model.", totals.calls),
@@ -184,16 +198,6 @@ class Metrics:
             temporaries_bytes=("Temporaries of the largest program on all devices.", self.held.temporaries),
         )
         yield from families(self.model, counters, histograms, gauges)
-
-
-def text_of(collector: Any) -> str:
-    """Return what a collector of Prometheus' client collects, in Prometheus' text format."""
-    from prometheus_client import CollectorRegistry, generate_latest
-
-    registry = CollectorRegistry()
-    registry.register(collector)
-    text: bytes = generate_latest(registry)
-    return text.decode()
 
 
 def families(
@@ -220,3 +224,13 @@ def families(
         gauge = GaugeMetricFamily(**named(name, text))
         gauge.add_metric([model], value)
         yield gauge
+
+
+def counted_by(model: str, name: str, text: str, label: str, counts: Mapping[str, float]) -> Any:
+    """Return a counter for a registry of Prometheus' client, with a value for each value of another label."""
+    from prometheus_client.core import CounterMetricFamily
+
+    counter = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["model", label])
+    for value, count in counts.items():
+        counter.add_metric([model, value], count)
+    return counter

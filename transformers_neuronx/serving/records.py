@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers_neuronx.engine.metrics import PREFIX, Histogram, families, text_of
+from transformers_neuronx.engine.metrics import Collector, Histogram, counted_by, families
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Scheduler
@@ -92,7 +92,7 @@ class Records:
 
 
 @dataclass(frozen=True, eq=False)
-class EngineMetrics:
+class EngineMetrics(Collector):
     """What an engine does now, and totals of all requests so far. `model` is a label in Prometheus' text."""
 
     model: str
@@ -109,20 +109,11 @@ class EngineMetrics:
         """Requests that wait."""
         return len(self.scheduler.waiting)
 
-    def prometheus(self) -> str:
-        """Return the metrics in Prometheus' text format."""
-        return text_of(self)
-
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics for a registry of Prometheus' client."""
-        from prometheus_client.core import CounterMetricFamily
-
         yield from families(self.model, self._counters(), self._histograms(), self._gauges())
+        ended = {reason: self.records.ended[reason] for reason in ("stop", "length", "abort", "error")}
         text = "Requests that ended, by the reason."
-        ended = CounterMetricFamily(f"{PREFIX}_finished_requests", text, labels=["model", "reason"])
-        for reason in ("stop", "length", "abort", "error"):
-            ended.add_metric([self.model, reason], self.records.ended[reason])
-        yield ended
+        yield counted_by(self.model, "finished_requests", text, "reason", ended)
 
     def _counters(self) -> dict[str, tuple[str, float]]:
         records = self.records
