@@ -14,7 +14,6 @@ import typer
 from transformers_neuronx.cli import options as o, traffic as t
 from transformers_neuronx.cli.engines import open_for_engine
 from transformers_neuronx.cli.load import NEWS, PROMPTS, at_once, measured_load
-from transformers_neuronx.cli.serve import SERVER
 from transformers_neuronx.cli.text import complete, encodable, room
 from transformers_neuronx.errors import ConfigError, TransformersNeuronxError
 from transformers_neuronx.models.sampling import ForSampling
@@ -48,18 +47,18 @@ Concurrency = Annotated[
 ]
 Plot = Annotated[str | None, o.option("--plot", help="Also draw a plot to this .svg or .png file; needs matplotlib.")]
 Url = Annotated[
-    str | None, o.option("--url", help="Measure a server with OpenAI's interface: http://HOST:PORT/v1.", panel=SERVER)
+    str | None, o.option("--url", help="Measure a server with OpenAI's interface: http://HOST:PORT/v1.", panel=o.SERVER)
 ]
 ModelName = Annotated[
-    str | None, o.option("--model-name", help="Model in requests; by default the server's first one.", panel=SERVER)
+    str | None, o.option("--model-name", help="Model in requests; by default the server's first one.", panel=o.SERVER)
 ]
 Key = Annotated[
-    str | None, o.option("--api-key", help="Key in requests; by default that in OPENAI_API_KEY.", panel=SERVER)
+    str | None, o.option("--api-key", help="Key in requests; by default that in OPENAI_API_KEY.", panel=o.SERVER)
 ]
 Vocabulary = Annotated[
     int | None,
     o.option(
-        "--vocab", help="Draw token ids below this; by default those that /tokenize gives.", panel=SERVER, least=1
+        "--vocab", help="Draw token ids below this; by default those that /tokenize gives.", panel=o.SERVER, least=1
     ),
 ]
 

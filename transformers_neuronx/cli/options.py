@@ -26,7 +26,7 @@ from transformers_neuronx.weights.directories import (
 )
 
 NO = 4  # exit status of `plan`, `lint` and `check` if they find a problem
-HOW, CHOICE, WHERE = "Compilation", "Sampling", "Model location"
+HOW, CHOICE, WHERE, SERVER = "Compilation", "Sampling", "Model location", "Server"
 MOST = 2**31 - 1  # limit of every count
 
 

@@ -12,44 +12,45 @@ from transformers_neuronx.cli.sampling import SamplingOptions
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.serving.engine import Engine
 
-SERVER = "Server"
 ALL = 0  # top-k, unless the checkpoint sets one
 
-Host = Annotated[str, o.option("--host", help="Address to listen at; 0.0.0.0 is all.", panel=SERVER, default=True)]
-Port = Annotated[int, o.option("--port", help="Port; 0 is any free one.", panel=SERVER, default=True, least=0)]
+Host = Annotated[str, o.option("--host", help="Address to listen at; 0.0.0.0 is all.", panel=o.SERVER, default=True)]
+Port = Annotated[int, o.option("--port", help="Port; 0 is any free one.", panel=o.SERVER, default=True, least=0)]
 Names = Annotated[
     list[str] | None,
-    o.option("--served-model-name", help="Name of the model in requests; may be repeated.", panel=SERVER),
+    o.option("--served-model-name", help="Name of the model in requests; may be repeated.", panel=o.SERVER),
 ]
 Keys = Annotated[
     list[str] | None,
-    o.option("--api-key", help="Key that requests must have; may be repeated.", panel=SERVER),
+    o.option("--api-key", help="Key that requests must have; may be repeated.", panel=o.SERVER),
 ]
 Origins = Annotated[
     list[str] | None,
-    o.option("--allowed-origin", help="Origin whose pages may send requests; may be repeated.", panel=SERVER),
+    o.option("--allowed-origin", help="Origin whose pages may send requests; may be repeated.", panel=o.SERVER),
 ]
 Drain = Annotated[
     int,
-    o.option("--drain", help="Seconds that requests get to end, after SIGTERM.", panel=SERVER, default=True, least=0),
+    o.option("--drain", help="Seconds that requests get to end, after SIGTERM.", panel=o.SERVER, default=True, least=0),
 ]
 Waiting = Annotated[
-    int, o.option("--max-waiting", help="Requests that may wait; more get 503.", panel=SERVER, default=True, least=1)
+    int, o.option("--max-waiting", help="Requests that may wait; more get 503.", panel=o.SERVER, default=True, least=1)
 ]
 WaitingTokens = Annotated[
     int | None,
     o.option(
-        "--max-waiting-tokens", help="Tokens of prompts that may wait; 16 million by default.", panel=SERVER, least=1
+        "--max-waiting-tokens", help="Tokens of prompts that may wait; 16 million by default.", panel=o.SERVER, least=1
     ),
 ]
 Seconds = Annotated[
     float | None,
-    o.option("--max-seconds", help="Time of a request, with waiting, after which it ends.", panel=SERVER, least=0.001),
+    o.option(
+        "--max-seconds", help="Time of a request, with waiting, after which it ends.", panel=o.SERVER, least=0.001
+    ),
 ]
 LogFormat = Annotated[
-    str, o.option("--log-format", help="lines for people, or json for programs.", panel=SERVER, default=True)
+    str, o.option("--log-format", help="lines for people, or json for programs.", panel=o.SERVER, default=True)
 ]
-LogPrompts = Annotated[bool, o.option("--log-prompts", help="Log the text of prompts.", panel=SERVER)]
+LogPrompts = Annotated[bool, o.option("--log-prompts", help="Log the text of prompts.", panel=o.SERVER)]
 AtOnce = Annotated[
     int | None,
     o.option("--batch-size", help="Most requests that run at once; 16 by default.", panel=o.HOW, least=1),

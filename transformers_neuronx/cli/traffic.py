@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.cli.load import LIMITED, NEWS, PROMPTS, at_once
-from transformers_neuronx.cli.serve import SERVER
 from transformers_neuronx.errors import ConfigError
 
 KINDS = ("random", "shared", "sharegpt")
@@ -39,15 +38,16 @@ Load = Annotated[
     o.option(
         "--load",
         help="Prompts: random; shared, which begin alike; or sharegpt, as long as those of conversations.",
-        panel=SERVER,
+        panel=o.SERVER,
         default="random",
     ),
 ]
 Prefixes = Annotated[
-    int | None, o.option("--prefixes", help="Beginnings that shared prompts have.", panel=SERVER, default="10", least=1)
+    int | None,
+    o.option("--prefixes", help="Beginnings that shared prompts have.", panel=o.SERVER, default="10", least=1),
 ]
 Prefix = Annotated[
-    int | None, o.option("--prefix", help="Tokens of each, before --prompt.", panel=SERVER, default="256", least=1)
+    int | None, o.option("--prefix", help="Tokens of each, before --prompt.", panel=o.SERVER, default="256", least=1)
 ]
 Rates = Annotated[
     list[float] | None,
@@ -55,7 +55,7 @@ Rates = Annotated[
         "--rate",
         help="Send this many requests per second, at random times, whether or not others have ended; may be repeated. "
         "If --concurrency is given, it is the most at once.",
-        panel=SERVER,
+        panel=o.SERVER,
         least=LEAST,
     ),
 ]
@@ -64,7 +64,7 @@ Burstiness = Annotated[
     o.option(
         "--burstiness",
         help="Shape of the gamma distribution of times between them: 1 is a Poisson process, less comes in bursts.",
-        panel=SERVER,
+        panel=o.SERVER,
         default="1",
         least=LEAST,
     ),
@@ -74,11 +74,11 @@ Goodput = Annotated[
     o.option(
         "--goodput",
         help="Also count requests within a limit in ms: ttft:500, tpot:50 or e2el:9000; may be repeated.",
-        panel=SERVER,
+        panel=o.SERVER,
     ),
 ]
 Seed = Annotated[
-    int | None, o.option("--seed", help="The same seed draws the same requests.", panel=SERVER, default="0", least=0)
+    int | None, o.option("--seed", help="The same seed draws the same requests.", panel=o.SERVER, default="0", least=0)
 ]
 
 
