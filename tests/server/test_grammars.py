@@ -236,3 +236,11 @@ def test_a_mark_that_is_cut_off_is_no_text():
     for size in (1, 1000):
         text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_'
         assert read(how, text, size) == ("", [("now", {})])
+
+
+def test_the_template_for_tools_says_how_calls_look(tokenizer):
+    named = copy.copy(tokenizer)
+    named.chat_template = dict(default="{{ messages }}", tool_use="{% if tools %}[TOOL_CALLS]{% endif %}{{ messages }}")
+    assert format_of(Prompts(named).template(tools=True)).begin == "[TOOL_CALLS]"
+    assert format_of(Prompts(named).template()).begin == "<tool_call>"
+    assert format_of("<|python_tag|> in a template that knows none").begin == "<tool_call>"
