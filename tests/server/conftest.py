@@ -1,8 +1,9 @@
-"""A server in a thread, with the bundled checkpoint and a chat template."""
+"""A server in a thread, with the bundled checkpoint and a chat template, and a browser."""
 
 from pathlib import Path
 
 import pytest
+from devtools import Browser, Tab
 from in_threads import servers
 from openai import OpenAI
 from transformers import AutoTokenizer
@@ -41,10 +42,16 @@ def engine(model, tokenizer):
 
 
 @pytest.fixture(scope="session")
-def started(engine):
-    """`started(**settings)`: a server that runs, with its address."""
+def started_with():
+    """`started_with(server)`: a server that runs, with its address."""
     with servers() as start:
-        yield lambda **settings: start(Server(engine, Settings(**dict(names=["tiny-kjv"]) | settings)))
+        yield start
+
+
+@pytest.fixture(scope="session")
+def started(engine, started_with):
+    """`started(**settings)`: a server of the bundled checkpoint that runs."""
+    return lambda **settings: started_with(Server(engine, Settings(**dict(names=["tiny-kjv"]) | settings)))
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +62,26 @@ def url(started):
 @pytest.fixture(scope="session")
 def client(url):
     return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """`tab(url)`: the page of a server. After the test its console must have nothing but what is `allowed`."""
+    all_open = []
+
+    def opened(url, allowed="nothing", **how):
+        all_open.append((Tab(browser, f"{url}/", **how), allowed))
+        all_open[-1][0].wait("document.title.includes('·') || document.querySelector('#health').matches('.bad')")
+        return all_open[-1][0]
+
+    yield opened
+    for each, allowed in all_open:
+        assert not [line for line in each.console() if allowed not in line]
+        each.close()

@@ -2,15 +2,19 @@
 
 import copy
 import json
+from collections import Counter
+from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from transformers_neuronx.server.fields import Chat, fields_of
+from transformers_neuronx.server.fields import Chat, Function, fields_of
 from transformers_neuronx.server.prompts import Prompts
-from transformers_neuronx.server.tools import FORMATS, CallReader, format_of
+from transformers_neuronx.server.tools import FORMATS, CallReader, Tools, format_of
+from transformers_neuronx.serving.structured import Grammars, StructuredOutputs
 
 MESSAGES = [dict(role="user", content="In what city was David born?")]
 HOW = dict(model="tiny-kjv", max_completion_tokens=150, messages=MESSAGES)
@@ -161,6 +165,79 @@ def test_a_tool_that_may_be_called(client, stream):
     assert content.strip() == "Let me see." and reasons[-1] == "tool_calls"
     assert len(calls) == 2 and calls[0].id != calls[1].id
     assert all(json.loads(call.function.arguments) == dict(city="Ur", days=2) for call in calls.values())
+
+
+def test_strict_tools_leave_other_text_as_it_is(client):
+    how = dict(temperature=0, **HOW | dict(max_completion_tokens=20))
+    texts = []
+    for strict in (False, True):
+        tools = [tool("weather", WEATHER)]
+        tools[0]["function"]["strict"] = strict
+        texts.append(client.chat.completions.create(tools=tools, **how).choices[0].message.content)
+    assert texts[0] == texts[1] and texts[0]
+
+
+def test_json_or_a_call(client):
+    """An answer that must be JSON may be a call in its place."""
+    tools = [openai.pydantic_function_tool(Town, name="found")]
+    found = Counter()
+    for seed in range(8):
+        try:
+            answer = client.chat.completions.parse(response_format=Town, tools=tools, seed=seed, **HOW)
+        except openai.LengthFinishReasonError:
+            continue
+        message = answer.choices[0].message
+        town = message.tool_calls[0].function.parsed_arguments if message.tool_calls else message.parsed
+        assert isinstance(town, Town)
+        found[answer.choices[0].finish_reason] += 1
+    assert found["stop"] and found.keys() <= {"stop", "tool_calls"}
+
+
+@pytest.mark.parametrize("how", FORMATS)
+@pytest.mark.parametrize("special", [False, True])
+def test_grammars_of_calls(tokenizer, how, special):
+    own = copy.deepcopy(tokenizer)
+    if special:
+        marks = [mark for mark in (how.begin, how.end, how.mark) if mark]
+        own.add_special_tokens(dict(additional_special_tokens=marks))
+    call = {"name": "weather", how.key: dict(city="Ur", days=2)}
+    other = how.written(call | {how.key: dict(city="Ur", town=2)})
+    whole, two = how.written(call), how.written(call, call)
+
+    def checked(tools, text, ends, begun, wrong):
+        outputs = tools.outputs(text)
+        for found, texts in (("ends", ends), ("goes on", begun), ("is wrong", wrong)):
+            assert [taken(own, outputs, each) for each in texts] == [found] * len(texts), texts
+
+    functions = [Function("now"), Function("weather", parameters=WEATHER, strict=True)]
+    tools = Tools(functions, how, Prompts(own).special)
+    before = f"Let me see. {whole}"
+    free, never = ([before, f"{before} Done", "[1"], []) if how.begin else (["Let me see", "[1"], [f"\n{whole}"])
+    checked(tools, None, ["", "hello <t", whole, two, *free], [whole[: whole.index('r", ')]], [other, *never])
+    checked(replace(tools, several=False), None, [whole], [], [two])
+    checked(replace(tools, must=True), None, [whole, two], [""], ["hello", other, f"{whole} Done"])
+    json_text = StructuredOutputs(json=dict(DAYS))
+    if how.begin:
+        checked(tools, json_text, ["7", whole, two], [""], ["hello", before, other])
+    else:
+        assert tools.outputs(json_text) == json_text
+    assert replace(tools, functions=functions[:1]).outputs(None) is None, "it is not strict"
+
+
+def taken(tokenizer, outputs, text):
+    """Return whether a grammar lets a text come, and whether it may end there."""
+    end = tokenizer.eos_token_id
+    grammars = Grammars(tokenizer, len(tokenizer), {end})
+    [parser] = grammars.parsers(outputs, 1)
+    allowed = np.zeros((len(tokenizer) + 31) // 32, np.int32)
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    for place, token in enumerate([*ids, end]):
+        parser.fill(allowed, [])
+        if not allowed[token // 32] >> token % 32 & 1:
+            return "goes on" if place == len(ids) else "is wrong"
+        if place < len(ids) and parser.add(token):
+            return "ends" if place == len(ids) - 1 else "is wrong"
+    return "ends"
 
 
 def test_a_template_that_knows_no_tools(tokenizer):

@@ -62,6 +62,21 @@ def test_a_key(started):
         assert asked(url, "GET", "/v1/models", Authorization=f"Bearer {key}")[0] == 200
 
 
+def test_without_a_key_nothing_is_open_but_health(started):
+    """All routes, and paths that look like files."""
+    server = started(keys=["secret"])
+    url = server.address()
+    routes = [(method, route.path) for route in server.server.app.routes for method in route.methods]
+    assert ("POST", "/v1/chat/completions") in routes and ("GET", "/") in routes and len(routes) > 15
+    files = ("/../../../../etc/passwd", "/..%2f..%2f..%2fetc/passwd", "//etc/passwd", "/static/../../setup.py")
+    for method, path in [*routes, *(("GET", path) for path in files), ("DELETE", "/v1/models"), ("PUT", "/")]:
+        status, _, told = asked(url, method, path, b"" if method == "POST" else None)
+        wanted = 200 if path in ("/health", "/ready") else 401
+        assert (status, bool(told)) == (wanted, wanted == 401 and method != "HEAD"), (method, path)
+    for path in files:
+        assert asked(url, "GET", path, Authorization="Bearer secret")[0] == 404
+
+
 def test_a_body_that_is_too_large(started):
     url = started(most_body=1000).address()
     assert asked(url, "POST", COMPLETION, dict(prompt="a" * 1000))[0] == 413

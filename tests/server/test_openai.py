@@ -1,5 +1,6 @@
 """OpenAI's own client cannot tell the server apart."""
 
+import threading
 from pathlib import Path
 
 import openai
@@ -108,6 +109,40 @@ def test_a_chat(client, tokenizer, model):
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
     assert "".join(each.choices[0].delta.content for each in texts) == choice.message.content
     assert last.choices[0].finish_reason == "length" and last.choices[0].delta.content is None
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(client):
+    """Also of tokens that are a part of a character."""
+    text = "5 € naïve 😀"
+    answer = client.chat.completions.create(
+        messages=[dict(role="user", content=PROMPT)], logprobs=True, top_logprobs=2,
+        extra_body=dict(structured_outputs=dict(choice=[text])), **GREEDY,
+    )  # fmt: skip
+    [choice] = answer.choices
+    found = [each for each in choice.logprobs.content if each.token != "<|endoftext|>"]
+    assert choice.message.content == text and b"".join(bytes(each.bytes) for each in found) == text.encode()
+    assert "\N{REPLACEMENT CHARACTER}" in [each.token for each in found]
+
+
+def test_a_client_tries_again_when_there_are_too_many_requests(started):
+    """The second request waits, as the server says, until the first has ended."""
+    server, statuses = started(most_per_key=1), []
+
+    def noted(response):
+        statuses.append((response.status_code, response.headers.get("Retry-After")))
+
+    with openai.DefaultHttpxClient(event_hooks=dict(response=[noted])) as http:
+        client = openai.OpenAI(base_url=f"{server.address()}/v1", api_key="none", max_retries=5, http_client=http)
+        how = dict(prompt=PROMPT, extra_body=dict(ignore_eos=True), **GREEDY)
+        first = client.completions.create(stream=True, max_tokens=200, **how)
+        ended = threading.Timer(1.5, first.close)
+        ended.start()
+        assert client.completions.create(max_tokens=2, **how).usage.completion_tokens == 2
+        ended.join()
+        assert statuses[0] == statuses[-1] == (200, None) and set(statuses[1:-1]) == {(429, "1")}
+        with client.completions.create(stream=True, max_tokens=200, **how), pytest.raises(openai.RateLimitError):
+            client.with_options(max_retries=0).completions.create(max_tokens=2, **how)
+        assert client.models.list().data, "reading is not counted"
 
 
 def test_a_chat_goes_on_for_as_long_as_there_is_room(client):

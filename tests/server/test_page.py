@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
-from devtools import Browser, Tab
+from by_keys import DONE, MESSAGE, OPTIONS, ask, focus, last, set_option
 from in_threads import servers
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
@@ -21,32 +21,7 @@ from transformers_neuronx.server.prompts import Prompts
 from transformers_neuronx.server.settings import Settings
 
 PROMPT = "And Moses"
-MESSAGE, SEND, OPTIONS = "#message", "#send", "summary"
-DONE = "document.querySelector('#send').textContent === 'Send'"
 HTML = "<img src=x onerror=\"document.title = 'broken'\"><script>document.title = 'broken'</script>"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def tab(browser):
-    """`tab(url)`: the page of a server. After the test its console must have nothing but what is `allowed`."""
-    all_open = []
-
-    def opened(url, allowed="nothing", **how):
-        all_open.append((Tab(browser, f"{url}/", **how), allowed))
-        all_open[-1][0].wait("document.title.includes('·') || document.querySelector('#health').matches('.bad')")
-        return all_open[-1][0]
-
-    yield opened
-    for each, allowed in all_open:
-        assert not [line for line in each.console() if allowed not in line]
-        each.close()
 
 
 @pytest.fixture(scope="module")
@@ -100,36 +75,6 @@ def stream(*parts, done=True):
 
 def refused(status, message):
     return Response(json.dumps(dict(error=dict(message=message))), status)
-
-
-def ask(tab, text):
-    """Send a message, by keys alone, and return the answer."""
-    focus(tab, MESSAGE)
-    tab.type(text)
-    tab.press("Enter")
-    tab.wait(DONE)
-    return last(tab, ".answer")
-
-
-def last(tab, part):
-    return tab.run(f"document.querySelector('article:last-child {part}').textContent")
-
-
-def focus(tab, selector):
-    """Press Tab until an element has the focus."""
-    for _ in range(40):
-        if tab.run(f"document.activeElement.matches({json.dumps(selector)})"):
-            return
-        tab.press("Tab")
-    raise AssertionError(f"Tab reaches {selector}")
-
-
-def set_option(tab, name, value):
-    if not tab.run("document.querySelector('details').open"):
-        focus(tab, OPTIONS)
-        tab.press("Enter")
-    focus(tab, f"[name={name}]")
-    tab.type(value)
 
 
 def test_a_chat_by_keys_alone(tab, url, client):

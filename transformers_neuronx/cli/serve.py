@@ -41,6 +41,10 @@ WaitingTokens = Annotated[
         "--max-waiting-tokens", help="Tokens of prompts that may wait; 16 million by default.", panel=o.SERVER, least=1
     ),
 ]
+PerKey = Annotated[
+    int | None,
+    o.option("--max-per-key", help="Requests of one key at a time; more get 429.", panel=o.SERVER, least=1),
+]
 Seconds = Annotated[
     float | None,
     o.option(
@@ -61,7 +65,8 @@ def serve(
     model: o.Model,
     host: Host = "127.0.0.1", port: Port = 8000, served_model_name: Names = None, api_key: Keys = None,
     allowed_origin: Origins = None, drain: Drain = 60,
-    max_waiting: Waiting = 4096, max_waiting_tokens: WaitingTokens = None, max_seconds: Seconds = None,
+    max_waiting: Waiting = 4096, max_waiting_tokens: WaitingTokens = None, max_per_key: PerKey = None,
+    max_seconds: Seconds = None,
     log_format: LogFormat = "lines", log_prompts: LogPrompts = False,
     cache_dir: o.CacheDir = None,
     batch_size: AtOnce = None, n_positions: o.Positions = None,
@@ -90,8 +95,8 @@ def serve(
     with _engine(source, how, batch_size, n_positions, queue) as engine:
         keys = api_key or env.API_KEYS.get().split()
         settings = Settings(
-            names, keys, allowed_origin or (), defaults, pooling=source.pooling, most_seconds=max_seconds,
-            logs_prompts=log_prompts,
+            names, keys, allowed_origin or (), defaults, most_per_key=max_per_key, pooling=source.pooling,
+            most_seconds=max_seconds, logs_prompts=log_prompts,
         )  # fmt: skip
         Running(Server(engine, settings), host, port, drain).run()
 

@@ -254,8 +254,8 @@ class ChatAnswer(Answer):
 
     def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any]:
         def told(token: int, logprob: float) -> dict[str, Any]:
-            text = self.prompts.text_of_token(token)
-            return dict(token=text, logprob=logprob, bytes=list(text.encode()))
+            text, data = self.prompts.text_of_token(token), self.prompts.bytes_of_token(token)
+            return dict(token=text, logprob=logprob, bytes=list(data))
 
         content = []
         for token, score in scored:

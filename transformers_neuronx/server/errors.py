@@ -11,7 +11,7 @@ from starlette.responses import Response
 from transformers_neuronx.errors import EngineError, InputError, QueueFullError
 
 RETRY_AFTER = 1  # seconds
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class Detail(msgspec.Struct):

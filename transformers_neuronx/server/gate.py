@@ -32,6 +32,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: Settings, statuses: Counter[int]) -> None:
         self.app, self.settings, self.statuses = app, settings, statuses
+        self.answered = Counter[bytes]()  # requests of each key that are answered now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,6 +41,8 @@ class Gate:
         given = headers.get("x-request-id", "")
         number = given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else token_hex(16)
         path = scope["path"].removeprefix(scope.get("root_path", ""))  # of a server inside of another
+        key = _key_of(headers.get("authorization", "")) if self.settings.keys else b""
+        counted = Counter([key]) if scope["method"] == "POST" else Counter()
         NUMBER.set(number)
 
         async def sent(message: Message) -> None:
@@ -49,8 +52,9 @@ class Gate:
                 MutableHeaders(scope=message)["X-Request-Id"] = number
             await send(message)
 
+        self.answered += counted
         try:
-            refused = self._refused(scope["method"], path, headers)
+            refused = self._refused(scope["method"], path, key, headers)
             await (refused.response() if refused else self.app)(scope, receive, sent)
         except ClientDisconnect:
             pass  # before its whole body was there
@@ -59,6 +63,7 @@ class Gate:
             if not status:  # otherwise a part of the response was sent: the connection is closed
                 await api_error(error).response()(scope, receive, sent)
         finally:
+            self.answered -= counted  # which forgets keys without a request
             status = status or GONE
             self.statuses[status] += 1
             seconds = perf_counter() - began
@@ -66,15 +71,19 @@ class Gate:
             level = logging.DEBUG if path in POLLED and status == 200 else logging.INFO
             _LOG.log(level, "%s %s", " ".join(map(str, fields.values())), number, extra=dict(fields=fields))
 
-    def _refused(self, method: str, path: str, headers: Headers) -> ApiError | None:
+    def _refused(self, method: str, path: str, key: bytes, headers: Headers) -> ApiError | None:
         settings, most = self.settings, self.settings.most_body
-        if settings.keys and path not in OPEN and method != "OPTIONS":
-            key = _key_of(headers.get("authorization", ""))
+        if path in OPEN or method == "OPTIONS":
+            return None
+        if settings.keys:
             # All are compared, so that the time does not tell which one is nearest.
             known = [hmac.compare_digest(key, each.encode()) for each in settings.keys]
             if not any(known):
                 message = "this server needs an API key: Authorization: Bearer KEY"
                 return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": _wanted(headers)})
+        if settings.most_per_key and method == "POST" and self.answered[key] > settings.most_per_key:
+            message = f"a key may have at most {settings.most_per_key} requests at a time"
+            return ApiError(429, message, code="rate_limit_exceeded")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > most:
             return ApiError(413, f"the body must have at most {most} bytes, got {length}")

@@ -42,7 +42,8 @@ def params_of(
     if tools:
         given["skip_special_tokens"] = False  # a call may begin with one
     try:
-        given["structured_outputs"] = tools.outputs if tools and tools.outputs else _outputs(asked)
+        outputs = _outputs(asked)
+        given["structured_outputs"] = tools.outputs(outputs) if tools else outputs
         return SamplingParams(max_tokens=_most(asked, length, longest), **given)
     except GrammarError as error:
         raise no_grammar(asked, error) from error

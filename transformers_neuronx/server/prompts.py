@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
 import msgspec
 from jinja2 import TemplateError
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Completion, Embeddings, Tokenize
@@ -96,7 +98,24 @@ class Prompts:
         return text
 
     def _text_of_token(self, token: int) -> str:
-        return self.decoded([token])
+        """Return the text of a token that follows another one: at the beginning, some tokenizers leave out a space."""
+        before, both = self.decoded([self._letter]), self.decoded([self._letter, token])
+        return both.removeprefix(before) if both.startswith(before) else self.decoded([token])
+
+    @cached_property
+    def _letter(self) -> int:
+        """A token that is a letter."""
+        return self.encoded("a", special=False)[-1]
+
+    def bytes_of_token(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+        text, piece = self.text_of_token(token), self.tokenizer.convert_ids_to_tokens(token)
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text.encode()
+        if named := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+            return bytes.fromhex(named[1])
+        known = {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+        return bytes(known[each] for each in piece) if known.keys() >= set(piece) else text.encode()
 
     def facts(self) -> Mapping[str, Any]:
         """Return what a client must know to make prompts itself."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Function
-from transformers_neuronx.serving.structured import SPACE, StructuredOutputs, closed
+from transformers_neuronx.serving.structured import StructuredOutputs, closed, json_rule
 from transformers_neuronx.serving.text import begun
+
+TEXT = "TEXT"
+ANY = r"/(.|\n)*/"
 
 
 @dataclass(frozen=True)
@@ -29,33 +34,44 @@ class ToolFormat:
     listed: bool = False
     mark: str = ""
 
-    def grammar(self, tools: Sequence[Function], several: bool, special: Mapping[str, int]) -> str:
-        """Return a grammar for text that is nothing but a call, or calls, of these tools.
+    def grammar(self, tools: Sequence[Function], special: Mapping[str, int], several: bool, otherwise: str = "") -> str:
+        """Return a grammar for text that is nothing but a call, or calls, of these tools, or is what `otherwise` says:
+        another rule, or TEXT, in which calls stand among any other text.
 
         `special` are the ids of special tokens, which a grammar does not take for text.
         """
-
-        def text(value: str) -> str:
-            return f"<[{special[value]}]>" if value in special else json.dumps(value) if value else ""
-
-        space = text(self.space)
-        begin, end = f"{text(self.begin)} {space}", f"{space if self.end else ''} {text(self.end)}"
-        rules = []
+        more, next_call = ("*", '(", " call)*') if several else ("?", "")
+        begin, space, end = (_terminal(value, special) for value in (self.begin, self.space, self.end))
+        inner = f'"[" call {next_call} "]"' if self.listed else "call"
+        rules = [
+            f"body: {space} {inner} {space if self.end else ''} {end}",
+            f"call: {' | '.join(f'tool_{number}' for number in range(len(tools)))}",
+        ]
         for number, tool in enumerate(tools):
             head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{self.key}": ')
-            rules.append(f'tool_{number}: {head} %json {json.dumps(_schema(tool))} "}}"')
-        calls = [f"call: {' | '.join(f'tool_{number}' for number in range(len(tools)))}"]
-        if self.listed:
-            more = '(", " call)*' if several else ""
-            calls.append(f'start: {begin} "[" call {more} "]" {end}')
+            schema = tool.parameters or dict(type="object", properties={}, additionalProperties=False)
+            rules.append(f'tool_{number}: {head} {json_rule(closed(schema))} "}}"')
+        again = f"({json.dumps(self.separator)} {begin} body)*" if several and not self.listed else ""
+        calls = f"{begin} body {again}"
+        if otherwise != TEXT:
+            rules.append(f"start: {calls} {otherwise and '|'} {otherwise}")
+        elif not self.begin:
+            mark, begun = _terminal(self.mark, special), rf"\s*({re.escape(self.mark)})?\s*\{{"
+            rules += [f"start: OTHER | {mark}? {calls}", f"OTHER: {ANY} & ~/{begun}(.|\\n)*/"]
+        elif self.begin in special:
+            rules += [f"start: (OTHER {begin} body){more} OTHER", f"OTHER: {ANY}"]
         else:
-            calls += [f"whole: {begin} call {end}", f"start: whole {'(SEPARATOR whole)*' if several else ''}"]
-            calls.append(f"SEPARATOR: {json.dumps(self.separator)}")
-        return "\n".join([*calls, *rules])
+            rules += [f"start: (before body){more} OTHER", f"before[suffix={begin}]: {ANY}"]
+            rules.append(rf"OTHER: {ANY} & ~/(.|\n)*{re.escape(self.begin)}(.|\n)*/")
+        return "\n".join(rules)
 
-    def written(self, call: Mapping[str, Any]) -> str:
-        """Return a call as it stands in a text."""
-        return f"{self.begin}{self.space}{json.dumps(call)}{self.space}{self.end}"
+    def written(self, *calls: Mapping[str, Any]) -> str:
+        """Return calls as they stand in a text."""
+        texts = [json.dumps(call) for call in calls]
+        if self.listed:
+            texts = [f"[{', '.join(texts)}]"]
+        after = self.space if self.end else ""
+        return self.separator.join(f"{self.begin}{self.space}{text}{after}{self.end}" for text in texts)
 
     @property
     def separator(self) -> str:
@@ -63,10 +79,9 @@ class ToolFormat:
         return "\n" if self.begin else "; "
 
 
-def _schema(function: Function) -> dict[str, Any]:
-    """Return the schema of a function's arguments, with how much space may be in them."""
-    schema = function.parameters or dict(type="object", properties={}, additionalProperties=False)
-    return dict(closed(schema)) | {"x-guidance": dict(whitespace_pattern=SPACE)}
+def _terminal(value: str, special: Mapping[str, int]) -> str:
+    """Return a text or a special token as it stands in a rule."""
+    return f"<[{special[value]}]>" if value in special else json.dumps(value) if value else ""
 
 
 # Of the supported families; the first one whose mark a template has. JSON without a mark is LLaMA's.
@@ -223,16 +238,35 @@ class CallReader:
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools that a request may call, with what its text must be if it must call one."""
+    """The tools that a request may call, or must. `several` says whether there may be more than one call, `named`
+    whether the request names the tool, and `special` are the ids of special tokens.
+    """
 
     functions: Sequence[Function]
     how: ToolFormat
-    outputs: StructuredOutputs | None = None
+    special: Mapping[str, int]
+    several: bool = True
+    must: bool = False
     named: bool = False
 
     def reader(self) -> CallReader:
         """Return a reader of the text of one sequence."""
         return CallReader(self.how, [function.name for function in self.functions])
+
+    def outputs(self, text: StructuredOutputs | None) -> StructuredOutputs | None:
+        """Return what an answer must be, which would be `text` without calls.
+
+        Calls that are not strict, in text that may be any, are as the model writes them: no mask is needed. Where calls
+        have no mark, an answer that must be JSON is never one.
+        """
+        grammar = partial(self.how.grammar, self.functions, self.special, self.several)
+        if self.must:
+            return StructuredOutputs(grammar=grammar())
+        if text and self.how.begin and (schema := text.schema()) is not None:
+            return StructuredOutputs(grammar=grammar(json_rule(schema)))
+        if text is None and any(function.strict for function in self.functions):
+            return StructuredOutputs(grammar=grammar(TEXT))
+        return text
 
 
 def tools_of(asked: Chat, template: str, special: Mapping[str, int]) -> Tools | None:
@@ -245,17 +279,18 @@ def tools_of(asked: Chat, template: str, special: Mapping[str, int]) -> Tools | 
         return None
     if not functions:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+    several = asked.parallel_tool_calls is not False
     if choice in (None, "auto"):
-        return Tools(functions, how)
+        return Tools(functions, how, special, several)
     if (asked.response_format and asked.response_format.type != "text") or asked.structured_outputs:
         raise ApiError(400, "with response_format, tool_choice must be none or auto", param="tool_choice")
-    named = choice != "required"
-    wanted = [each for each in functions if each.name == _name(choice)][:1] if named else functions
+    if choice == "required":
+        return Tools(functions, how, special, several, must=True)
+    wanted = [each for each in functions if each.name == _name(choice)][:1]
     if not wanted:
         names = ", ".join(function.name for function in functions)
         raise ApiError(400, f"tool_choice must be none, auto, required, or name one of {names}", param="tool_choice")
-    several = not named and asked.parallel_tool_calls is not False
-    return Tools(wanted, how, StructuredOutputs(grammar=how.grammar(wanted, several, special)), named)
+    return Tools(wanted, how, special, several=False, must=True, named=True)
 
 
 def _name(choice: str | Mapping[str, Any]) -> Any:

@@ -65,12 +65,34 @@ class StructuredOutputs:
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, self.choice)))
         if self.grammar is not None:
             return LLMatcher.grammar_from_lark(self.grammar)
-        schema = dict(type="object") if self.json_object else self.json
+        return LLMatcher.grammar_from_json_schema(_spaced(self.schema() or {}))
+
+    def schema(self) -> Mapping[str, Any] | None:
+        """Return the schema of JSON, None for another text. Raises GrammarError if it is no JSON object."""
+        if self.json_object:
+            return dict(type="object")
+        if self.json is None or isinstance(self.json, Mapping):
+            return self.json
         try:
-            text = schema if isinstance(schema, str) else json.dumps(schema)
-            return LLMatcher.grammar_from_json_schema(text, overrides=dict(whitespace_pattern=SPACE))
-        except (ValueError, TypeError) as error:
+            schema = json.loads(self.json)
+        except (ValueError, RecursionError) as error:
             raise GrammarError(f"the schema must be a JSON object: {error}") from error
+        if not isinstance(schema, dict):
+            raise GrammarError(f"the schema must be a JSON object, got {type(schema).__name__}")
+        return schema
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """Return JSON by this schema as a part of a rule in a grammar."""
+    return f"%json {_spaced(schema)}"
+
+
+def _spaced(schema: Mapping[str, Any]) -> str:
+    """Return a schema as text, with how much space may be in JSON."""
+    try:
+        return json.dumps(dict(schema) | {"x-guidance": dict(whitespace_pattern=SPACE)})
+    except (ValueError, TypeError, RecursionError) as error:
+        raise GrammarError(f"the schema must be a JSON object: {error}") from error
 
 
 def closed(schema: Any) -> Any:
