@@ -41,8 +41,8 @@ INSIDE = {
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "adapter"],
     "server": [
-        "errors", "fields", "settings", "logs", "tools", "parameters", "prompts", "answers", "embeddings", "gate",
-        "metrics", "openapi", "page", "app", "running",
+        "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "prompts", "answers",
+        "embeddings", "gate", "metrics", "openapi", "page", "app", "running",
     ],
     "analysis": ["inspection", "planning", "comparison"],
 }  # fmt: skip

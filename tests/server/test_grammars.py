@@ -11,9 +11,11 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from transformers_neuronx.server.calls import CallReader
 from transformers_neuronx.server.fields import Chat, Function, fields_of
 from transformers_neuronx.server.prompts import Prompts
-from transformers_neuronx.server.tools import FORMATS, CallReader, Tools, format_of
+from transformers_neuronx.server.tool_formats import FORMATS, format_of
+from transformers_neuronx.server.tools import Tools
 from transformers_neuronx.serving.structured import Grammars, StructuredOutputs
 
 MESSAGES = [dict(role="user", content="In what city was David born?")]
@@ -155,16 +157,21 @@ def test_a_tool_that_may_be_called(client, stream):
     answer = client.chat.completions.create(
         tools=TOOLS, stream=stream, extra_body=text, **HOW | dict(max_completion_tokens=190)
     )
-    content, calls, reasons = "", {}, []
+    content, calls, reasons, pieces = "", {}, [], 0
     for event in answer if stream else [answer]:
         part = event.choices[0].delta if stream else event.choices[0].message
         content += part.content or ""
         for place, call in enumerate(part.tool_calls or ()):
-            calls[call.index if stream else place] = call
+            if not stream or call.id:
+                calls[call.index if stream else place] = call
+            else:
+                calls[call.index].function.arguments += call.function.arguments
+                pieces += 1
         reasons.append(event.choices[0].finish_reason)
     assert content.strip() == "Let me see." and reasons[-1] == "tool_calls"
     assert len(calls) == 2 and calls[0].id != calls[1].id
     assert all(json.loads(call.function.arguments) == dict(city="Ur", days=2) for call in calls.values())
+    assert (pieces > 5) == stream
 
 
 def test_strict_tools_leave_other_text_as_it_is(client):
@@ -213,7 +220,7 @@ def test_grammars_of_calls(tokenizer, how, special):
     tools = Tools(functions, how, Prompts(own).special)
     before = f"Let me see. {whole}"
     free, never = ([before, f"{before} Done", "[1"], []) if how.begin else (["Let me see", "[1"], [f"\n{whole}"])
-    checked(tools, None, ["", "hello <t", whole, two, *free], [whole[: whole.index('r", ')]], [other, *never])
+    checked(tools, None, ["", "hello <t", whole, two, *free], [whole[: whole.index('"Ur') + 3]], [other, *never])
     checked(replace(tools, several=False), None, [whole], [], [two])
     checked(replace(tools, must=True), None, [whole, two], [""], ["hello", other, f"{whole} Done"])
     json_text = StructuredOutputs(json=dict(DAYS))
@@ -271,11 +278,16 @@ TEXTS = {
 def read(how, text, size):
     """Read a text in pieces of this size. Return its content, and the name and arguments of each call."""
     reader, content, calls = CallReader(how, ["now", "weather"]), "", []
-    for start in range(0, len(text), size):
-        more, found = reader.add(text[start : start + size], False)
-        content, calls = content + more, calls + found
-    more, found = reader.add("", True)
-    return content + more, [(call.name, json.loads(call.arguments)) for call in [*calls, *found]]
+    for start in range(0, len(text) + size, size):
+        more, parts = reader.add(text[start : start + size], start >= len(text))
+        content += more
+        for part in parts:
+            assert part.first == (part.index == len(calls)), "the first part of a call comes once"
+            if part.first:
+                calls.append([part.call.name, ""])
+            calls[part.index][1] += part.arguments
+    assert [(call.name, call.arguments) for call in reader.calls] == [tuple(call) for call in calls]
+    return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.mark.parametrize("mark", TEXTS)
@@ -306,6 +318,27 @@ def test_what_is_no_call_stays_text(how, size):
     ]
     for text in texts:
         assert read(how, text, size) == (text, [])
+
+
+@pytest.mark.parametrize("how", FORMATS)
+def test_arguments_are_told_as_they_come(how):
+    call = {"name": "weather", how.key: dict(city="Ur of the Chaldees", text='\\"}]</tool_call>\n' * 3)}
+    reader, text = CallReader(how, ["weather"]), how.written(call)
+    told = [
+        part.arguments for place, letter in enumerate(text) for part in reader.add(letter, place + 1 == len(text))[1]
+    ]
+    assert len(told) > 60 and max(map(len, told)) == 1
+    assert json.loads("".join(told)) == call[how.key] and len(reader.calls) == 1
+
+
+def test_arguments_that_are_cut_off_or_wrong_are_told_as_they_are():
+    how, begin = FORMATS[2], '<tool_call>{"name": "weather", "arguments": '
+    for given in ('{"city": "U', '{"city": Ur}', "{" * 3000):
+        for size in (1, 1000):
+            reader = CallReader(how, ["weather"])
+            for start in range(0, len(begin + given), size):
+                reader.add((begin + given)[start : start + size], False)
+            assert reader.add("", True) == ("", []) and reader.calls[0].arguments == given
 
 
 def test_a_mark_that_is_cut_off_is_no_text():

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from transformers_neuronx.errors import EngineError
+from transformers_neuronx.server.calls import CallPart, CallReader
 from transformers_neuronx.server.errors import api_error
 from transformers_neuronx.server.fields import Chat, Completion, Sampled
 from transformers_neuronx.server.prompts import Prompts
-from transformers_neuronx.server.tools import Call, CallReader, Tools
+from transformers_neuronx.server.tools import Tools
 from transformers_neuronx.serving.handles import Handle, changes
 from transformers_neuronx.serving.request import Logprob
 
@@ -31,12 +32,12 @@ def event(data: Any) -> bytes:
 
 @dataclass
 class Piece:
-    """What is new of a choice: text, tokens, and their log-probabilities, if these are wanted; calls of tools."""
+    """What is new of a choice: text, tokens, their log-probabilities, if these are wanted, and parts of calls."""
 
     text: str
     tokens: list[int]
     scored: list[Scored] | None
-    calls: Sequence[Call] = ()
+    calls: Sequence[CallPart] = ()
 
 
 @dataclass
@@ -53,7 +54,6 @@ class Choice:
     told: int = 0
     ended: bool = False
     offset: int = 0  # of the next token in the text, for log-probabilities
-    calls: int = 0
 
     def news(self, scores: bool) -> Piece | None:
         """Return what was not told yet; None if nothing is."""
@@ -66,7 +66,6 @@ class Choice:
         self.told += len(tokens)
         self.characters += len(text)
         shown, calls = self.reader.add(text, self.ended) if self.reader else (text, [])
-        self.calls += len(calls)
         return Piece(begun + shown, tokens, scored, calls)
 
     def _scored(self, tokens: Sequence[int]) -> list[Scored]:
@@ -230,7 +229,7 @@ class ChatAnswer(Answer):
 
     def reason(self, choice: Choice) -> str | None:
         reason = super().reason(choice)
-        called = choice.calls and self.tools and not self.tools.named
+        called = choice.reader and choice.reader.calls and self.tools and not self.tools.named
         return "tool_calls" if called and reason == "stop" else reason
 
     def opening(self, choice: Choice) -> Mapping[str, Any]:
@@ -240,15 +239,14 @@ class ChatAnswer(Answer):
     def part(self, choice: Choice, piece: Piece | None, reason: str | None) -> dict[str, Any]:
         delta: dict[str, Any] = dict(content=piece.text) if piece and (piece.text or not piece.calls) else {}
         if piece and piece.calls:
-            first = choice.calls - len(piece.calls)
-            delta["tool_calls"] = [dict(index=first + place) | call.told() for place, call in enumerate(piece.calls)]
+            delta["tool_calls"] = [part.told() for part in piece.calls]
         scored = self._logprobs(piece.scored) if piece and piece.scored else None
         return dict(index=choice.index, delta=delta, logprobs=scored, finish_reason=reason)
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         message: dict[str, Any] = dict(role="assistant", content=piece.text, refusal=None)
-        if piece.calls:
-            message |= dict(content=piece.text or None, tool_calls=[call.told() for call in piece.calls])
+        if choice.reader and choice.reader.calls:
+            message |= dict(content=piece.text or None, tool_calls=[call.told() for call in choice.reader.calls])
         scored = self._logprobs(piece.scored) if piece.scored else None
         return dict(index=choice.index, message=message, logprobs=scored, finish_reason=self.reason(choice))
 

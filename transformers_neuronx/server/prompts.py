@@ -14,7 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Completion, Embeddings, Tokenize
-from transformers_neuronx.server.tools import knows_tools, told_as_text
+from transformers_neuronx.server.tool_formats import knows_tools, told_as_text
 
 
 class Prompts:
