@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
@@ -43,8 +44,18 @@ def environment():
 LONG = ("test_documents.py", "test_tutorials.py", "test_site.py", "test_demo.py", "test_threads.py")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """Begin with files that take long. Of a test that is marked `few`, most cases are slow; the others are spread."""
     items.sort(key=lambda item: item.path.name not in LONG)
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for same in cases.values():
+        count = same[0].get_closest_marker("few").args[0]
+        for item in set(same) - {same[number * len(same) // count] for number in range(count)}:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_unconfigure(config):

@@ -86,6 +86,7 @@ def test_the_tokenizer_of_an_artifact(command, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "to/artifact").iterdir()} == listed
 
 
+@pytest.mark.slow
 def test_run(command, tmp_path):
     """A partly written line is removed, and the same command continues."""
     prompts = [f"And {name} said" for name in ("Moses", "Aaron", "Joshua", "David")]

@@ -67,6 +67,7 @@ def test_a_line_ends_with_a_line_feed_and_nowhere_else(command, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["lines", "a list", "a list in one line"])
+@pytest.mark.few(1)
 def test_an_odd_line_costs_none_of_the_others(command, tmp_path, kind):
     good = b'{"prompt": "And Moses", "score": NaN, "more": {"a": [1, {"b": "[,]\\""}]}}'
     pieces = [good, *(bytes_of(line) for line, _ in ODD.values()), good]
@@ -225,6 +226,7 @@ def test_arguments_that_are_not_utf8(command, tmp_path, arguments, what):
     assert said == f"error: {what} {NOT_UTF8}"
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_that_are_not_utf8(tmp_path):
     """Characters that an output cannot encode are escaped."""
     arguments = [sys.executable, "-m", "transformers_neuronx"]

@@ -75,6 +75,7 @@ trn1.2xlarge    2   12.9 GB 838.9 MB 272.7 MB  17.2 GB  yes    33.4 ms 144.7 ms
     assert 0.9 * 29 < total(two) < 29
 
 
+@pytest.mark.slow
 def test_opt_30b_of_the_guide(command, configured):
     """At batch size 1 and in f16 it takes about 66 GB, so it can run on 8 cores of a trn1.32xlarge."""
     path = configured("opt-30b").parent
@@ -101,6 +102,7 @@ NOTES
     assert 0.9 * 66 < total(lines.splitlines()[8]) < 66
 
 
+@pytest.mark.slow
 def test_gpt2_xl_of_the_guide(command, configured):
     """It has 25 heads, takes about 4 GB in bf16, and runs there without tensor parallelism only."""
     printed, _ = command("plan", configured("gpt2-xl").parent, "--instance", "inf2.xlarge", "--amp", "bf16")

@@ -78,6 +78,7 @@ def test_completions_are_those_of_each_prompt_alone(command, checkpoint, tmp_pat
 
 
 @pytest.mark.parametrize("size", [pytest.param((), marks=pytest.mark.slow), ("--batch-size", 3)])
+@pytest.mark.slow
 def test_over_the_slots_of_a_model_too(process, checkpoint, tmp_path, expected, size):
     arguments = ("run", checkpoint, "--data-dir", "data.jsonl", *OPTIONS, *SAMPLED)
     process(*arguments, *size, status=3, NEURONX_KERNELS="off")
@@ -163,6 +164,7 @@ def test_where_all_is_done_no_engine_is_made(command, checkpoint, monkeypatch):
     assert command(*arguments, status=3)[0] == first
 
 
+@pytest.mark.slow
 def test_a_model_with_an_encoder_too(command, tmp_path, submitted):
     torch.manual_seed(0)
     sizes = dict(vocab_size=1023, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)

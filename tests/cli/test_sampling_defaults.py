@@ -84,6 +84,7 @@ def transformers(checkpoint):
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore")  # Transformers' own, about values that it ignores
+@pytest.mark.few(2)
 def test_what_it_says_is_what_transformers_makes_of_it(command, checkpoint, tmp_path, generation):
     """If only one token can be drawn, it is the same one."""
     path = checkpoint(**generation)
@@ -104,6 +105,7 @@ def test_what_it_says_is_what_transformers_makes_of_it(command, checkpoint, tmp_
         (dict(eos_token_id=1022), GREEDY),
     ],
 )
+@pytest.mark.few(2)
 def test_the_settings_of_a_run_say_what_it_went_by(checkpoint, rules, generation, expected):
     assert rules(checkpoint(**generation)) == (expected, "")
 
@@ -118,10 +120,12 @@ def test_the_settings_of_a_run_say_what_it_went_by(checkpoint, rules, generation
         (CHAT | dict(do_sample=False), ("--top-k", 7), dict(top_k=7)),  # the option turns sampling on
     ],
 )
+@pytest.mark.few(2)
 def test_options_win(checkpoint, rules, generation, options, expected):
     assert rules(checkpoint(**generation), *options) == ({name: CHAT[name] for name in NEUTRAL} | expected, "")
 
 
+@pytest.mark.slow
 def test_without_a_word_of_it_the_commands_do_as_they_did(command, checkpoint, tmp_path):
     """`generate` samples, and `run` is greedy."""
     path = checkpoint()
@@ -139,6 +143,7 @@ def test_what_is_drawn_is_as_sample_draws_it(command, checkpoint):
     assert from_file != completions(command, checkpoint("other", **CHAT | dict(temperature=3.0)), "--seed", 3)
 
 
+@pytest.mark.slow
 def test_an_artifact_has_it_too(command, checkpoint, tmp_path, rules):
     command("compile", checkpoint("chat", **CHAT, eos_token_id=[1022, COMMA]), "artifact", "--n-positions", 64)
     assert rules("artifact") == ({name: CHAT[name] for name in NEUTRAL}, "")

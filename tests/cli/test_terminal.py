@@ -67,6 +67,7 @@ def left(shown):
     return [line.rstrip() for line in lines]
 
 
+@pytest.mark.slow
 def test_bars_are_shown_and_vanish(terminal, process, tmp_path):
     shown, status = terminal("compile", TINY_KJV, "artifact", "--n-positions", 64)
     assert status == 0
@@ -102,6 +103,7 @@ def test_ctrl_c_is_heeded_at_any_moment(terminal, seen, variables):
     assert status == 130 and shown.endswith("stopped\r\n") and "Traceback" not in shown
 
 
+@pytest.mark.slow
 def test_outputs_that_take_nothing(tmp_path):
     """A closed pipe, as with `| head -1`, ends a command silently; a full disk is an error."""
     command = [sys.executable, "-m", "transformers_neuronx", "generate", TINY_KJV, PROMPT, "-n", "40"]

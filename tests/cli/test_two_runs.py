@@ -60,6 +60,7 @@ def test_no_lock_is_left(command, tmp_path, arguments):
 
 
 @pytest.mark.parametrize("system", ["no locks", "no module"])
+@pytest.mark.slow
 def test_where_there_are_no_locks_that_is_said(command, tmp_path, arguments, monkeypatch, system):
     import fcntl
 

@@ -33,12 +33,14 @@ def check(reference, directory, size, **options):
 
 
 @pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.few(5)
 def test_chunks_and_running_rows_have_the_logits_of_transformers(family, tmp_path):
     check(randomized(tiny(family)), tmp_path, 16)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "mistral"])
 @pytest.mark.parametrize("size", [8, 32])
+@pytest.mark.few(1)
 def test_blocks_of_other_sizes(family, size, tmp_path):
     """Blocks of 8 positions have no kernel. Layers with windows read them, too."""
     config = tiny(family)

@@ -41,6 +41,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.few(2)
 def test_logits_are_those_of_transformers(parity, variant):
     parity(Gemma2ForSampling, config(**VARIANTS[variant]))
 

@@ -133,6 +133,7 @@ class TestTokens:
     ],
     ids=str,
 )
+@pytest.mark.few(1)
 def test_how_a_model_is_cut_into_programs_changes_nothing(options):
     reference = AutoModelForCausalLM.from_pretrained(TINY_KJV, dtype=torch.float32)
     options = dict(n_positions=[16, 32], batch_size=2) | options
@@ -154,6 +155,7 @@ SCALES = {
 
 @pytest.mark.parametrize("degree", [1, 3])
 @pytest.mark.parametrize("scaled", SCALES)
+@pytest.mark.few(2)
 def test_how_scores_are_scaled(parity, scaled, degree):
     config = GPT2Config(vocab_size=131, n_positions=64, n_embd=48, n_layer=3, n_head=6, **SCALES[scaled])
     parity(GPT2ForSampling, config, degree=degree)

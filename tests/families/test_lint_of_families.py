@@ -49,6 +49,7 @@ def modules(family, **options):
         for each in product(families(), OPTIONS)
     ],
 )
+@pytest.mark.few(5)
 def test_nothing_is_found(family, options):
     count = 0
     for module in modules(family, **OPTIONS[options]):

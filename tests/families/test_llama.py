@@ -56,6 +56,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.few(5)
 def test_logits_are_those_of_transformers(parity, variant):
     parity(LlamaForSampling, config(**VARIANTS[variant]))
 

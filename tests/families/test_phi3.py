@@ -51,6 +51,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.few(2)
 def test_logits_are_those_of_transformers(parity, variant):
     parity(Phi3ForSampling, config(**VARIANTS[variant]))
 

@@ -84,6 +84,7 @@ FAMILIES = [f if f in ("gpt2", "gemma2", "mixtral") else pytest.param(f, marks=p
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.few(1)
 def test_of_any_length_with_beams_and_speculation(saved, ready, family):
     model = made(saved(family), batch_size=2)
     speculator = SpeculativeGenerator(None, model, k=3)
@@ -126,6 +127,7 @@ def test_of_prompts_that_serve_several_sequences(saved, ready, family):
     ],
     ids=str,
 )
+@pytest.mark.few(2)
 def test_of_other_programs(saved, ready, options):
     rows = options.get("prompt_batch_size", 2)
     model = made(saved("gpt2"), **dict(batch_size=2) | options)

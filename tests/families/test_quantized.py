@@ -92,6 +92,7 @@ def logits_of(directory, ids, degree=1, **switches):
     "degree", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.few(4)
 def test_int8_as_in_numpy(saved, family, degree):
     reference, directory = saved(family)
     [ids] = prompts(131, [20])
@@ -164,6 +165,7 @@ def test_eight_bits_of_float(saved, method):
     ],
     ids=str,
 )
+@pytest.mark.few(1)
 def test_layers_that_stay_as_they_are(saved, options, kept):
     reference, directory = saved("llama")
     same = emulated(reference, lambda name, matrix: matrix if any(part in name for part in kept) else rounded(matrix))
@@ -191,6 +193,7 @@ def test_the_embedding_and_the_head(tmp_path, quant_dtype, degree):
 
 
 @pytest.mark.parametrize("quant_dtype", ["s8", "s4", pytest.param("f8e4m3fn", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_rows_and_columns_of_zeros_are_zeros(tmp_path, quant_dtype):
     """Zeros may be in the weights, or be padding that makes sizes divisible by five."""
     reference = randomized(tiny("llama"))
@@ -262,6 +265,7 @@ def perplexity():
 
 @pytest.mark.parametrize("windows", [4, pytest.param(None, marks=pytest.mark.slow)], ids=["a part", "all"])
 @pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.few(3)
 def test_perplexity_of_the_trained_checkpoint(perplexity, name, windows):
     switches, bound = QUANTIZED[name]
     rise = torch.exp(perplexity(windows, **switches) - perplexity(windows)) - 1

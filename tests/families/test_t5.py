@@ -117,12 +117,14 @@ FAST = ("as the first", "gated", "more layers that decode")
 @pytest.mark.parametrize(
     "variant", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS]
 )
+@pytest.mark.few(1)
 def test_logits_are_those_of_transformers(saved, compiled_when_needed, variant):
     reference, directory = saved(**VARIANTS[variant])
     check(made(directory), reference)
 
 
 @pytest.mark.parametrize("options", [dict(tp_degree=3), dict(unroll=1, context_unroll=1), dict(prompt_batch_size=1)])
+@pytest.mark.few(1)
 def test_however_it_is_divided(saved, compiled_when_needed, options):
     reference, directory = saved(tie_word_embeddings=False)
     check(made(directory, **options), reference, side="left")

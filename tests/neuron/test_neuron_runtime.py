@@ -186,6 +186,7 @@ def test_a_cache_of_blocks_is_refused(checkpoint):
         made(checkpoint("llama"), "llama", "neuron", continuous_batching=batching)
 
 
+@pytest.mark.slow
 def test_several_models_share_the_cores(checkpoint, one_program):
     names = ("gpt2", "llama", "gpt2")
     models = [made(checkpoint(name, seed), name, "neuron", 2) for seed, name in enumerate(names)]

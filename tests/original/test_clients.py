@@ -22,6 +22,7 @@ EACH_TIME = set(
 @pytest.mark.parametrize(
     "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
+@pytest.mark.few(4)
 def test_it_runs(name, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     monkeypatch.syspath_prepend(str(CLIENTS))

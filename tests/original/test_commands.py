@@ -169,6 +169,7 @@ def test_sizes():
 @pytest.mark.parametrize(
     "batch", [batch_all_lengths(1024, 4), batch_varying_lengths(1024, 3, 6), batch_full_lengths(1024, 2, 5)]
 )
+@pytest.mark.few(1)
 def test_validation_finds_the_same_tokens(batch):
     reference = GPT2LMHeadModel.from_pretrained(TINY_KJV).eval()
     model = GPT2ForSampling.from_pretrained(TINY_KJV, batch_size=len(batch[0]), n_positions=32)

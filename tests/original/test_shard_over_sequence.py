@@ -97,6 +97,7 @@ SWITCHES = {
 @pytest.mark.parametrize(
     "name", ["s8", *(pytest.param(each, marks=pytest.mark.slow) for each in SWITCHES if each != "s8")]
 )
+@pytest.mark.slow
 def test_with_other_switches_tokens_are_those_of_copies(name, checkpoints):
     got, wanted = (
         family_of("llama").from_pretrained(

@@ -52,6 +52,7 @@ def masked(model, ids, seen):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.few(3)
 def test_logits_and_tokens_are_those_of_a_masked_model(name, reference):
     model, directory = reference
     pattern = PATTERNS[name]
@@ -74,6 +75,7 @@ def test_logits_and_tokens_are_those_of_a_masked_model(name, reference):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.few(2)
 def test_an_artifact_keeps_it(name, reference, tmp_path):
     model, directory = reference
     kind = family_of(model.config.model_type)

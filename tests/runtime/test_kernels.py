@@ -52,6 +52,7 @@ def logits(level, *missing, amp="bf16"):
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_without_kernels_it_is_said_once_what_that_costs():
     ran = logits("auto", "transformers_neuronx.runtimes.kernels._kernels")
     assert ran.returncode == 0, ran.stderr
@@ -71,6 +72,7 @@ def test_they_are_built_where_there_is_a_compiler():
     assert kernels.built(), "the kernels were not built: python setup.py build_ext --inplace"
 
 
+@pytest.mark.slow
 def test_a_level_is_chosen_by_the_environment():
     [exact, _] = json.loads(logits("off", amp="f32").stdout)
     errors = {}
@@ -351,6 +353,7 @@ def test_the_likeliest_token(write, vocabulary):
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 50, 1003, 40_000])
+@pytest.mark.few(2)
 def test_sampled_tokens_are_those_of_the_body(write, vocabulary):
     random = np.random.default_rng(vocabulary)
     logits = random.normal(scale=3, size=(64, vocabulary)).astype(np.float32)

@@ -153,6 +153,7 @@ def test_weights_of_every_type_and_degree(amp, degree, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("quant_dtype", ["s8", "f8e4m3fn", "s4"])
+@pytest.mark.few(1)
 def test_weights_in_fewer_bits(quant_dtype, checkpoint, tmp_path):
     config = NeuronConfig(quant=QuantizationConfig(quant_dtype=quant_dtype))
     model = made(checkpoint, tp_degree=2, neuron_config=config)
@@ -169,6 +170,7 @@ def test_weights_in_fewer_bits(quant_dtype, checkpoint, tmp_path):
 
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize("quant_dtype", [None, "s8", "s4"])
+@pytest.mark.few(2)
 def test_weights_are_laid_out_as_the_runtime_wants_them(quant_dtype, saved, checkpoint, tmp_path, monkeypatch):
     quant = quant_dtype and QuantizationConfig(quant_dtype, quantize_head=True, group_size=8)
     options = dict(tp_degree=2, neuron_config=NeuronConfig(quant=quant))

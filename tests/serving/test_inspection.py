@@ -288,6 +288,7 @@ TRUE = [
 
 @pytest.mark.parametrize("amp", ["f32", "bf16"])
 @pytest.mark.parametrize("cls_config", TRUE, ids=["gpt2", "llama"])
+@pytest.mark.few(1)
 def test_memory_is_what_the_compiler_takes(cls_config, amp):
     """At the widths of published models, arguments and aliases are exact, temporaries as their docstring says."""
     if kernels.level() == "off":

@@ -66,6 +66,7 @@ def checkpoint(request, tmp_path_factory):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc, which has a process's peak memory")
 @pytest.mark.parametrize(("amp", "quant", "degree"), [("f32", "", 2), ("bf16", "s8", 1)])
+@pytest.mark.slow
 def test_peak_memory_while_loading(checkpoint, amp, quant, degree):
     command = [sys.executable, "-c", LOADED, checkpoint, amp, quant, str(degree)]
     # Free memory is returned at once; otherwise the heaps of threads would be counted.

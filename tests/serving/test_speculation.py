@@ -116,6 +116,7 @@ def test_rounds_of_its_own_leave_pages_to_slots_alone(target, batch):
         assert all(decoder.pool.is_shared(page) == (count > 1) for page, count in holders.items())
 
 
+@pytest.mark.slow
 def test_over_two_devices(draft, target, batch):
     options = dict(seed=4, attention_mask=batch.attention_mask)
     two, other = compiled(TINY_KJV, tp_degree=2), compiled(EXAMPLES / "tiny-kjv-draft", tp_degree=2)

@@ -69,6 +69,7 @@ def test_calls_from_four_threads_are_those_made_alone(model, adapter):
     assert not wrong, f"{len(wrong)} of {len(made)} calls differ"
 
 
+@pytest.mark.slow
 def test_two_models_that_guess_for_each_other_do_not_wait_for_each_other(model):
     other = GPT2ForSampling.from_pretrained(TINY_KJV, n_positions=LONGEST, context_length_estimate=16, batch_size=2)
     other.to_neuron()

@@ -86,6 +86,7 @@ def test_gpt2(tmp_path, tokenizer, reference):
         assert greedy(reference, tokenizer, text, length) + "\n" in printed
 
 
+@pytest.mark.slow
 def test_opt(tmp_path, tokenizer):
     config = OPTConfig(
         **SIZES, hidden_size=64, word_embed_proj_dim=64, ffn_dim=128, num_hidden_layers=2, num_attention_heads=4,
@@ -105,6 +106,7 @@ def test_opt(tmp_path, tokenizer):
     assert rows[:2] != rows[2:]
 
 
+@pytest.mark.slow
 def test_gptj(tmp_path, tokenizer):
     config = GPTJConfig(**SIZES, n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=256, initializer_range=0.3)
     model = stand_in(config, tmp_path / "EleutherAI" / "gpt-j-6b", tokenizer)
@@ -169,6 +171,7 @@ def test_int8(tmp_path, tokenizer, reference):
         assert f"{width}: {greedy(model, tokenizer, 'And God said unto Moses,', 24)}\n" in printed
 
 
+@pytest.mark.slow
 def test_context_encoding(tmp_path, tokenizer, reference):
     printed = run("context-encoding.md", tmp_path)
     assert unshown("context-encoding.md", printed) == ""
@@ -188,6 +191,7 @@ def test_serialization(tmp_path, tokenizer, reference):
     assert printed.count(greedy(reference, tokenizer, TEXT, 24) + "\n") == 3
 
 
+@pytest.mark.slow
 def test_several_models(tmp_path, tokenizer, reference):
     printed = run("several-models.md", tmp_path)
     assert unshown("several-models.md", printed) == ""
@@ -205,6 +209,7 @@ def test_tensor_parallelism(tmp_path, tokenizer, reference):
         assert f"{degree} {greedy(reference, tokenizer, TEXT, 24)}\n" in printed
 
 
+@pytest.mark.slow
 def test_custom_layer(tmp_path, tokenizer, reference):
     printed = run("custom-layer.md", tmp_path)
     assert unshown("custom-layer.md", printed) == ""

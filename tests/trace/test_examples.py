@@ -32,6 +32,7 @@ TEXT = SIZES | dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, 
 
 
 @pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
 def test_t5(tmp_path, beams):
     options = SIZES | dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
     model = randomized(T5ForConditionalGeneration(T5Config(**options, eos_token_id=1)))
@@ -68,6 +69,7 @@ def test_bert(tmp_path):
     assert re.search(r"^122 .* paraphrase$", printed, re.M) and re.search(r"^444 .* paraphrase$", printed, re.M)
 
 
+@pytest.mark.slow
 def test_blip(tmp_path):
     directory = tmp_path / "Salesforce" / "blip-vqa-base"
     config = BlipConfig(
