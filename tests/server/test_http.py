@@ -272,7 +272,8 @@ def test_logs(started, caplog):
     url = started(logs_prompts=True).address()
     with caplog.at_level("INFO"):
         asked(url, "POST", COMPLETION, dict(prompt="In the", max_tokens=1), **{"X-Request-Id": "mine"})
-        lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+        wait_for(lambda: f"POST {COMPLETION}" in caplog.text)  # the response is there before this line
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
     [prompt] = [line for line in lines if line["message"].startswith("prompt: ")]
     [answered] = [line for line in lines if line.get("path") == COMPLETION]
     assert prompt["message"] == "prompt: In the" and prompt["level"] == "INFO"
