@@ -33,6 +33,19 @@ TYPES = {"f32": ("f32", None), "bf16": ("bf16", None), "s8": ("bf16", "s8")}
 TOKENS, PROMPT = 48, 64
 
 
+def models(config, types, **how):
+    """Yield the name and the model of each type, ready to run, with random weights in bf16."""
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(scratch)
+        for name in types:
+            amp, quant = TYPES[name]
+            switches = NeuronConfig(quant=QuantizationConfig(quant_dtype=quant) if quant else None)
+            model = NeuronAutoModelForCausalLM.from_pretrained(scratch, amp=amp, neuron_config=switches, **how)
+            model.to_neuron()
+            yield name, model
+
+
 def request(tokens, **how):
     return SamplingParams(**dict(max_tokens=tokens, temperature=0, ignore_eos=True) | how)
 
@@ -160,19 +173,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--step-tokens", type=int, default=256)
     options = parser.parse_args()
-    config = SHAPES[options.shape]
-    with tempfile.TemporaryDirectory() as scratch:
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(scratch)
-        for name in options.types.split(","):
-            amp, quant = TYPES[name]
-            switches = NeuronConfig(quant=QuantizationConfig(quant_dtype=quant) if quant else None)
-            longest = 1024 if options.shape == "gpt2" else 4352
-            model = NeuronAutoModelForCausalLM.from_pretrained(
-                scratch, n_positions=longest, context_length_estimate=PROMPT, amp=amp, neuron_config=switches
-            )
-            model.to_neuron()
-            print(json.dumps(dict(shape=options.shape, type=name) | measured(model, options, longest)), flush=True)
+    longest = 1024 if options.shape == "gpt2" else 4352
+    how = dict(n_positions=longest, context_length_estimate=PROMPT)
+    for name, model in models(SHAPES[options.shape], options.types.split(","), **how):
+        print(json.dumps(dict(shape=options.shape, type=name) | measured(model, options, longest)), flush=True)
 
 
 def measured(model, options, longest):

@@ -21,14 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import torch
 from cpu import CACHE
-from engine import SHAPES, TYPES, prompt, request, times_of
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from engine import SHAPES, models, prompt, request, times_of
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from transformers_neuronx import Engine, NeuronAutoModelForCausalLM, StructuredOutputs
-from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx import Engine, StructuredOutputs
 from transformers_neuronx.serving.structured import Parser
 
 PACKAGE, TEKKEN = "mistral-common==1.13.1", "mistral_common/data/tekken_240911.json"
@@ -45,16 +43,20 @@ SCHEMAS = {
 
 
 class Tekken(TikTokenConverter):
-    """A tokenizer of Transformers from Mistral's file."""
+    """A tokenizer of Transformers from Mistral's file, with the first `size` ids."""
+
+    def __init__(self, path, size):
+        super().__init__(path)
+        self.size = size
 
     def load_tiktoken_bpe(self, path):
         told = json.loads(Path(path).read_text())
-        ids = range(told["config"]["default_num_special_tokens"], VOCABULARY)
+        ids = range(told["config"]["default_num_special_tokens"], self.size)
         return {base64.b64decode(each["token_bytes"]): place for each, place in zip(told["vocab"], ids, strict=False)}
 
 
-def tokenizer():
-    """Return the tokenizer; the first time, download it."""
+def tokenizer(size):
+    """Return the tokenizer with its first `size` ids; the first time, download it."""
     where = CACHE / "tekken.json"
     if not where.exists():
         with tempfile.TemporaryDirectory() as scratch:
@@ -63,7 +65,7 @@ def tokenizer():
             [wheel] = Path(scratch).glob("*.whl")
             where.parent.mkdir(parents=True, exist_ok=True)
             where.write_bytes(zipfile.ZipFile(wheel).read(TEKKEN))
-    return PreTrainedTokenizerFast(tokenizer_object=Tekken(where).converted())
+    return PreTrainedTokenizerFast(tokenizer_object=Tekken(where, size).converted())
 
 
 def gaps(engine, rows, seed, outputs):
@@ -111,28 +113,14 @@ def main():
     parser.add_argument("--rows", default="1,8")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    words, counts = tokenizer(), [int(rows) for rows in options.rows.split(",")]
+    words, counts = tokenizer(VOCABULARY), [int(rows) for rows in options.rows.split(",")]
     noted(masks := [])
-    with tempfile.TemporaryDirectory() as scratch:
-        torch.manual_seed(0)
-        config = replaced(SHAPES["llama-1b"], vocab_size=VOCABULARY)
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(scratch)
-        for name in options.types.split(","):
-            amp, quant = TYPES[name]
-            switches = NeuronConfig(quant=QuantizationConfig(quant_dtype=quant) if quant else None)
-            model = NeuronAutoModelForCausalLM.from_pretrained(
-                scratch, n_positions=512, amp=amp, neuron_config=switches
-            )
-            model.to_neuron()
-            with Engine(model, rows=max(counts), tokenizer=words) as engine:
-                for rows in counts:
-                    about = dict(type=name, vocabulary=VOCABULARY) | measured(engine, rows, options.rounds, masks)
-                    print(json.dumps(about), flush=True)
-
-
-def replaced(config, **values):
-    """Return a configuration with other values."""
-    return type(config)(**config.to_dict() | values)
+    config = LlamaConfig(**SHAPES["llama-1b"].to_dict() | dict(vocab_size=VOCABULARY))
+    for name, model in models(config, options.types.split(","), n_positions=512):
+        with Engine(model, rows=max(counts), tokenizer=words) as engine:
+            for rows in counts:
+                about = dict(type=name, vocabulary=VOCABULARY) | measured(engine, rows, options.rounds, masks)
+                print(json.dumps(about), flush=True)
 
 
 if __name__ == "__main__":
