@@ -141,6 +141,15 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_request_alone(engine, m
     assert len(other.result()) == 30
 
 
+def test_options_of_a_schema_for_llguidance_stay(engine):
+    schema = dict(oneOf=[dict(enum=["Ur", "Nod"]), dict(enum=["Ur", "Uz"])])
+    with pytest.raises(InputError, match="Enable 'coerce_one_of'"):
+        engine.submit(PROMPT, asked(schema))
+    handle = engine.submit(PROMPT, asked(schema | {"x-guidance": dict(coerce_one_of=True)}))
+    handle.result()
+    checked(dict(enum=["Ur", "Nod", "Uz"]), handle.text)
+
+
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [

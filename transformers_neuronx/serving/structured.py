@@ -88,9 +88,10 @@ def json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def _spaced(schema: Mapping[str, Any]) -> str:
-    """Return a schema as text, with how much space may be in JSON."""
+    """Return a schema as text, with how much space may be in JSON. Its other options for llguidance stay."""
     try:
-        return json.dumps(dict(schema) | {"x-guidance": dict(whitespace_pattern=SPACE)})
+        options = dict(schema.get("x-guidance", {})) | dict(whitespace_pattern=SPACE)
+        return json.dumps(dict(schema) | {"x-guidance": options})
     except (ValueError, TypeError, RecursionError) as error:
         raise GrammarError(f"the schema must be a JSON object: {error}") from error
 
