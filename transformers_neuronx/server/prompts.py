@@ -99,19 +99,22 @@ class Prompts:
 
     def _text_of_token(self, token: int) -> str:
         """Return the text of a token that follows another one: at the beginning, some tokenizers leave out a space."""
-        before, both = self.decoded([self._letter]), self.decoded([self._letter, token])
+        letter, before = self._letter
+        both = self.decoded([*letter, token])
         return both.removeprefix(before) if both.startswith(before) else self.decoded([token])
 
     @cached_property
-    def _letter(self) -> int:
-        """A token that is a letter."""
-        return self.encoded("a", special=False)[-1]
+    def _letter(self) -> tuple[list[int], str]:
+        """A token that ends with a letter, if the tokenizer has one, and its text."""
+        token = self.encoded("a", special=False)[-1:]
+        return token, self.decoded(token)
 
     def bytes_of_token(self, token: int) -> bytes:
         """Return the bytes of a token, which may be a part of a character."""
-        text, piece = self.text_of_token(token), self.tokenizer.convert_ids_to_tokens(token)
+        text = self.text_of_token(token)
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text.encode()
+        piece = self.tokenizer.convert_ids_to_tokens(token)
         if named := re.fullmatch("<0x([0-9A-F]{2})>", piece):
             return bytes.fromhex(named[1])
         known = {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
