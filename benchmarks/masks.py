@@ -1,6 +1,6 @@
 """What structured outputs cost, with a vocabulary of 131,072 tokens: a mask alone, and a token in an engine.
 
-    python benchmarks/masks.py [--types bf16,s8] [--rows 1,8] [--rounds 3]
+    python benchmarks/masks.py [--types bf16,s8] [--rows 1,8] [--rounds 5]
 
 The tokenizer is Mistral's, from the package mistral-common, which pip downloads. The model has the shape of
 Llama-3.2-1B, with random weights. Requests with a schema and without one take turns in the same process.

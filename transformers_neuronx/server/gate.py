@@ -1,4 +1,4 @@
-"""What every request passes before it is routed: a number, a key, and the size of its body."""
+"""What every request passes before it is routed: its number, its key and how many have it, the size of its body."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Settings:
     - `defaults`: values of fields that requests leave out, such as a checkpoint's `temperature`.
     - `most_body`: bytes of a request's body. Default 16 MiB.
     - `most_choices`: sequences of a request, of all its prompts together. Default 128.
-    - `most_per_key`: requests of one key at a time, or of all that have none; more get 429. Default: any number.
+    - `most_per_key`: requests of one key at a time, or of all if none is needed; more get 429. Default: any number.
     - `pooling`: how the hidden states of an input become its vector: "last", "mean" or "cls". Default "last".
     - `most_seconds`: time of a request, from its arrival to its end. Default: any.
     - `logs_prompts`: whether the log has the text of prompts. Default False.
