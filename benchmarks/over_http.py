@@ -67,7 +67,7 @@ def through(process, host, prompts):
 @contextmanager
 def served(engine):
     """The address of a server of an engine, in a thread of this process."""
-    running = Running(Server(engine, Settings([NAME])), "127.0.0.1", 0)
+    running = Running(Server({NAME: ServedModel(engine, NAME)}, Settings()), "127.0.0.1", 0)
     thread = threading.Thread(target=running.run)
     thread.start()
     while not running.started:
@@ -119,6 +119,7 @@ if __name__ == "__main__":
 
         from transformers_neuronx import Engine
         from transformers_neuronx.server.app import Server
+        from transformers_neuronx.server.models import ServedModel
         from transformers_neuronx.server.running import Running
         from transformers_neuronx.server.settings import Settings
 

@@ -42,7 +42,7 @@ INSIDE = {
     "huggingface": ["auto", "device_cache", "adapter"],
     "server": [
         "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "prompts", "answers",
-        "embeddings", "gate", "metrics", "openapi", "page", "app", "running",
+        "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running",
     ],
     "analysis": ["inspection", "planning", "comparison"],
 }  # fmt: skip

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from transformers_neuronx import Engine
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.server.app import Server
+from transformers_neuronx.server.models import ServedModel
 from transformers_neuronx.server.settings import Settings
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -50,8 +51,12 @@ def started_with():
 
 @pytest.fixture(scope="session")
 def started(engine, started_with):
-    """`started(**settings)`: a server of the bundled checkpoint that runs."""
-    return lambda **settings: started_with(Server(engine, Settings(**dict(names=["tiny-kjv"]) | settings)))
+    """`started(name, **settings)`: a server of the bundled checkpoint that runs."""
+
+    def start(name="tiny-kjv", **settings):
+        return started_with(Server({name: ServedModel(engine, name)}, Settings(**settings)))
+
+    return start
 
 
 @pytest.fixture(scope="session")

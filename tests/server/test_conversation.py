@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers_neuronx import Engine
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.server.app import Server
+from transformers_neuronx.server.models import ServedModel
 from transformers_neuronx.server.settings import Settings
 from transformers_neuronx.serving.pages import PAGE
 
@@ -40,7 +41,7 @@ def smollm(chat_model, started_with):
     model = NeuronAutoModelForCausalLM.from_pretrained(chat_model, n_positions=1024)
     model.to_neuron()
     with Engine(model, rows=16, tokenizer=AutoTokenizer.from_pretrained(chat_model)) as engine:
-        yield started_with(Server(engine, Settings([NAME]))).address()
+        yield started_with(Server({NAME: ServedModel(engine, NAME)}, Settings())).address()
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,6 @@ def test_the_container():
 def test_the_proxy_and_prometheus():
     proxy = (EXAMPLES / "nginx.conf").read_text()
     [size] = re.findall(r"client_max_body_size (\d+)m;", proxy)
-    assert int(size) * 2**20 == Settings(["a"]).most_body and "proxy_buffering off;" in proxy
+    assert int(size) * 2**20 == Settings().most_body and "proxy_buffering off;" in proxy
     [job] = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())["scrape_configs"]
     assert job["static_configs"] == [dict(targets=["127.0.0.1:8000"])]  # and the path is /metrics, by default

@@ -10,5 +10,5 @@ pytestmark = pytest.mark.slow
 
 
 def test_no_request_breaks_the_server(started, tmp_path, caplog):
-    assert fuzz(started(names=[NAME]).address(), 60, tmp_path) == 0
+    assert fuzz(started(NAME).address(), 60, tmp_path) == 0
     assert not [record.getMessage() for record in caplog.records if record.exc_info or record.levelname == "ERROR"]

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from transformers_neuronx import serving
+from transformers_neuronx import Engine, serving
 from transformers_neuronx.server.logs import JsonLines
 
 COMPLETION = "/v1/completions"
@@ -144,7 +144,7 @@ def metrics_of(url):
         assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         text = response.read().decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    assert {sample.labels["model"] for sample in samples} == {"tiny-kjv"}
+    assert {sample.labels.get("model") for sample in samples} <= {"tiny-kjv", None}
     others = ("reason", "status", "le")
     return {
         (
@@ -225,7 +225,7 @@ def test_ids_that_are_no_tokens(url):
 
 def test_a_mistake_of_ours_has_a_number_and_no_trace(started, monkeypatch, caplog):
     running = started()
-    monkeypatch.setattr(running.server.prompts, "facts", lambda: 1 / 0)
+    monkeypatch.setattr(running.server.served[0].prompts, "facts", lambda: 1 / 0)
     status, headers, told = asked(running.address(), "GET", "/tokenizer_info", **{"X-Request-Id": "mine"})
     assert (status, headers["X-Request-Id"]) == (500, "mine") and "ZeroDivision" not in str(told)
     assert metrics_of(running.address())["http_responses_total", "500"] == 1
@@ -287,8 +287,31 @@ def test_no_text_of_prompts_unless_it_is_asked_for(url, caplog):
     assert caplog.records and "secret" not in caplog.text
 
 
+def test_several_models(engine, model, tokenizer):
+    with Engine(model, rows=1, step_tokens=16, tokenizer=tokenizer) as other:
+        client = TestClient(serving.app(dict(kjv=engine, small=other, alias=engine)))
+        about = client.get("/v1/models").json()["data"]
+        assert [(each["id"], each["root"]) for each in about] == [("kjv", "kjv"), ("small", "small"), ("alias", "kjv")]
+
+        def answered(name):
+            before = other.metrics.records.ended.total()
+            body = dict(model=name, prompt="In the beginning", max_tokens=4, temperature=0)
+            answer = client.post(COMPLETION, json=body).json()
+            return answer["model"], answer["choices"][0]["text"], other.metrics.records.ended.total() - before
+
+        (_, text, _), by_other = answered("kjv"), answered("small")
+        assert by_other == ("small", text, 1)
+        assert answered("alias") == answered(None) == ("kjv", text, 0)
+        assert client.get("/tokenizer_info?model=none").status_code == 404
+        told = [*text_string_to_metric_families(client.get("/metrics").text)]
+        steps = next(each for each in told if each.name.endswith("step_seconds"))
+        assert {each.labels["model"] for each in steps.samples} == {"kjv", "small"}
+        assert len({each.name for each in told}) == len(told), "each has its lines together"
+    assert client.get("/health").status_code == 503, "one of its engines is closed"
+
+
 def test_an_application_inside_of_another(engine):
-    whole = Starlette(routes=[Mount("/llm", serving.app(engine, names=["kjv"], keys=["secret"]))])
+    whole = Starlette(routes=[Mount("/llm", serving.app(dict(kjv=engine), keys=["secret"]))])
     client = TestClient(whole, headers=dict(Authorization="Bearer secret"))
     answer = client.post("/llm/v1/completions", json=dict(model="kjv", prompt="In the", max_tokens=2)).json()
     assert answer["usage"]["completion_tokens"] == 2

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from transformers import AutoTokenizer
 
 from transformers_neuronx.server.app import Server
+from transformers_neuronx.server.models import ServedModel
 from transformers_neuronx.server.page import headers, page
 from transformers_neuronx.server.prompts import Prompts
 from transformers_neuronx.server.settings import Settings
@@ -256,9 +257,9 @@ def test_tab_reaches_everything_in_order(tab, scripted):
 
 
 def test_a_model_without_a_chat_template_goes_on(tab, serve, engine, client):
-    server = Server(engine, Settings(["tiny-kjv"]))
-    server.prompts = Prompts(AutoTokenizer.from_pretrained(engine.tokenizer.name_or_path))
-    opened = tab(serve(server.app), "status of 400")
+    model = ServedModel(engine, "tiny-kjv")
+    model.prompts = Prompts(AutoTokenizer.from_pretrained(engine.tokenizer.name_or_path))
+    opened = tab(serve(Server({"tiny-kjv": model}, Settings()).app), "status of 400")
     set_option(opened, "temperature", "0")
     text = ""
     for each in (PROMPT, "And Aaron", ""):

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from openai import OpenAI
+
+from transformers_neuronx.cli.serve import named
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 SERVE = [sys.executable, "-m", "transformers_neuronx", "serve", str(TINY_KJV), "--port", "0", "--n-positions", "256"]
@@ -33,6 +36,30 @@ def test_it_serves_until_it_is_told_to_stop():
     finally:
         process.kill()
         process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("models", "names", "found"),
+    [
+        (["a"], None, {"a": ["a"]}),
+        (["a"], ["b", "c"], {"a": ["b", "c"]}),
+        (["a=b"], None, {"b": ["a"]}),
+        (["x=a", "b", "y=a"], None, {"a": ["x", "y"], "b": ["b"]}),
+    ],
+)
+def test_names_of_models(models, names, found):
+    assert named(models, names) == found
+
+
+def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "step=3").mkdir()
+    assert named(["step=3", "x=step=3"], None) == {"step=3": ["step=3", "x"]}
+
+
+def test_names_that_could_mean_two_models(command):
+    assert "two models have the name 'x'" in command("serve", "x=a", "x=b", status=2)[1]
+    assert "for one model" in command("serve", "x=a", "y=b", "--served-model-name", "z", status=2)[1]
 
 
 def test_importing_the_package_imports_no_web_server():

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from transformers_neuronx import env
 from transformers_neuronx.cli import options as o
@@ -12,13 +17,19 @@ from transformers_neuronx.cli.sampling import SamplingOptions
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.serving.engine import Engine
 
+if TYPE_CHECKING:
+    from transformers_neuronx.server.models import ServedModel
+
 ALL = 0  # top-k, unless the checkpoint sets one
 
 Host = Annotated[str, o.option("--host", help="Address to listen at; 0.0.0.0 is all.", panel=o.SERVER, default=True)]
 Port = Annotated[int, o.option("--port", help="Port; 0 is any free one.", panel=o.SERVER, default=True, least=0)]
+Models = Annotated[
+    list[str], typer.Argument(metavar="[NAME=]MODEL...", help=f"{o.WHAT}; several, with the names of requests for them")
+]
 Names = Annotated[
     list[str] | None,
-    o.option("--served-model-name", help="Name of the model in requests; may be repeated.", panel=o.SERVER),
+    o.option("--served-model-name", help="Name of the only model in requests; may be repeated.", panel=o.SERVER),
 ]
 Keys = Annotated[
     list[str] | None,
@@ -62,7 +73,7 @@ AtOnce = Annotated[
 
 
 def serve(
-    model: o.Model,
+    models: Models,
     host: Host = "127.0.0.1", port: Port = 8000, served_model_name: Names = None, api_key: Keys = None,
     allowed_origin: Origins = None, drain: Drain = 60,
     max_waiting: Waiting = 4096, max_waiting_tokens: WaitingTokens = None, max_per_key: PerKey = None,
@@ -87,18 +98,41 @@ def serve(
     if log_format not in ("lines", "json"):
         raise ConfigError(f"--log-format must be lines or json, got {log_format!r}")
     logs.begin(log_format == "json")
-    source = o.Source(model, cache_dir)
     how = o.How(amp, tp, quant, rounded, runtime)
-    names = tuple(served_model_name or [model])
-    defaults = SamplingOptions(None, None, None, None, None).rules(source, ALL, None)
+    paths = named(models, served_model_name)
     queue = dict(waiting=max_waiting) | o.said(waiting_tokens=max_waiting_tokens)
-    with _engine(source, how, batch_size, n_positions, queue) as engine:
-        keys = api_key or env.API_KEYS.get().split()
-        settings = Settings(
-            names, keys, allowed_origin or (), defaults, most_per_key=max_per_key, pooling=source.pooling,
-            most_seconds=max_seconds, logs_prompts=log_prompts,
-        )  # fmt: skip
-        Running(Server(engine, settings), host, port, drain).run()
+    keys = api_key or env.API_KEYS.get().split()
+    settings = Settings(
+        keys, allowed_origin or (), most_per_key=max_per_key, most_seconds=max_seconds, logs_prompts=log_prompts
+    )
+    with ExitStack() as opened:
+        served: dict[str, ServedModel] = {}
+        for path, names in paths.items():
+            source = o.Source(path, cache_dir)
+            engine = opened.enter_context(_engine(source, how, batch_size, n_positions, queue))
+            served |= dict.fromkeys(names, _served(source, engine, names[0]))
+        Running(Server(served, settings), host, port, drain).run()
+
+
+def _served(source: o.Source, engine: Engine, name: str) -> ServedModel:
+    from transformers_neuronx.server.models import ServedModel
+
+    defaults = SamplingOptions(None, None, None, None, None).rules(source, ALL, None)
+    return ServedModel(engine, name, defaults, source.pooling)
+
+
+def named(models: Sequence[str], names: Sequence[str] | None) -> dict[str, list[str]]:
+    """Return the names of each model, by its path. Raises ConfigError for names that could mean two models."""
+    found: dict[str, list[str]] = {}
+    for model in models:
+        name, equals, path = model.partition("=")
+        name, path = (name, path) if equals and not Path(model).expanduser().exists() else (model, model)
+        if name in chain.from_iterable(found.values()):
+            raise ConfigError(f"two models have the name {name!r}: give each its own, as in NAME=MODEL")
+        found.setdefault(path, []).append(name)
+    if names and len(found) > 1:
+        raise ConfigError("--served-model-name is for one model: name several as in NAME=MODEL")
+    return {path: list(names) for path in found} if names else found
 
 
 def _engine(source: o.Source, how: o.How, rows: int | None, positions: int | None, queue: Mapping[str, int]) -> Engine:

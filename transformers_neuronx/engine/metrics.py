@@ -226,11 +226,11 @@ def families(
         yield gauge
 
 
-def counted_by(model: str, name: str, text: str, label: str, counts: Mapping[str, float]) -> Any:
-    """Return a counter for a registry of Prometheus' client, with a value for each value of another label."""
+def counted_by(labels: Mapping[str, str], name: str, text: str, label: str, counts: Mapping[str, float]) -> Any:
+    """Return a counter for a registry of Prometheus' client, with a value for each value of one more label."""
     from prometheus_client.core import CounterMetricFamily
 
-    counter = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["model", label])
+    counter = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=[*labels, label])
     for value, count in counts.items():
-        counter.add_metric([model, value], count)
+        counter.add_metric([*labels.values(), value], count)
     return counter

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -21,42 +19,44 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from transformers_neuronx.errors import EngineError, GrammarError, InputError
+from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.server.answers import Answer, ChatAnswer, CompletionAnswer, event
 from transformers_neuronx.server.embeddings import EmbeddingsAnswer
 from transformers_neuronx.server.errors import ApiError, api_error, told
 from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Embeddings, Tokenize, fields_of
 from transformers_neuronx.server.gate import Gate
 from transformers_neuronx.server.metrics import ServerMetrics
+from transformers_neuronx.server.models import ServedModel
 from transformers_neuronx.server.openapi import description
 from transformers_neuronx.server.page import headers, page
-from transformers_neuronx.server.parameters import no_grammar, params_of
-from transformers_neuronx.server.prompts import Prompts
 from transformers_neuronx.server.settings import Settings
-from transformers_neuronx.server.tools import Tools, tools_of
+from transformers_neuronx.server.tools import tools_of
 from transformers_neuronx.serving.engine import Engine
-from transformers_neuronx.serving.handles import Handle
-
-_LOG = logging.getLogger(__name__)
 
 
-def app(engine: Engine, **settings: Any) -> ASGIApp:
-    """Return an ASGI application that answers with an engine, which must have a tokenizer, and stays open.
+def app(engines: Engine | Mapping[str, Engine], **settings: Any) -> ASGIApp:
+    """Return an ASGI application that answers with an engine, or with several, by the names that requests give.
 
-    `settings` are those of `Settings`; `names` is by default the class of the model. Raises InputError for an engine
-    without a tokenizer.
+    Engines must have tokenizers, and stay open. One may have several names; alone, it has that of its model's class.
+    `settings` are those of `Settings`. Raises InputError for an engine without a tokenizer.
     """
-    return Server(engine, Settings(**dict(names=[engine.metrics.model]) | settings)).app
+    if isinstance(engines, Engine):
+        engines = {engines.metrics.model: engines}
+    models: dict[Engine, ServedModel] = {}
+    for name, engine in engines.items():
+        models.setdefault(engine, ServedModel(engine, name))
+    return Server({name: models[engine] for name, engine in engines.items()}, Settings(**settings)).app
 
 
 class Server:
-    """The routes of a server. With `draining`, it takes no more requests, and says that it is not ready."""
+    """The routes of a server of models, by their names. A request that names none is for the first one.
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        if engine.tokenizer is None:
-            raise InputError("a server needs an engine with a tokenizer: Engine(model, tokenizer=…)")
-        self.engine, self.settings = engine, settings
-        self.prompts = Prompts(engine.tokenizer)
+    With `draining`, it takes no more requests, and says that it is not ready.
+    """
+
+    def __init__(self, models: Mapping[str, ServedModel], settings: Settings) -> None:
+        self.by_name, self.settings = models, settings
+        self.served = list(dict.fromkeys(models.values()))  # without those under further names
         self.began, self.draining, self.statuses = int(time.time()), False, Counter[int]()
         routes = [
             Route("/", self.page, methods=["GET"]),
@@ -84,10 +84,10 @@ class Server:
         return Response(page(), headers=headers(), media_type="text/html; charset=utf-8")
 
     async def openapi(self, _: Request) -> Response:
-        return Response(description(self.settings.names[0]), media_type="application/json")
+        return Response(description(self.served[0].name), media_type="application/json")
 
     async def health(self, _: Request) -> Response:
-        if not self.engine.healthy(self.settings.patience):
+        if not all(model.engine.healthy(self.settings.patience) for model in self.served):
             raise ApiError(503, "the engine makes no progress")
         return Response(status_code=200)
 
@@ -97,14 +97,13 @@ class Server:
         return await self.health(_)
 
     async def metrics(self, _: Request) -> Response:
-        engine = replace(self.engine.metrics, model=self.settings.names[0])
-        return Response(ServerMetrics(engine, self.statuses).prometheus(), media_type="text/plain; version=0.0.4")
+        engines = [replace(model.engine.metrics, model=model.name) for model in self.served]
+        return Response(ServerMetrics(engines, self.statuses).prometheus(), media_type="text/plain; version=0.0.4")
 
     async def models(self, _: Request) -> Response:
-        return _json(dict(object="list", data=[self._about(name) for name in self.settings.names]))
+        return _json(dict(object="list", data=[self._about(name) for name in self.by_name]))
 
     async def model(self, request: Request) -> Response:
-        self._check_model(request.path_params["name"])
         return _json(self._about(request.path_params["name"]))
 
     async def completions(self, request: Request) -> Response:
@@ -128,60 +127,67 @@ class Server:
 
     def _complete(self, body: bytes) -> Response:
         asked = fields_of(Completion, body)
-        self._check_open(asked.model)
-        handles = self._submit(asked, self.prompts.of_completion(asked))
-        answer = CompletionAnswer(asked, self.settings.names[0], self.prompts, handles, asked.logprobs is not None)
+        model = self._open_model(asked.model)
+        handles = model.submit(asked, model.prompts.of_completion(asked), self.settings)
+        answer = CompletionAnswer(asked, model.name, model.prompts, handles, asked.logprobs is not None)
         return self._reply(answer, asked.stream)
 
     def _chat(self, body: bytes) -> Response:
         asked = fields_of(Chat, body)
-        self._check_open(asked.model)
-        tools = tools_of(asked, self.prompts.template(tools=bool(asked.tools)), self.prompts.special)
-        handles = self._submit(asked, [self.prompts.of_chat(asked, tools is not None)], tools)
-        return self._reply(ChatAnswer(asked, self.settings.names[0], self.prompts, handles, tools), asked.stream)
+        model = self._open_model(asked.model)
+        prompts = model.prompts
+        tools = tools_of(asked, prompts.template(tools=bool(asked.tools)), prompts.special)
+        handles = model.submit(asked, [prompts.of_chat(asked, tools is not None)], self.settings, tools)
+        return self._reply(ChatAnswer(asked, model.name, prompts, handles, tools), asked.stream)
 
     def _embed(self, body: bytes) -> Response:
         asked = fields_of(Embeddings, body)
-        self._check_open(asked.model)
-        found = self.prompts.of_embeddings(asked)
-        self._check_count(len(found), "input", "input")
-        embed = partial(self.engine.embed, priority=asked.priority or 0, cache_salt=asked.cache_salt or "")
-        handles = _all_or_none(partial(embed, ids, self.settings.pooling) for ids in found)
-        return self._reply(EmbeddingsAnswer(asked, self.settings.names[0], handles))
+        model = self._open_model(asked.model)
+        return self._reply(EmbeddingsAnswer(asked, model.name, model.embed(asked, self.settings)))
 
     def _reply(self, answer: Computed, stream: bool | None = False) -> Response:
         return (Stream if stream else Reply)(answer, self.settings.most_seconds)
 
     def _tokens(self, body: bytes) -> Response:
         asked = fields_of(Tokenize, body)
-        self._check_model(asked.model)
+        model = self._model(asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "there must be a prompt, or messages", param="prompt")
         if asked.prompt is None:
-            tokens = self.prompts.of_chat(asked, bool(asked.tools))
+            tokens = model.prompts.of_chat(asked, bool(asked.tools))
         else:
-            tokens = self.prompts.encoded(asked.prompt, asked.add_special_tokens is not False)
-        return _json(dict(tokens=tokens, count=len(tokens), max_model_len=self.engine.longest))
+            tokens = model.prompts.encoded(asked.prompt, asked.add_special_tokens is not False)
+        return _json(dict(tokens=tokens, count=len(tokens), max_model_len=model.engine.longest))
 
     def _text(self, body: bytes) -> Response:
         asked = fields_of(Detokenize, body)
-        self._check_model(asked.model)
-        vocab = self.engine.vocab_size
+        model = self._model(asked.model)
+        vocab = model.engine.vocab_size
         if wrong := [token for token in asked.tokens if token >= vocab]:
             raise ApiError(400, f"token ids must be from 0 to {vocab - 1}, got {wrong[0]}", param="tokens")
-        return _json(dict(prompt=self.prompts.decoded(asked.tokens)))
+        return _json(dict(prompt=model.prompts.decoded(asked.tokens)))
 
-    async def tokenizer_info(self, _: Request) -> Response:
-        return _json(self.prompts.facts())
+    async def tokenizer_info(self, request: Request) -> Response:
+        return _json(self._model(request.query_params.get("model")).prompts.facts())
 
     def _about(self, name: str) -> dict[str, Any]:
+        model = self._model(name)
         about = dict(id=name, object="model", created=self.began, owned_by="transformers_neuronx")
-        return about | dict(root=self.settings.names[0], max_model_len=self.engine.longest)
+        return about | dict(root=model.name, max_model_len=model.engine.longest)
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.settings.names:
-            there = ", ".join(self.settings.names)
-            raise ApiError(404, f"there is no model {name!r} here, only {there}", param="model", code="model_not_found")
+    def _model(self, name: str | None) -> ServedModel:
+        if name is None:
+            return self.served[0]
+        if name in self.by_name:
+            return self.by_name[name]
+        there = ", ".join(self.by_name)
+        raise ApiError(404, f"there is no model {name!r} here, only {there}", param="model", code="model_not_found")
+
+    def _open_model(self, name: str | None) -> ServedModel:
+        model = self._model(name)
+        if self.draining:
+            raise ApiError(503, "the server is stopping")
+        return model
 
     async def _body(self, request: Request) -> bytes:
         """Read a request's body. Its length may be unknown before."""
@@ -191,28 +197,6 @@ class Server:
             if len(body) > most:
                 raise ApiError(413, f"the body must have at most {most} bytes")
         return bytes(body)
-
-    def _check_open(self, model: str | None) -> None:
-        self._check_model(model)
-        if self.draining:
-            raise ApiError(503, "the server is stopping")
-
-    def _check_count(self, count: int, what: str, param: str) -> None:
-        if count > (most := self.settings.most_choices):
-            raise ApiError(400, f"{what} must ask for at most {most} sequences, got {count}", param=param)
-
-    def _submit(self, asked: Completion | Chat, prompts: list[list[int]], tools: Tools | None = None) -> list[Handle]:
-        """Submit a request for each of its prompts, all or none."""
-        self._check_count(len(prompts) * (asked.n or 1), "prompts and n", "n")
-        if self.settings.logs_prompts:
-            for ids in prompts:
-                _LOG.info("prompt: %s", self.prompts.decoded(ids))
-        longest, defaults = self.engine.longest, self.settings.defaults
-        try:
-            params = [params_of(asked, len(ids), longest, defaults, tools) for ids in prompts]
-            return _all_or_none(partial(self.engine.submit, *each) for each in zip(prompts, params, strict=True))
-        except GrammarError as error:
-            raise no_grammar(asked, error) from error
 
 
 class Computed(Protocol):
@@ -278,20 +262,6 @@ class Stream(Reply):
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         await send(dict(type="http.response.body", body=event(error.body), more_body=False))
-
-
-def _all_or_none(submits: Iterable[Callable[[], Handle]]) -> list[Handle]:
-    """Submit requests. If one is refused, the others are cancelled."""
-    handles: list[Handle] = []
-    try:
-        for submit in submits:
-            handles.append(submit())
-    except Exception:
-        for handle in handles:
-            for choice in handle.choices:
-                choice.cancel()
-        raise
-    return handles
 
 
 def _json(value: Any) -> Response:

@@ -7,6 +7,6 @@ import importlib
 from typing import Any
 
 
-def app(engine: Any, **settings: Any) -> Any:
-    """Return an ASGI application that answers with an engine: see `transformers_neuronx.server.app.app`."""
-    return importlib.import_module("transformers_neuronx.server.app").app(engine, **settings)
+def app(engines: Any, **settings: Any) -> Any:
+    """Return an ASGI application that answers with engines: see `transformers_neuronx.server.app.app`."""
+    return importlib.import_module("transformers_neuronx.server.app").app(engines, **settings)

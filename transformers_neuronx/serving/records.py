@@ -113,7 +113,7 @@ class EngineMetrics(Collector):
         yield from families(self.model, self._counters(), self._histograms(), self._gauges())
         ended = {reason: self.records.ended[reason] for reason in ("stop", "length", "abort", "error")}
         text = "Requests that ended, by the reason."
-        yield counted_by(self.model, "finished_requests", text, "reason", ended)
+        yield counted_by(dict(model=self.model), "finished_requests", text, "reason", ended)
 
     def _counters(self) -> dict[str, tuple[str, float]]:
         records = self.records
