@@ -51,6 +51,26 @@ PYTHONPATH = Variable("PYTHONPATH", "", "Where Python finds modules. Compiler pr
 LOG_LEVEL = Variable("TF_CPP_MIN_LOG_LEVEL", "1", "XLA's own log: 0 everything, 1 warnings, 2 errors. Set, not read.")
 VISIBLE_CORES = Variable("NEURON_RT_VISIBLE_CORES", "", "NeuronCores that this process may use: 0-3,6. Read only.")
 NUM_CORES = Variable("NEURON_RT_NUM_CORES", "", "Number of NeuronCores that this process may use. Read only.")
+WORLD = Variable(
+    "NEURONX_WORLD",
+    "",
+    "The processes that share a model, as RANK/SIZE@HOST:PORT: each with its own rank, and where rank 0 runs; or off. "
+    "By default it is what the launcher says: torchrun, SLURM, Open MPI, or the variables of the original.",
+)
+RANK = Variable("RANK", "", "The number of this process. torchrun sets it.")
+WORLD_SIZE = Variable("WORLD_SIZE", "", "How many processes there are. torchrun sets it.")
+MASTER_ADDR = Variable("MASTER_ADDR", "", "The host of rank 0. torchrun sets it.")
+MASTER_PORT = Variable("MASTER_PORT", "", "torchrun's own port there. The next one must be free.")
+SLURM_JOB_ID = Variable("SLURM_JOB_ID", "", "The number of the job, which selects a port. SLURM sets it.")
+SLURM_PROCID = Variable("SLURM_PROCID", "", "The number of this process. SLURM sets it.")
+SLURM_STEP_NUM_TASKS = Variable("SLURM_STEP_NUM_TASKS", "", "How many processes there are. SLURM sets it.")
+SLURM_STEP_NODELIST = Variable("SLURM_STEP_NODELIST", "", "Their hosts. SLURM sets it.")
+OMPI_RANK = Variable("OMPI_COMM_WORLD_RANK", "", "The number of this process. Open MPI sets it.")
+OMPI_SIZE = Variable("OMPI_COMM_WORLD_SIZE", "", "How many processes there are. Open MPI sets it.")
+OMPI_LAUNCHER = Variable("OMPI_MCA_orte_hnp_uri", "", "Where mpirun runs. Open MPI 4 sets it.")
+RANK_ID = Variable("NEURON_RANK_ID", "", "The number of this process, as the original has it.")
+LOCAL_TP = Variable("NEURON_LOCAL_TP", "", "Devices of each process, as the original has it.")
+ROOT_COMM_ID = Variable("NEURON_RT_ROOT_COMM_ID", "", "HOST:PORT of rank 0, as the original has it.")
 
 
 def for_child(*places: str) -> dict[str, str]:

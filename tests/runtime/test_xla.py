@@ -14,7 +14,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.pyhlo import dtype_named
-from transformers_neuronx.runtimes import get_runtime, xla
+from transformers_neuronx.runtimes import get_runtime, xla, xla_clients
 
 ROOT = Path(__file__).parents[2]
 F32, S32 = dtype_named("f32"), dtype_named("s32")
@@ -65,13 +65,13 @@ def test_the_guides_language_model_head_equals_numpy(cpu):
 
 @pytest.mark.parametrize("version", ["0.10.2", "0.11.0", "0.12.0.1", "0.10.2.dev20260101"])
 def test_versions_that_were_tried_are_accepted(version):
-    xla.check_version(version)
+    xla_clients.check_version(version)
 
 
 @pytest.mark.parametrize("version", ["0.9.2", "0.10.1", "0.13.0", "0.13.0rc1", "1.0"])
 def test_other_versions_are_refused_with_what_to_install(version):
     with pytest.raises(EngineError) as caught:
-        xla.check_version(version)
+        xla_clients.check_version(version)
     wanted = f'at least 0.10.2 and below 0.13, got {version}: pip install "jaxlib>=0.10.2,<0.13"'
     assert str(caught.value) == f"jaxlib must be {wanted}"
 
@@ -82,12 +82,12 @@ def test_a_missing_jaxlib_is_an_error_that_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(EngineError, match="need jaxlib, which is not installed: pip install jaxlib"):
-        xla._jaxlib.__wrapped__()
+        xla_clients.jaxlib.__wrapped__()
 
 
 def test_the_canary_dies_of_jaxlibs_defaults_and_lives_with_ours(cpu, monkeypatch):
     xla.self_test(cpu)
-    monkeypatch.setattr(xla, "CPU_OPTIONS", [])
+    monkeypatch.setattr(xla_clients, "CPU_OPTIONS", [])
     if VERSION == "0.10.2":
         with pytest.raises(
             EngineError, match=r"computes wrong results: \d+ of 32769 rows of the self-test differ, the fi"
@@ -115,7 +115,7 @@ def test_the_runtime_is_the_cpu_unless_the_environment_says_otherwise(cpu, monke
 
 def test_cuda_without_its_plugin_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(xla, "_cuda_client", xla._cuda_client.__wrapped__)
+    monkeypatch.setattr(xla_clients, "_cuda_client", xla_clients._cuda_client.__wrapped__)
     with pytest.raises(
         EngineError, match=r'the cuda runtime needs jaxlib\'s plugin: pip install "transformers-neuronx\['
     ):
@@ -123,7 +123,7 @@ def test_cuda_without_its_plugin_says_what_to_install(monkeypatch):
 
 
 def test_more_devices_than_there_are_is_an_error_about_tp_degree(monkeypatch):
-    monkeypatch.setattr(xla, "_cuda_client", lambda: xla._cpu_client(1))
+    monkeypatch.setattr(xla_clients, "_cuda_client", lambda: xla_clients._cpu_client(1))
     with pytest.raises(EngineError, match="tp_degree=2 needs that many devices, but cuda has 1: lower tp_degree"):
         xla.xla_runtime.__wrapped__("cuda", 2)
 

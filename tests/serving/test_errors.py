@@ -14,7 +14,7 @@ from transformers_neuronx.config import MOST_DEVICES, Buckets, CompileOptions, N
 from transformers_neuronx.errors import CheckpointError, ConfigError, EngineError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.neuron.targets import TARGETS
-from transformers_neuronx.runtimes import xla
+from transformers_neuronx.runtimes import xla_clients
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 PROMPT = torch.tensor([[5, 6, 7], [8, 9, 10]])
@@ -125,20 +125,20 @@ def test_calling_before_to_neuron_says_so():
 
 
 def test_more_devices_than_there_are(monkeypatch):
-    monkeypatch.setattr(xla, "_cuda_client", lambda: xla._cpu_client(1))
+    monkeypatch.setattr(xla_clients, "_cuda_client", lambda: xla_clients._cpu_client(1))
     model = GPT2ForSampling.from_pretrained(TINY_KJV, tp_degree=4, neuron_config=NeuronConfig(runtime="cuda"))
     with pytest.raises(EngineError, match="tp_degree=4 needs that many devices, but cuda has 1"):
         model.to_neuron()
 
 
 def test_a_jaxlib_outside_the_window_is_refused(monkeypatch):
-    monkeypatch.setattr(xla.metadata, "version", lambda package: "0.14.1")
-    xla._jaxlib.cache_clear()
+    monkeypatch.setattr(xla_clients.metadata, "version", lambda package: "0.14.1")
+    xla_clients.jaxlib.cache_clear()
     try:
         with pytest.raises(EngineError, match=r"at least 0\.10\.2 and below 0\.13, got 0\.14\.1: pip install"):
-            xla._jaxlib()
+            xla_clients.jaxlib()
     finally:
-        xla._jaxlib.cache_clear()
+        xla_clients.jaxlib.cache_clear()
 
 
 # Checkpoints that do not fit.

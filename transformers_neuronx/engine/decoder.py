@@ -77,11 +77,12 @@ class Decoder(ABC):
     # Loading and compiling.
 
     def read(self, checkpoint: Checkpoint) -> Iterator[Sharded]:
-        """Check the whole checkpoint, and return an iterator over its weights, sharded for the devices."""
+        """Check the whole checkpoint, and return an iterator over its weights, sharded for the devices here."""
         weights, table = self.family.weights, self.programs.table
         ignored = [*weights.ignored(self.config), *frequencies_in_checkpoints(self.config)]
         resolved = resolve(table, self.programs.layers, checkpoint, weights.PREFIX, ignored)
-        return shards(resolved, checkpoint, self.options.amp, self.runtime.device_count)
+        runtime = self.runtime
+        return shards(resolved, checkpoint, self.options.amp, runtime.device_count, runtime.here)
 
     def take(self, weights: Iterable[Sharded], progress: Progress = lambda done: None) -> None:
         """Load weights onto the devices and reset all sequences. `progress` is called with each weight's name."""

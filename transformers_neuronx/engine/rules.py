@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from transformers_neuronx.errors import InputError
+from transformers_neuronx.support import entropy
 
 Array = np.ndarray[Any, Any]
 ALL = 2**31 - 1  # tokens, at most
@@ -95,7 +96,8 @@ def _hashed(seed: int | Sequence[int] | None) -> Array:
     seeds = [seed] if seed is None or isinstance(seed, Integral) else list(np.asarray(seed, object).ravel())
     if any(one is not None and not (isinstance(one, Integral) and int(one) >= 0) for one in seeds):
         raise InputError(f"seed must be a whole number of at least 0, or one per row, got {seed}")
-    hashed = np.array([np.random.SeedSequence(one).generate_state(1)[0] for one in seeds], np.uint32)
+    sequences = [entropy.seed() if one is None else np.random.SeedSequence(one) for one in seeds]
+    hashed = np.array([one.generate_state(1)[0] for one in sequences], np.uint32)
     return hashed.reshape(()) if seed is None or isinstance(seed, Integral) else hashed
 
 

@@ -9,7 +9,7 @@ class _Absent:
     """The properties of a runtime that a decoder uses before it runs anything."""
 
     def __init__(self, degree: int, panels: bool, loops: bool) -> None:
-        self.device_count = degree
+        self.device_count, self.here = degree, range(degree)
         self.panels = panels
         self.loops = self.pages = loops
 

@@ -34,15 +34,17 @@ class DeviceTensor(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes on all devices together."""
+        """Bytes on all devices of this process together."""
         ...
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Return the first device's shard on the host. Waits for it, and raises any error of its computation."""
+        """Return the shard of this process's first device on the host. Waits for it, and raises any error of its
+        computation.
+        """
         ...
 
     def shards(self) -> list[np.ndarray[Any, Any]]:
-        """Return every device's shard on the host."""
+        """Return the shard of every device of this process on the host."""
         ...
 
 
@@ -80,7 +82,12 @@ class Runtime(Protocol):
 
     @property
     def device_count(self) -> int:
-        """Number of devices that run a program together: the tensor-parallel degree."""
+        """Number of devices, of all processes, that run a program together: the tensor-parallel degree."""
+        ...
+
+    @property
+    def here(self) -> range:
+        """The numbers of the devices that this process has."""
         ...
 
     def compile(self, module: HloModuleProto) -> Executable:
@@ -141,7 +148,7 @@ class Runtime(Protocol):
         ...
 
     def put(self, shards: Sequence[np.ndarray[Any, Any]], donate: bool = False) -> DeviceTensor:
-        """Bring one array per device to the devices. A single array goes to all of them.
+        """Bring one array per device of this process to the devices. A single array goes to all of them.
 
         With `donate`, the caller never writes to the arrays again, so the runtime may use them without a copy.
         """

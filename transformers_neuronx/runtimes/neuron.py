@@ -239,7 +239,7 @@ class NeuronRuntime:
     panels = loops = False
 
     def __init__(self, degree: int, device: bool = True) -> None:
-        self.device_count = degree
+        self.device_count, self.here = degree, range(degree)
         self.device = device
         self.target = _target_for(degree)
         self._stopped = threading.Event()

@@ -1,20 +1,17 @@
-"""XLA's runtimes, through jaxlib's PJRT clients: `cpu` and `cuda`.
+"""XLA's runtimes, over the clients of `xla_clients`: `cpu` and `cuda`.
 
-All private parts of jaxlib that the project uses are in this file, behind a check of its version and a self-test.
-The client is our own: it works whether or not JAX is imported or configured, and does not affect JAX.
+Both files have all private parts of jaxlib that the project uses, behind a check of its version and self-tests.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,11 +24,10 @@ from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import kernels
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
+from transformers_neuronx.runtimes.meeting import Meeting
 from transformers_neuronx.runtimes.processor import processor
 from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
-
-# The versions that this file was tested with, from OLDEST up to but not including NEWEST.
-OLDEST, NEWEST = (0, 10, 2), (0, 13)
+from transformers_neuronx.runtimes.xla_clients import Devices, devices, enlarge_buffers, jaxlib, jaxlib_hlo
 
 ALIGNMENT = 64  # bytes, of arrays that XLA:CPU uses in place
 
@@ -45,53 +41,22 @@ CPU_OPTIONS = [
 ]
 
 
-def check_version(version: str) -> None:
-    """Raise EngineError for a jaxlib version whose private interface was never tested."""
-    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
-    if not OLDEST <= numbers < NEWEST:
-        oldest, newest = (".".join(map(str, v)) for v in (OLDEST, NEWEST))
-        raise EngineError(
-            f"jaxlib must be at least {oldest} and below {newest}, got {version}: "
-            f'pip install "jaxlib>={oldest},<{newest}"'
-        )
-
-
-@functools.cache
-def _jaxlib() -> Any:
-    """Return jaxlib's extension module."""
-    try:
-        version = metadata.version("jaxlib")
-    except metadata.PackageNotFoundError:
-        raise EngineError("the cpu and cuda runtimes need jaxlib, which is not installed: pip install jaxlib") from None
-    check_version(version)
-    env.LOG_LEVEL.set_default()
-    with suppress(Exception):  # otherwise jaxlib imports JAX during the first call, and swallows Ctrl-C there
-        importlib.import_module("jax")
-    return importlib.import_module("jaxlib._jax")
-
-
-@functools.cache
-def _hlo() -> Any:
-    _jaxlib()
-    return importlib.import_module("jaxlib._hlo")
-
-
 @functools.cache
 def _on_device(device: Any) -> Any:
     """Return the sharding "all on `device`". jaxlib 0.10 uses two attributes that only JAX's own subclass has."""
 
-    class OnDevice(_jaxlib().SingleDeviceSharding):  # type: ignore[misc]
+    class OnDevice(jaxlib().SingleDeviceSharding):  # type: ignore[misc]
         memory_kind = None
 
         def _to_xla_hlo_sharding(self, rank: int) -> Any:
-            return _hlo().HloSharding.replicate()
+            return jaxlib_hlo().HloSharding.replicate()
 
     return OnDevice(device)
 
 
 def module_text(module: HloModuleProto) -> str:
     """Return a module's HLO as XLA prints it."""
-    return str(_hlo().XlaComputation(module.SerializeToString()).as_hlo_text())
+    return str(jaxlib_hlo().XlaComputation(module.SerializeToString()).as_hlo_text())
 
 
 @contextmanager
@@ -99,12 +64,12 @@ def _engine_errors(what: str) -> Iterator[None]:
     """Turn jaxlib's errors into EngineError."""
     try:
         yield
-    except _jaxlib().JaxRuntimeError as error:
+    except jaxlib().JaxRuntimeError as error:
         raise EngineError(f"{what} failed on the device: {error}") from error
 
 
 class XlaTensor:
-    """One array per device, all of one shape."""
+    """An array on each device of this process, all of one shape. `devices` are those of all processes."""
 
     def __init__(self, arrays: list[Any], devices: Any, aval: Aval) -> None:
         self.arrays = arrays
@@ -123,11 +88,11 @@ class XlaTensor:
     @functools.cached_property
     def argument(self) -> Any:
         """The arrays as one argument of an executable."""
-        if len(self.arrays) == 1:
+        if len(self.devices) == 1:
             return self.arrays[0]
-        jaxlib = _jaxlib()
-        everywhere = jaxlib.GSPMDSharding(self.devices, _hlo().OpSharding())
-        return jaxlib.ArrayImpl(self.aval, everywhere, self.arrays, True, True)
+        private = jaxlib()
+        everywhere = private.GSPMDSharding(self.devices, jaxlib_hlo().OpSharding())
+        return private.ArrayImpl(self.aval, everywhere, self.arrays, True, True)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         return _on_host(self.arrays[0])
@@ -144,8 +109,12 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
 class XlaExecutable:
     """A loaded program."""
 
-    def __init__(self, loaded: Any, devices: Any, module: HloModuleProto, data: bytes | None) -> None:
+    def __init__(
+        self, loaded: Any, devices: Any, module: HloModuleProto, data: bytes | None, meeting: Meeting | None
+    ) -> None:
         self.loaded = loaded
+        self.meeting = meeting
+        self.calls = 0  # with other processes
         self.data = data
         self.devices = devices
         self.signature = Signature(module)
@@ -160,6 +129,11 @@ class XlaExecutable:
         if not known:
             as_arguments = [tensor.argument for tensor in tensors[place]]
             self._held = tensors[place], as_arguments
+        if self.meeting:
+            self.meeting.note(self.signature.name.encode())
+            self.calls += 1
+            if self.calls == 2:  # the first one has opened connections
+                enlarge_buffers()
         with _engine_errors(self.signature.name):
             before, after = ([x.argument for x in part] for part in (tensors[: place.start], tensors[place.stop :]))
             arguments = [*before, *as_arguments, *after]
@@ -186,22 +160,24 @@ class XlaExecutable:
 
 
 class XlaRuntime:
-    """A PJRT client and the devices that a program of the given tensor-parallel degree runs on."""
+    """A PJRT client, and the devices that a program runs on, which may be those of several processes."""
 
     suffix, patience = "executable", 600.0
     loops = True
 
-    def __init__(self, client: Any, platform: str, degree: int) -> None:
+    def __init__(self, platform: str, found: Devices) -> None:
         self.platform = platform
-        self.device_count = degree
-        self._client = client
-        self._device_tuple = tuple(client.devices()[:degree])
-        self._devices = _jaxlib().DeviceList(self._device_tuple)
+        self.device_count = len(found.all)
+        self.here = found.here
+        self._client, self._all, self._meeting = found.client, found.all, found.meeting
+        self._own = found.all[found.here.start : found.here.stop]
+        self._devices = jaxlib().DeviceList(found.all)
 
     @property
     def description(self) -> str:
-        kind = self._device_tuple[0].device_kind
+        kind = self._own[0].device_kind
         count = "one device" if self.device_count == 1 else f"{self.device_count} devices"
+        count += f" of {self._meeting.world.size} processes" if self._meeting else ""
         return f"XLA:{self.platform.upper()} (jaxlib {metadata.version('jaxlib')}), {count}, {kind}"
 
     @functools.cached_property
@@ -210,21 +186,23 @@ class XlaRuntime:
             platform=self.platform,
             jaxlib=metadata.version("jaxlib"),
             engine=str(self._client.platform_version),
-            devices=f"{self.device_count} {self._device_tuple[0].device_kind}",
+            devices=f"{self.device_count} {self._own[0].device_kind}",
             options=str(CPU_OPTIONS if self.platform == "cpu" else []),
             XLA_FLAGS=env.XLA_FLAGS.get(),
         )
+        if self._meeting:  # executables have the numbers of their devices
+            facts["device_ids"] = " ".join(str(device.id) for device in self._all)
         return facts | processor() | dict(kernels=kernels.fingerprint()) if self.platform == "cpu" else facts
 
     def compile(self, module: HloModuleProto) -> Executable:
-        jaxlib = _jaxlib()
+        private = jaxlib()
         try:
             given = kernels.with_kernels(module) if self.platform == "cpu" else module
-            stablehlo = jaxlib.mlir.hlo_to_stablehlo(given.SerializeToString())
+            stablehlo = private.mlir.hlo_to_stablehlo(given.SerializeToString())
             loaded = self._client.compile_and_load(stablehlo, self._devices, self._options())
-        except jaxlib.JaxRuntimeError as error:
+        except private.JaxRuntimeError as error:
             raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
-        return XlaExecutable(loaded, self._devices, module, self._as_bytes(loaded))
+        return XlaExecutable(loaded, self._devices, module, self._as_bytes(loaded), self._meeting)
 
     def stop(self) -> None:
         pass  # XLA finishes every compilation that it starts
@@ -234,13 +212,13 @@ class XlaRuntime:
         # code of one that it has loaded itself.
         try:
             return bytes(self._client.serialize_executable(loaded))
-        except _jaxlib().JaxRuntimeError:
+        except jaxlib().JaxRuntimeError:
             return None
 
     def load(self, data: bytes, module: HloModuleProto) -> Executable:
         with _engine_errors(f"loading {module.name}"):
             loaded = self._client.deserialize_executable(data, self._devices, self._options())
-        return XlaExecutable(loaded, self._devices, module, data)
+        return XlaExecutable(loaded, self._devices, module, data, self._meeting)
 
     @property
     def panels(self) -> bool:
@@ -260,29 +238,31 @@ class XlaRuntime:
         return module_text(module)
 
     def _options(self) -> Any:
-        jaxlib = _jaxlib()
-        options = jaxlib.CompileOptions()
+        private = jaxlib()
+        options = private.CompileOptions()
         options.num_replicas = options.executable_build_options.num_replicas = self.device_count
-        ids = np.array([[device.id] for device in self._device_tuple], np.int32)
-        options.device_assignment = jaxlib.DeviceAssignment.create(ids)
+        ids = np.array([[device.id] for device in self._all], np.int32)
+        options.device_assignment = private.DeviceAssignment.create(ids)
         if self.platform == "cpu":
             options.env_option_overrides = CPU_OPTIONS
         return options
 
     def put(self, shards: Sequence[np.ndarray[Any, Any]], donate: bool = False) -> DeviceTensor:
-        shards = list(shards) * self.device_count if len(shards) == 1 else shards
-        if len(shards) != self.device_count:
-            raise EngineError(f"put needs one array or {self.device_count}, one per device, got {len(shards)}")
+        if self._meeting and len(shards) == 1 and not donate:  # what all processes should have alike
+            self._meeting.note(shards[0].data if shards[0].flags.c_contiguous else shards[0].tobytes())
+        shards = list(shards) * len(self.here) if len(shards) == 1 else shards
+        if len(shards) != len(self.here):
+            raise EngineError(f"put needs one array or {len(self.here)}, one per device, got {len(shards)}")
         aval = aval_of(shards[0].shape, shards[0].dtype)
         if any((shard.shape, shard.dtype) != aval[:2] for shard in shards):
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
             raise EngineError(f"put needs shards of one shape and type, got {got}")
         from_numpy(aval.dtype)
-        arrays = [_put(shard, aval, device, donate) for shard, device in zip(shards, self._device_tuple, strict=True)]
+        arrays = [_put(shard, aval, device, donate) for shard, device in zip(shards, self._own, strict=True)]
         return XlaTensor(arrays, self._devices, aval)
 
     def let_go(self) -> None:
-        _jaxlib().collect_garbage()
+        jaxlib().collect_garbage()
         _malloc_trim()(0)
 
     def usable(self, array: np.ndarray[Any, Any]) -> bool:
@@ -296,10 +276,10 @@ class XlaRuntime:
 
 
 def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, donate: bool) -> Any:
-    jaxlib = _jaxlib()
+    private = jaxlib()
     # The caller may write to its array again. With zero copy, a program would see that.
-    how = jaxlib.HostBufferSemantics.ZERO_COPY if donate else jaxlib.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
-    return jaxlib.batched_device_put(
+    how = private.HostBufferSemantics.ZERO_COPY if donate else private.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+    return private.batched_device_put(
         aval,
         _on_device(device),
         [np.ascontiguousarray(array).reshape(aval.shape)],
@@ -311,45 +291,9 @@ def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, donate: bool) -> 
 
 
 @functools.cache
-def _cpu_client(devices: int) -> Any:
-    _register_kernels()
-    return _jaxlib().get_tfrt_cpu_client(asynchronous=True, num_devices=devices)
-
-
-@functools.cache
 def _malloc_trim() -> Any:
     """Return glibc's `malloc_trim`, which returns freed memory. Heaps by themselves return only their ends."""
     return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
-
-
-@functools.cache
-def _register_kernels() -> None:
-    for target, handler in kernels.handlers().items():
-        _jaxlib().register_custom_call_target(target, handler, "Host", 1)
-
-
-@functools.cache
-def _cuda_client() -> Any:
-    _jaxlib()
-    from jaxlib import xla_client
-
-    if not xla_client.pjrt_plugin_loaded("cuda"):
-        xla_client.load_pjrt_plugin_dynamically("cuda", str(_cuda_plugin()))
-    if not xla_client.pjrt_plugin_initialized("cuda"):
-        xla_client.initialize_pjrt_plugin("cuda")
-    return xla_client.make_c_api_client("cuda", xla_client.generate_pjrt_gpu_plugin_options())
-
-
-def _cuda_plugin() -> Path:
-    for package in ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"):
-        try:
-            spec = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            continue
-        for folder in spec.submodule_search_locations or [] if spec else []:
-            if (library := Path(folder) / "xla_cuda_plugin.so").exists():
-                return library
-    raise EngineError('the cuda runtime needs jaxlib\'s plugin: pip install "transformers-neuronx[cuda]"')
 
 
 @functools.cache
@@ -361,16 +305,14 @@ def xla_runtime(platform: str, degree: int) -> XlaRuntime:
     ConfigError if `degree` is more than there can be.
     """
     check_degree(degree)
-    client = _cpu_client(degree) if platform == "cpu" else _cuda_client()
-    if client.device_count() < degree:
-        raise EngineError(
-            f"tp_degree={degree} needs that many devices, but {platform} has {client.device_count()}: lower tp_degree"
-        )
-    runtime = XlaRuntime(client, platform, degree)
+    found = devices(platform, degree)
+    runtime = XlaRuntime(platform, found)
     if degree == 1:
         self_test(runtime)
     else:
         xla_runtime(platform, 1)
+    if found.meeting:
+        reach_test(runtime)
     return runtime
 
 
@@ -393,3 +335,15 @@ def self_test(runtime: XlaRuntime) -> None:
             f"{runtime.description} computes wrong results: {wrong.size} of {len(rows)} rows of the self-test differ, "
             f"the first at {wrong[0]}. Use another version of jaxlib."
         )
+
+
+def reach_test(runtime: XlaRuntime) -> None:
+    """Raise EngineError unless all devices of all processes reach each other."""
+
+    def gathered(_: HloScribe) -> Tensor:
+        return hlo.all_gather(dtype_named("s32")[1].Parameter(parameter_number=0), runtime.device_count, 0)
+
+    own = runtime.put([np.array([number], np.int32) for number in runtime.here], donate=True)
+    [got] = runtime.compile(compile_py_func(gathered))(own)
+    if (numbers := got.numpy().tolist()) != [*range(runtime.device_count)]:
+        raise EngineError(f"{runtime.description}: the devices are 0, 1, … in this order, but they say {numbers}")

@@ -78,15 +78,17 @@ def collapsed(names: Sequence[str], limit: int = 6) -> str:
 
 
 class Sharded(NamedTuple):
-    """The weights that share a tensor, its type, and what makes its pieces: one per device, or one for all."""
+    """The weights that share a tensor, its type, and what makes its pieces: one per device here, or one for all."""
 
     keys: list[Key]
     element: str
     pieces: Callable[[], list[torch.Tensor]]
 
 
-def shards(resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, degree: int) -> Iterator[Sharded]:
-    """Iterate over the checkpoint's tensors for `degree` devices. Tensors are read on demand.
+def shards(
+    resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, degree: int, here: range | None = None
+) -> Iterator[Sharded]:
+    """Iterate over the checkpoint's tensors for `degree` devices, or those that are `here`. Tensors are read on demand.
 
     Weights that are one tensor of the checkpoint, laid out and split alike, come once, so tied weights share memory.
     Pieces are views of the checkpoint's file if possible.
@@ -101,7 +103,7 @@ def shards(resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, d
     ) -> list[torch.Tensor]:
         whole = layout(source() if callable(source) else checkpoint.read(source))
         whole = store(whole) if store else whole
-        shares = split.cut(whole, degree) if split else [whole]
+        shares = split.cut(whole, degree, here) if split else [whole]
         return [panels.laid_out(share, word, to_torch(element)) for share in shares] if word else shares
 
     for how, keys in groups.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -33,16 +34,22 @@ class Split:
         sizes[self.axis] = self.padded(sizes[self.axis], degree) // degree
         return tuple(sizes)
 
-    def cut(self, tensor: torch.Tensor, degree: int) -> list[torch.Tensor]:
-        """Cut a tensor into one piece per device."""
-        axis, size = self.axis, tensor.shape[self.axis]
-        if (copies := self.copies(degree)) > 1:
+    def cut(self, tensor: torch.Tensor, degree: int, ranks: Iterable[int] | None = None) -> list[torch.Tensor]:
+        """Cut a tensor into one piece per device, and return those of `ranks`, by default all."""
+        return [self._piece(tensor, degree, rank) for rank in (range(degree) if ranks is None else ranks)]
+
+    def _piece(self, tensor: torch.Tensor, degree: int, rank: int) -> torch.Tensor:
+        axis, copies, size = self.axis, self.copies(degree), tensor.shape[self.axis] * self.copies(degree)
+        each = self.padded(tensor.shape[axis], degree) // degree
+        first, last = (min(end, size) for end in (rank * each, (rank + 1) * each))
+        if copies > 1:
             units = torch.unflatten(tensor, axis, (-1, self.unit))
-            tensor = units.repeat_interleave(copies, axis).flatten(axis, axis + 1)
-        missing = self.padded(size, degree) - tensor.shape[axis]
-        if missing:
-            tensor = torch.nn.functional.pad(tensor, [0, 0] * (tensor.ndim - 1 - axis) + [0, missing])
-        return list(tensor.chunk(degree, axis))
+            chosen = torch.arange(first // self.unit, last // self.unit, device=tensor.device) // copies
+            piece = units.index_select(axis, chosen).flatten(axis, axis + 1)
+        else:
+            piece = tensor.narrow(axis, first, last - first)
+        missing = each - (last - first)
+        return torch.nn.functional.pad(piece, [0, 0] * (tensor.ndim - 1 - axis) + [0, missing]) if missing else piece
 
 
 @dataclass(frozen=True)
