@@ -87,7 +87,7 @@ def test_a_missing_jaxlib_is_an_error_that_says_what_to_install(monkeypatch):
 
 def test_the_canary_dies_of_jaxlibs_defaults_and_lives_with_ours(cpu, monkeypatch):
     xla.self_test(cpu)
-    monkeypatch.setattr(xla_clients, "CPU_OPTIONS", [])
+    monkeypatch.setattr(xla, "CPU_OPTIONS", [])
     if VERSION == "0.10.2":
         with pytest.raises(
             EngineError, match=r"computes wrong results: \d+ of 32769 rows of the self-test differ, the fi"

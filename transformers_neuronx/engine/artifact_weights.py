@@ -102,17 +102,23 @@ def want_weights(listed: Mapping[str, Tensors], programs: Programs, manifest: Pa
         raise CheckpointError(f"{manifest}: {wrong}; {files.AGAIN}")
 
 
-def for_devices(tensors: Iterable[tuple[list[str], Pieces]], programs: Programs, amp: str) -> Iterator[Sharded]:
-    """Yield saved tensors in the layout that the devices need, which may not be that of those they were saved from."""
+def for_devices(
+    tensors: Iterable[tuple[list[str], Pieces]], programs: Programs, amp: str, here: range
+) -> Iterator[Sharded]:
+    """Yield saved tensors for the devices that are here, in the layout that they need. It may not be that of those they
+    were saved from.
+    """
     rows = {text_of(key): row for key, row in expand(programs.table, programs.layers)}
     for names, pieces in tensors:
         row = rows[names[0]]
-        laid_out = functools.partial(_laid_out, row, programs.degree, pieces)
+        laid_out = functools.partial(_laid_out, row, programs.degree, here, pieces)
         yield Sharded([*map(key_of, names)], row.dtype or amp, laid_out)
 
 
-def _laid_out(row: Weight, degree: int, pieces: Pieces) -> list[torch.Tensor]:
-    """Return the pieces of a weight, in panels or as matrices, as its row requires."""
+def _laid_out(row: Weight, degree: int, here: range, pieces: Pieces) -> list[torch.Tensor]:
+    """Return the pieces of a weight that are for here, in panels or as matrices, as its row requires."""
+    saved = pieces()
+    own = saved if len(saved) == 1 else saved[here.start : here.stop]
     if row.word:
-        return [panels.laid_out(piece, row.word) if piece.ndim == 2 else piece for piece in pieces()]
-    return [panels.as_matrix(piece, row.share(degree)) if piece.ndim == 4 else piece for piece in pieces()]
+        return [panels.laid_out(piece, row.word) if piece.ndim == 2 else piece for piece in own]
+    return [panels.as_matrix(piece, row.share(degree)) if piece.ndim == 4 else piece for piece in own]

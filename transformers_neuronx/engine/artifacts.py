@@ -141,7 +141,7 @@ class Artifact:
         They have the layout of the devices that they were saved from, and are converted if these devices need another.
         """
         want_weights(self.manifest["weights"], decoder.programs, self.directory / MANIFEST)
-        yield from for_devices(self.tensors(), decoder.programs, decoder.options.amp)
+        yield from for_devices(self.tensors(), decoder.programs, decoder.options.amp, decoder.runtime.here)
 
     @functools.cached_property
     def readers(self) -> Readers:

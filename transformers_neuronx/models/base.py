@@ -212,10 +212,16 @@ class Model(PretrainedModel):
         directory is replaced completely, or is unchanged after an error. An artifact holds machine code: load it only
         from sources whose programs you would run.
 
-        Raises ConfigError before `to_neuron` or `cpu_compile` and if the directory cannot be used, and StorageError if
-        the disk is full or fails.
+        Raises ConfigError before `to_neuron` or `cpu_compile`, if the directory cannot be used, and for a model on the
+        devices of several processes; StorageError if the disk is full or fails.
         """
         decoder = self._made
+        if len(decoder.runtime.here) < decoder.runtime.device_count:
+            degree = decoder.runtime.device_count
+            raise ConfigError(
+                f"{self.tag} runs on devices of several processes, which cannot be saved: save it from one process "
+                f"with tp_degree={degree}, and all of them can load that"
+            )
         if sharded_weights and not decoder.weights:
             self._take(decoder, self._source())
         save_artifact(directory, decoder, self.config.to_dict(), sharded_weights)

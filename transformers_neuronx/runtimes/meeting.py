@@ -85,7 +85,8 @@ class Meeting:
         except BaseException:
             self._close()
             raise
-        threading.Thread(target=self._watch, name="world", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="world", daemon=True)
+        self._thread.start()
 
     def _gathered(self, tell: Callable[[str], Mapping[str, Any]]) -> tuple[dict[str, Any], str]:
         """Wait for all others. Return what they are told, and the address at which they reach this process."""
@@ -93,7 +94,7 @@ class Meeting:
         try:
             listener = socket.create_server(("", world.port))
         except OSError as error:
-            why = f"rank 0 cannot listen at port {world.port}, where ranks meet: {error.strerror}"
+            why = f"rank 0 cannot listen at port {world.port}, where ranks meet: {os.strerror(error.errno or 0)}"
             raise EngineError(why) from None
         with listener:
             while len(self.peers) < world.size - 1:
@@ -111,6 +112,7 @@ class Meeting:
                     continue
                 if rank in self.peers or not 0 < rank < world.size:
                     peer.send(dict(error=(wrong := f"there are two processes with rank {rank}, or it is too large")))
+                    peer.connection.close()
                     self._refuse(wrong)
                 self.peers[rank] = peer
                 address = peer.connection.getsockname()[0]
@@ -166,6 +168,8 @@ class Meeting:
             self._tell(end=True)
             self._wait()
         self._over.set()
+        self._thread.join()
+        self._close()
 
     def _wait(self) -> None:
         while len(self._ended) < len(self.peers) and not self._over.wait(BEAT / 20):

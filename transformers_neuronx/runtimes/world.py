@@ -47,9 +47,7 @@ def world(degree: int) -> World | None:
     if found is None or found.size == 1:
         return None
     if not 0 <= found.rank < found.size:
-        raise ConfigError(
-            f"the rank must be from 0 to {found.size - 1}, since there are {found.size}, got {found.rank}"
-        )
+        raise ConfigError(f"of {found.size} processes the rank must be from 0 to {found.size - 1}, got {found.rank}")
     return found
 
 

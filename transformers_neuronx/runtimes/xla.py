@@ -9,6 +9,8 @@ import ctypes
 import functools
 import math
 import mmap
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -24,6 +26,7 @@ from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import kernels
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
+from transformers_neuronx.runtimes.collectives import in_order
 from transformers_neuronx.runtimes.meeting import Meeting
 from transformers_neuronx.runtimes.processor import processor
 from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
@@ -191,13 +194,14 @@ class XlaRuntime:
             XLA_FLAGS=env.XLA_FLAGS.get(),
         )
         if self._meeting:  # executables have the numbers of their devices
-            facts["device_ids"] = " ".join(str(device.id) for device in self._all)
+            facts |= dict(device_ids=" ".join(str(device.id) for device in self._all), sums="in order")
         return facts | processor() | dict(kernels=kernels.fingerprint()) if self.platform == "cpu" else facts
 
     def compile(self, module: HloModuleProto) -> Executable:
         private = jaxlib()
         try:
             given = kernels.with_kernels(module) if self.platform == "cpu" else module
+            given = in_order(given) if self._meeting else given
             stablehlo = private.mlir.hlo_to_stablehlo(given.SerializeToString())
             loaded = self._client.compile_and_load(stablehlo, self._devices, self._options())
         except private.JaxRuntimeError as error:
@@ -344,6 +348,20 @@ def reach_test(runtime: XlaRuntime) -> None:
         return hlo.all_gather(dtype_named("s32")[1].Parameter(parameter_number=0), runtime.device_count, 0)
 
     own = runtime.put([np.array([number], np.int32) for number in runtime.here], donate=True)
-    [got] = runtime.compile(compile_py_func(gathered))(own)
-    if (numbers := got.numpy().tolist()) != [*range(runtime.device_count)]:
+    with _quiet():
+        numbers = runtime.compile(compile_py_func(gathered))(own)[0].numpy().tolist()
+    if numbers != [*range(runtime.device_count)]:
         raise EngineError(f"{runtime.description}: the devices are 0, 1, … in this order, but they say {numbers}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Send what Gloo says to standard output, which others may read, to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
