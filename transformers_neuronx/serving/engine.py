@@ -79,6 +79,7 @@ class Engine:
         adjustments: bool = True,
     ) -> None:
         decoder: Decoder = model.decoder
+        _check_place(decoder)
         paged = decoder.programs.reads_pages
         rows = (32 if paged else decoder.slots) if rows is None else rows
         _check(rows, step_tokens, None if paged else decoder)
@@ -267,6 +268,11 @@ class Engine:
     def _end_all(self, reason: str, error: BaseException | None = None) -> None:
         requests = [handle.request for handle in self._handles.values()]
         wake([task for request in requests for task in self._end(request, reason, error)])
+
+
+def _check_place(decoder: Decoder) -> None:
+    if len(decoder.runtime.here) < (degree := decoder.runtime.device_count):
+        raise ConfigError(f"an engine needs all {degree} devices of its model in one process")
 
 
 def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCache:
