@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from parity import randomized
+from ranks import opened
 from test_every_family import tiny
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -17,7 +18,7 @@ RANKS = Path(__file__).with_name("ranks.py")
 # Numbers of processes and of devices. The most devices come first: a process joins the others with as many.
 RUNS = [
     (2, ["gpt2=4", "llama=2"]),
-    pytest.param(2, ["mixtral=4", "t5=2"], marks=pytest.mark.slow),
+    pytest.param(2, ["mixtral=4", "t5=2", "artifact=4"], marks=pytest.mark.slow),
     pytest.param(3, ["gpt2=3", "llama=3", "mixtral=3", "t5=3"], marks=pytest.mark.slow),
     pytest.param(4, ["gpt2=4", "llama=4"], marks=pytest.mark.slow),
 ]
@@ -34,6 +35,7 @@ def checkpoints(tmp_path_factory):
     for name in ("gpt2", "llama", "mixtral", "t5"):
         kind = AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM
         randomized(tiny(name), kind).save_pretrained(directory / name)
+    opened(directory / "gpt2", 4).save(directory / "artifact", sharded_weights=True)
     return directory
 
 
