@@ -11,7 +11,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import dtype_named
-from transformers_neuronx.runtimes import get_runtime, processor, xla
+from transformers_neuronx.runtimes import get_runtime, processor, xla, xla_clients
 
 # Reads an executable from a file, and sums over the devices, in the memory of the parameter.
 ELSEWHERE = """
@@ -104,7 +104,7 @@ def test_the_fingerprint_has_all_that_an_executable_depends_on(monkeypatch):
     assert facts.keys() >= {"jaxlib", "XLA_FLAGS", "processor", "instructions", "processors"}
     assert facts != get_runtime("cpu", 1).fingerprint
     monkeypatch.setenv("XLA_FLAGS", "--xla_other")
-    another = xla.XlaRuntime(runtime._client, "cpu", 2)
+    another = xla.XlaRuntime("cpu", xla_clients.devices("cpu", 2))
     assert {name for name in facts if facts[name] != another.fingerprint[name]} == {"XLA_FLAGS"}
 
 

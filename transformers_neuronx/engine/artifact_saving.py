@@ -17,6 +17,7 @@ from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.descriptions import code_of, description
 from transformers_neuronx.engine.manifest import CONFIG, FORMAT, MANIFEST, as_json, facts_of, sealed
 from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.runtimes.base import want_all_here
 from transformers_neuronx.support import files
 from transformers_neuronx.version import __version__
 from transformers_neuronx.weights.directories import PathOrName
@@ -31,8 +32,10 @@ def save_artifact(directory: PathOrName, decoder: Decoder, attributes: Mapping[s
     Other files in `directory` are kept. An earlier artifact is replaced when the new one is complete and on the disk. A
     save that fails or is interrupted leaves it unchanged. A killed process may leave `.artifact.tmp-*`, which can be
     deleted. If it is killed during the exchange, there is no artifact, and the parts of the earlier one are in
-    `.artifact.old-*`. Raises CheckpointError if the directory holds a checkpoint, which has its own `config.json`.
+    `.artifact.old-*`. Raises CheckpointError if the directory holds a checkpoint, which has its own `config.json`, and
+    ConfigError if other processes have some of the devices.
     """
+    want_all_here(decoder.runtime, "an artifact")
     path = want_place(directory)
     with files.staging(path, "artifact") as stage:
         manifest = dict(

@@ -216,12 +216,6 @@ class Model(PretrainedModel):
         devices of several processes; StorageError if the disk is full or fails.
         """
         decoder = self._made
-        if len(decoder.runtime.here) < decoder.runtime.device_count:
-            degree = decoder.runtime.device_count
-            raise ConfigError(
-                f"{self.tag} runs on devices of several processes, which cannot be saved: save it from one process "
-                f"with tp_degree={degree}, and all of them can load that"
-            )
         if sharded_weights and not decoder.weights:
             self._take(decoder, self._source())
         save_artifact(directory, decoder, self.config.to_dict(), sharded_weights)

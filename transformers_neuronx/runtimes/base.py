@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.pyhlo import HloModuleProto
 
 
@@ -165,3 +166,9 @@ class Runtime(Protocol):
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Return a `usable` array with undefined contents."""
         ...
+
+
+def want_all_here(runtime: Runtime, what: str) -> None:
+    """Raise ConfigError if other processes have some of the devices."""
+    if len(runtime.here) < (count := runtime.device_count):
+        raise ConfigError(f"{what} needs all {count} devices of a model in one process, which has {len(runtime.here)}")

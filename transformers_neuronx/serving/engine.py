@@ -20,6 +20,7 @@ from typing import Any
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
+from transformers_neuronx.runtimes.base import want_all_here
 from transformers_neuronx.serving.calls import guesser_of
 from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser, PromptLookup, drafts_of
 from transformers_neuronx.serving.handles import Handle, Task, wake
@@ -79,10 +80,9 @@ class Engine:
         adjustments: bool = True,
     ) -> None:
         decoder: Decoder = model.decoder
-        _check_place(decoder)
         paged = decoder.programs.reads_pages
         rows = (32 if paged else decoder.slots) if rows is None else rows
-        _check(rows, step_tokens, None if paged else decoder)
+        _check(rows, step_tokens, decoder, paged)
         guesses, longest = 0 if draft is None else draft_tokens, decoder.options.buckets.longest
         limits = Limits(step_tokens, step_tokens, rows, longest, waiting, waiting_tokens, guesses)
         models = [model, *drafts_of(draft, model, limits)]
@@ -270,11 +270,6 @@ class Engine:
         wake([task for request in requests for task in self._end(request, reason, error)])
 
 
-def _check_place(decoder: Decoder) -> None:
-    if len(decoder.runtime.here) < (degree := decoder.runtime.device_count):
-        raise ConfigError(f"an engine needs all {degree} devices of its model in one process")
-
-
 def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCache:
     """Make pages for the layers with each window: for `room` positions, or all windows if that is less."""
     room = max(limits.positions, limits.rows * limits.positions // 4) if room is None else room
@@ -321,7 +316,9 @@ def _guesser(draft: Any, paged: Sequence[Any], cache: KVCache, limits: Limits) -
     return ModelGuesser(paged[0].decoder, cache, limits) if paged else guesser_of(draft)
 
 
-def _check(rows: int, step_tokens: int, slotted: Decoder | None) -> None:
+def _check(rows: int, step_tokens: int, decoder: Decoder, paged: bool) -> None:
+    want_all_here(decoder.runtime, "an engine")
+    slotted = None if paged else decoder
     if slotted and slotted.options.blocks is not None:
         raise ConfigError("an engine needs slots here, and the model has blocks: make it without init_cache_engine()")
     if rows < 1 or (slotted and rows > slotted.slots):
