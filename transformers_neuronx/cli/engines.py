@@ -40,7 +40,8 @@ def open_for_engine(source: o.Source, how: o.How, rows: int | None, sizes: dict[
 
 def has_pages(model: ForSampling) -> bool:
     """Whether an engine of a model that may be on no device yet has a cache in pages, and programs of its own."""
-    runtime = get_runtime(model.switches.runtime, model.options.tp_degree, device=False)
+    switches = model.switches
+    runtime = get_runtime(switches.runtime, model.options.tp_degree, device=False, workers=switches.workers)
     return model.decoder_on(runtime).programs.reads_pages
 
 

@@ -18,6 +18,7 @@ from transformers_neuronx.config.switches import (
     NeuronConfig as NeuronConfig,
     QuantizationConfig as QuantizationConfig,
 )
+from transformers_neuronx.config.workers import Workers as Workers
 from transformers_neuronx.errors import ConfigError
 
 WHOLE = "whole"  # a context length estimate: as long as the longest sequence

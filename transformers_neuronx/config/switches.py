@@ -29,6 +29,7 @@ from transformers_neuronx.config.declarations import (
     works,
 )
 from transformers_neuronx.config.sparse_attention import SparseAttnConfig
+from transformers_neuronx.config.workers import Workers
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.support.arguments import forgiving
 
@@ -230,7 +231,8 @@ def _padding_side(on_the_right: bool) -> dict[str, Any]:
 class NeuronConfig(Switches):
     """Options that are not specific to one model.
 
-    `runtime` is where programs run: "cpu", "cuda" or "neuron"; None leaves it to NEURONX_RUNTIME. With
+    `runtime` is where programs run: "cpu", "cuda" or "neuron"; None leaves it to NEURONX_RUNTIME. With `workers`,
+    processes of their own have the devices. With
     `output_all_logits`, `forward` returns the logits of every token it gets; with `log_softmax_scores` also their
     log-softmax; with `on_device_generation` the sampled token instead. `continuous_batching` lets requests join and
     leave. It implies `padding_side="right"`, where calls give positions and slots row by row.
@@ -239,6 +241,7 @@ class NeuronConfig(Switches):
     """
 
     runtime: str | None = works(None, made_of(str, "a name"))
+    workers: Workers | None = works(None, made_of(Workers, "Workers"))
     output_all_logits: bool = works(False, TRUTH)
     log_softmax_scores: bool = works(False, TRUTH)
     on_device_generation: GenerationConfig | None = works(None, made_of(GenerationConfig, "a GenerationConfig"))

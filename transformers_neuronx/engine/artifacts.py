@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers_neuronx.config import CompileOptions, Completed
 from transformers_neuronx.engine.artifact_weights import Pieces, for_devices, read_tensors, want_weights
@@ -47,6 +47,8 @@ class Artifact:
 
     directory: Path
     manifest: dict[str, Any]
+
+    on_disk: ClassVar[bool] = True
 
     @property
     def has_weights(self) -> bool:

@@ -86,8 +86,14 @@ class Decoder(ABC):
 
     def take(self, weights: Iterable[Sharded], progress: Progress = lambda done: None) -> None:
         """Load weights onto the devices and reset all sequences. `progress` is called with each weight's name."""
+        with self.loading():
+            self.weights.update(put_all(self.runtime, weights, progress))
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Inside, `weights` may change."""
         began = perf_counter()
-        self.weights.update(put_all(self.runtime, weights, progress))
+        yield
         self._operands.clear()
         self.load_seconds += perf_counter() - began
         self.reset()

@@ -32,6 +32,7 @@ from transformers_neuronx.engine.metrics import Meter, Metrics
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.models.block_calls import check_blocks, check_runtime
+from transformers_neuronx.models.weight_loading import fill
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.base import Runtime
 from transformers_neuronx.serving.paged_slots import decoder_of
@@ -40,7 +41,6 @@ from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import Turns
 from transformers_neuronx.weights.checkpoint import Checkpoint, open_weights
 from transformers_neuronx.weights.directories import PathOrName, load_config
-from transformers_neuronx.weights.origin import Marked
 from transformers_neuronx.weights.reading import expand
 from transformers_neuronx.weights.stored_module import PretrainedModel, Readers
 
@@ -336,15 +336,12 @@ class Model(PretrainedModel):
 
     def _take(self, decoder: Decoder, source: Artifact | Checkpoint) -> None:
         """Load the weights into the decoder."""
-        marked = source if isinstance(source, Artifact) else Marked(source, self.family.weights.PREFIX)
-        incoming = marked.weights(decoder) if isinstance(marked, Artifact) else decoder.read(marked)
         count = len(list(expand(decoder.programs.table, decoder.programs.layers)))
         with bar(f"{self.tag}: weights ", count) as read:
-            decoder.take(incoming, lambda _: read.update())
-        decoder.origin = marked.marks
+            fill(self, decoder, source, lambda _: read.update())
 
     def _new_decoder(self, device: bool) -> Decoder:
-        runtime = get_runtime(self.switches.runtime, self.options.tp_degree, device)
+        runtime = get_runtime(self.switches.runtime, self.options.tp_degree, device, self.switches.workers)
         if self.options.blocks is not None:
             check_runtime(runtime)
         decoder = self.decoder_on(runtime)

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import socket
+import stat
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -176,9 +177,16 @@ def enlarge_buffers() -> None:
     40 ms late: an all-reduce of a megabyte takes 20 times as long.
     """
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
-            if connection.type == socket.SOCK_STREAM and connection.getsockopt(*_BUFFER) <= _TINY:
-                connection.setsockopt(*_BUFFER, _LARGE)
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                _enlarge(connection)
+
+
+def _enlarge(connection: socket.socket) -> None:
+    if connection.type == socket.SOCK_STREAM and connection.getsockopt(*_BUFFER) <= _TINY:
+        connection.setsockopt(*_BUFFER, _LARGE)
 
 
 @functools.cache

@@ -94,6 +94,8 @@ class Server:
     async def ready(self, _: Request) -> Response:
         if self.draining:
             raise ApiError(503, "the server is stopping")
+        if not all(model.engine.ready for model in self.served):
+            raise ApiError(503, "worker processes start again")
         return await self.health(_)
 
     async def metrics(self, _: Request) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import math
 import threading
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ from transformers_neuronx.serving.structured import Grammars
 from transformers_neuronx.serving.text import TextStream
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import take_all
+
+_LOG = logging.getLogger(__name__)
 
 POOLINGS = ("last", "mean", "cls")
 
@@ -96,7 +99,8 @@ class Engine:
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._untold: list[Request] = []  # they have tokens that their handles do not know yet
-        self._closed, self._moved = False, monotonic()  # when a step ended, or the first request came
+        self._closed, self._recovering = False, False
+        self._moved = monotonic()  # when a step ended, or the first request came
         guesser = _guesser(draft, models[1:] if paged else [], cache, limits)
         _compile(model.tag, steps, guesser)
         self.scheduler = Scheduler(cache, _measured(limits, steps, joined_tokens))
@@ -194,7 +198,12 @@ class Engine:
         """Whether it is open, and has nothing to do or has finished a step in the last `patience` seconds."""
         if self._closed or not self._thread.is_alive():
             return False
-        return self._loop.idle or monotonic() - self._moved < patience
+        return (self._loop.idle and not self._recovering) or monotonic() - self._moved < patience
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that comes now can start: not while lost worker processes start again."""
+        return not (self._closed or self._recovering)
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -231,12 +240,27 @@ class Engine:
                     before, self._moved = self._moved, monotonic()
                     self._records.steps.add(self._moved - before)
                 except BaseException as error:
-                    self._untold = []
-                    with self._turn:
-                        self._loop.reset()
-                        self._end_all("error", error)
+                    self._recover(error)
         with self._turn:
             self._end_all("abort")
+
+    def _recover(self, error: BaseException) -> None:
+        """Let all requests fail, and empty the caches. This takes long if worker processes must start again.
+
+        Meanwhile others may submit requests, which wait. While workers do not come back, these fail, too.
+        """
+        self._untold, self._recovering = [], True
+        while not self._closed:
+            with self._turn:
+                self._loop.forget()
+                self._end_all("error", error)
+            try:
+                self._loop.reset()
+                break
+            except EngineError as another:
+                _LOG.error("the engine cannot go on yet: %s", another)
+                error = another
+        self._recovering, self._moved = False, monotonic()
 
     def _tell(self, sampled: list[Request]) -> None:
         """Let those know who wait for these requests, whose tokens came when the last step ended."""

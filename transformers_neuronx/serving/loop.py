@@ -168,10 +168,13 @@ class Loop:
             self.scheduler.update(flying.step, tokens)
         return sampling
 
-    def reset(self) -> None:
-        """Forget the step that was started, and all that the caches hold."""
+    def forget(self) -> None:
+        """Forget the step that was started, and what the caches hold. Who has the turn must also end all requests."""
         self._begun = self._flying = None
-        self.steps.reset()
         self.scheduler.cache.forget()
+
+    def reset(self) -> None:
+        """Empty the caches on the devices, after `forget` and before the next step."""
+        self.steps.reset()
         if self.guesser:
             self.guesser.reset()

@@ -28,11 +28,11 @@ class Checkpoint:
     """The tensors of one checkpoint by name. Opening it reads headers only; `read` maps one tensor from its file.
 
     Also a context manager. Tensors that were read stay valid after `close`. As the files are mapped, they may be
-    removed while tensors are in use, but not overwritten in place.
+    removed while tensors are in use, but not overwritten in place. If it is `on_disk`, other processes find it there.
     """
 
-    def __init__(self, directory: Path, readers: Readers) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, readers: Readers, on_disk: bool = True) -> None:
+        self.directory, self.on_disk = directory, on_disk
         self.names = frozenset(readers)
         self._readers = readers
 
@@ -111,4 +111,4 @@ def checkpoint_of(model: PreTrainedModel) -> Checkpoint:
 
 def checkpoint_in_memory(state: Mapping[str, torch.Tensor], name: str) -> Checkpoint:
     """Return a checkpoint of these tensors. Errors call it `name`."""
-    return Checkpoint(Path(name), dict.fromkeys(state, state.__getitem__))
+    return Checkpoint(Path(name), dict.fromkeys(state, state.__getitem__), on_disk=False)
