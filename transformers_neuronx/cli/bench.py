@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from transformers_neuronx.cli import options as o, traffic as t
+from transformers_neuronx.cli import nodes as n, options as o, traffic as t
 from transformers_neuronx.cli.engines import open_for_engine
 from transformers_neuronx.cli.load import NEWS, PROMPTS, at_once, measured_load
 from transformers_neuronx.cli.text import complete, encodable, room
@@ -99,6 +99,8 @@ def bench(
     cache_dir: o.CacheDir = None,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
     runtime: o.Runtime = None,
+    processes: n.Processes = False, nnodes: n.Nodes = 1, node_rank: n.NodeRank = 0,
+    master_addr: n.Address = None, master_port: n.Port = n.PORT,
     url: Url = None, model_name: ModelName = None, api_key: Key = None, vocab: Vocabulary = None,
     load: t.Load = None, prefixes: t.Prefixes = None, prefix: t.Prefix = None,
     rate: t.Rates = None, burstiness: t.Burstiness = None, goodput: t.Goodput = None, seed: t.Seed = None,
@@ -122,7 +124,8 @@ def bench(
     if plot is not None:
         _check_plot(plot)  # fail before minutes of compiling
     if model is not None:
-        source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
+        others = n.workers(tp, processes, nnodes, node_rank, master_addr, master_port)
+        source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime, others)
         lengths = prompt or PROMPTS, new or NEWS
         results = list(_of_model(source, how, *lengths, batch_size, rounds, requests, concurrency))
     else:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx.config import NeuronConfig, QuantizationConfig, Workers
 from transformers_neuronx.engine.artifacts import holds_artifact, open_artifact
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.huggingface.auto import class_of
@@ -121,6 +121,7 @@ class How:
     quant: str | None
     rounded: bool
     runtime: str | None
+    workers: Workers | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the given options as keywords of a model's constructor."""
@@ -129,10 +130,10 @@ class How:
         if self.runtime not in (None, *RUNTIMES):
             raise ConfigError(f"--runtime must be one of {', '.join(RUNTIMES)}, got {self.runtime!r}")
         switches = None
-        if self.quant is not None or self.runtime is not None:
+        if any(given is not None for given in (self.quant, self.runtime, self.workers)):
             activations = "s8" if self.rounded else None
             quant = QuantizationConfig(self.quant, activation_dtype=activations) if self.quant else None
-            switches = NeuronConfig(quant=quant, runtime=self.runtime)
+            switches = NeuronConfig(quant=quant, runtime=self.runtime, workers=self.workers)
         return said(amp=self.amp, tp_degree=self.tp, neuron_config=switches)
 
 

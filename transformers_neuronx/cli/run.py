@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.cli import options as o, sampling as s
+from transformers_neuronx.cli import nodes as n, options as o, sampling as s
 from transformers_neuronx.cli.engines import Ask, engine_for_job, has_pages, in_order, open_for_engine
 from transformers_neuronx.cli.prompts import Place, Prompt, printable, read_prompts
 from transformers_neuronx.cli.results import Results
@@ -74,16 +74,22 @@ def run(
     quant: o.Quant = None,
     rounded: o.Rounded = False,
     runtime: o.Runtime = None,
+    processes: n.Processes = False,
+    nnodes: n.Nodes = 1,
+    node_rank: n.NodeRank = 0,
+    master_addr: n.Address = None,
+    master_port: n.Port = n.PORT,
     as_json: o.Json = False,
 ) -> None:
     """Complete the prompts of a file.
 
     Each result is a line of JSON, in the order of the prompts. After Ctrl-C or a crash, the same command continues.
     """
+    others = n.workers(tp, processes, nnodes, node_rank, master_addr, master_port)
     source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir)
     job = Job(_first(data_dir, examples_to_generate, output), source, max_tokens_to_generate, batch_size)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
-    how = o.How(amp, tp, quant, rounded, runtime)
+    how = o.How(amp, tp, quant, rounded, runtime, others)
     rules = s.SamplingOptions(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
     compiled = job.fitting(open_for_engine(source, how, batch_size, sizes, weights=checkpoint_name))
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transformers_neuronx import env
-from transformers_neuronx.cli import options as o
+from transformers_neuronx.cli import nodes as n, options as o
 from transformers_neuronx.cli.engines import ROWS, SLOTS, engine_for, has_pages, open_for_engine
 from transformers_neuronx.cli.sampling import SamplingOptions
 from transformers_neuronx.errors import ConfigError
@@ -83,6 +83,8 @@ def serve(
     batch_size: AtOnce = None, n_positions: o.Positions = None,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
     runtime: o.Runtime = None,
+    processes: n.Processes = False, nnodes: n.Nodes = 1, node_rank: n.NodeRank = 0,
+    master_addr: n.Address = None, master_port: n.Port = n.PORT,
 ) -> None:  # fmt: skip
     """Answer requests over HTTP, with OpenAI's interface.
 
@@ -95,10 +97,11 @@ def serve(
         from transformers_neuronx.server.settings import Settings
     except ModuleNotFoundError as error:
         raise ConfigError(f'serve needs {error.name}: pip install "transformers-neuronx[serve]"') from error
+    others = n.workers(tp, processes, nnodes, node_rank, master_addr, master_port)
     if log_format not in ("lines", "json"):
         raise ConfigError(f"--log-format must be lines or json, got {log_format!r}")
     logs.begin(log_format == "json")
-    how = o.How(amp, tp, quant, rounded, runtime)
+    how = o.How(amp, tp, quant, rounded, runtime, others)
     paths = named(models, served_model_name)
     queue = dict(waiting=max_waiting) | o.said(waiting_tokens=max_waiting_tokens)
     keys = api_key or env.API_KEYS.get().split()

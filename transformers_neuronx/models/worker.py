@@ -176,7 +176,12 @@ def main() -> None:
             except OSError:
                 os._exit(0)  # whatever else this process waits for
 
-    threading.Thread(target=listen, name="commands", daemon=True).start()
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    for target in (listen, wait_for_the_end):
+        threading.Thread(target=target, name=target.__name__, daemon=True).start()
     worker = Worker(wire, orders["platform"], orders["degree"])
     try:
         while True:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.pyhlo import HloModuleProto
 
 
@@ -91,6 +91,11 @@ class Runtime(Protocol):
         """The numbers of the devices that this process has."""
         ...
 
+    @property
+    def lost(self) -> str:
+        """Why the devices are gone, or empty. They come back when something is brought to them."""
+        ...
+
     def compile(self, module: HloModuleProto) -> Executable:
         """Return an executable for all devices. Raises EngineError with the compiler's message."""
         ...
@@ -166,6 +171,12 @@ class Runtime(Protocol):
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Return a `usable` array with undefined contents."""
         ...
+
+
+def want_devices(runtime: Runtime) -> None:
+    """Raise EngineError if the devices are lost."""
+    if runtime.lost:
+        raise EngineError(runtime.lost)
 
 
 def want_all_here(runtime: Runtime, what: str) -> None:

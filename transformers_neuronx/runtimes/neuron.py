@@ -235,7 +235,7 @@ class NeuronRuntime:
     Without a `device`, programs are only compiled, and tensors stay on the host.
     """
 
-    suffix = "neff"
+    suffix, lost = "neff", ""
     panels = loops = False
 
     def __init__(self, degree: int, device: bool = True) -> None:

@@ -288,6 +288,10 @@ class RemoteRuntime:
         return command
 
     @property
+    def lost(self) -> str:
+        return self._crew.lost
+
+    @property
     def description(self) -> str:
         return f"{len(self.ranks)} worker processes: {self.facts['description']}"
 

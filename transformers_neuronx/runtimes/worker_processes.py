@@ -1,7 +1,8 @@
 """Starts worker processes on this host, and waits for those of all hosts.
 
 A worker is `python -m transformers_neuronx.models.worker`. It reads its orders, one line of JSON, from its standard
-input, connects to the process that leads, joins the other workers, and then does what it is told.
+input, connects to the process that leads, joins the other workers, and then does what it is told. It ends when that
+connection ends, or its standard input, which the process has that started it.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ class Process:
             stdout=subprocess.DEVNULL, stderr=self._errors, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin
-        with self._process.stdin as pipe, suppress(OSError):
-            pipe.write(json.dumps(dict(orders)).encode() + b"\n")
+        self._pipe = self._process.stdin
+        with suppress(OSError):
+            self._pipe.write(json.dumps(dict(orders)).encode() + b"\n")
+            self._pipe.flush()
 
     @property
     def running(self) -> bool:
@@ -67,6 +70,8 @@ class Process:
         self._process.kill()
         self._process.wait()
         self._errors.close()
+        with suppress(OSError):
+            self._pipe.close()
 
 
 class Leader:

@@ -166,7 +166,7 @@ class XlaRuntime:
     """A PJRT client, and the devices that a program runs on, which may be those of several processes."""
 
     suffix, patience = "executable", 600.0
-    loops = True
+    loops, lost = True, ""
 
     def __init__(self, platform: str, found: Devices) -> None:
         self.platform = platform

@@ -21,7 +21,7 @@ from typing import Any
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.errors import ConfigError, EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
-from transformers_neuronx.runtimes.base import want_all_here
+from transformers_neuronx.runtimes.base import want_all_here, want_devices
 from transformers_neuronx.serving.calls import guesser_of
 from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser, PromptLookup, drafts_of
 from transformers_neuronx.serving.handles import Handle, Task, wake
@@ -40,6 +40,7 @@ from transformers_neuronx.support.turns import take_all
 
 _LOG = logging.getLogger(__name__)
 
+WATCH = 1.0  # seconds between two looks at whether the devices of an idle engine are still there
 POOLINGS = ("last", "mean", "cls")
 
 
@@ -230,10 +231,12 @@ class Engine:
         with self._within:
             while True:
                 with self._turn:
-                    self._turn.wait_for(lambda: self._closed or self._untold or not self._loop.idle)
+                    while not self._turn.wait_for(self._has_news, WATCH):
+                        pass
                     if self._closed:
                         break
                 try:
+                    want_devices(self._model.decoder.runtime)
                     self._loop.start()
                     self._tell(self._untold)  # while the devices compute, and this thread has nothing else to do
                     self._untold = self._loop.finish()
@@ -243,6 +246,9 @@ class Engine:
                     self._recover(error)
         with self._turn:
             self._end_all("abort")
+
+    def _has_news(self) -> bool:
+        return bool(self._closed or self._untold or not self._loop.idle or self._model.decoder.runtime.lost)
 
     def _recover(self, error: BaseException) -> None:
         """Let all requests fail, and empty the caches. This takes long if worker processes must start again.
