@@ -20,7 +20,7 @@ ORDER = [
 # In these packages, each file imports only those before it. The package itself, `__init__`, comes last.
 INSIDE = {
     "support": ["progress", "files", "arguments", "turns", "entropy"],
-    "config": ["constants", "sparse_attention", "attributes", "declarations", "switches"],
+    "config": ["constants", "sparse_attention", "attributes", "declarations", "workers", "switches"],
     "pyhlo": [
         "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",
     ],
@@ -37,7 +37,9 @@ INSIDE = {
         "text", "structured", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "pooling",
         "paged", "paged_slots", "slots", "guesses", "loop", "calls", "records", "handles", "engine",
     ],
-    "models": ["block_calls", "generation", "base", "methods", "sampling", "encoder_decoder"],
+    "models": [
+        "weight_loading", "block_calls", "generation", "base", "methods", "sampling", "encoder_decoder", "worker",
+    ],
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "adapter"],
     "server": [

@@ -17,11 +17,10 @@ import numpy as np
 
 from transformers_neuronx.config import Completed
 from transformers_neuronx.engine.artifacts import Artifact, holds_artifact, open_artifact
-from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.descriptions import constructor_options
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.models.base import Model
-from transformers_neuronx.models.weight_loading import fill
+from transformers_neuronx.models.weight_loading import Weights, near
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
@@ -73,11 +72,11 @@ class Worker:
         return dict(description=runtime.description, fingerprint=fingerprint, panels=runtime.panels), []
 
     def put(self, message: Message) -> Answer:
-        """Bring arrays to the devices here: one for each, one for all, or zeros."""
+        """Bring arrays to the devices here: one for each, or one for all, which may be zeros."""
         says, data = message
         dtype, shape = element_type(says["dtype"]).numpy, tuple(says["shape"])
         arrays = [np.frombuffer(each, dtype).reshape(shape) for each in data] or [np.zeros(shape, dtype)]
-        self._tensors[says["tensor"]] = self._runtime.put(arrays)
+        self._tensors[says["tensor"]] = self._runtime.put(arrays, donate=says["own"])
         return {}, []
 
     def read(self, message: Message) -> Answer:
@@ -87,15 +86,15 @@ class Worker:
         def progress(name: str) -> None:
             self._wire.send(dict(number=says["number"], progress=name))
 
-        found = weights_of(says["model"], self._runtime, progress)
+        weights, marks = weights_of(says["model"], self._runtime, progress)
         tensors: dict[int, list[Any]] = {}
-        for key, tensor in found.weights.items():
+        for key, tensor in weights.items():
             tensors.setdefault(id(tensor), [tensor, []])[1].append(key)
         told = []
         for number, (tensor, keys) in enumerate(tensors.values(), first):
             self._tensors[number] = tensor
             told.append([number, from_numpy(tensor.aval.dtype).name, tensor.shape, keys])
-        return dict(tensors=told, marks=found.origin), []
+        return dict(tensors=told, marks=marks), []
 
     def compile(self, message: Message) -> Answer:
         """Compile a program. The answer has its code, if that can be had."""
@@ -145,18 +144,16 @@ class Worker:
         return dict(spent=self._runtime.spent()), []
 
 
-def weights_of(told: Mapping[str, Any], runtime: XlaRuntime, progress: Callable[[str], object]) -> Decoder:
-    """Return a decoder with the weights of the model that `weight_loading.fill` has told of."""
-    module, _, name = told["class"].rpartition(".")
+def weights_of(told: Mapping[str, Any], runtime: XlaRuntime, progress: Callable[[str], object]) -> Weights:
+    """Read the pieces that belong here of the weights that `weight_loading` has told of."""
+    module, _, name = told["kind"].rpartition(".")
     cls: type[Model] = getattr(importlib.import_module(module), name)
     model = cls(Completed(told["attributes"]), **constructor_options(told["description"]["options"]))
     if model.description != told["description"]:
         raise EngineError(f"this worker makes another {name} of the same options: it has another version")
     path = told["weights"]
     source: Artifact | Checkpoint = open_artifact(path) if holds_artifact(path) else open_weights(path)
-    decoder = model.decoder_on(runtime)
-    fill(model, decoder, source, progress)
-    return decoder
+    return near(model, model.decoder_on(runtime), source, progress)
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 from transformers_neuronx import errors
@@ -61,7 +60,7 @@ class Crew:
             except OSError as error:
                 self._lose_rank(rank, error)
         if self.lost:
-            self.lose(self.lost)  # answers that nobody else ends
+            self.lose(lambda: self.lost)  # answers that nobody else ends
             raise EngineError(self.lost)
         return answers
 
@@ -69,34 +68,28 @@ class Crew:
         """Wait for answers. Raises the error of the first worker that has one."""
         return [answer.result() for answer in asked]
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: Callable[[], str]) -> None:
         """End all workers, since one is lost, and fail all answers that have not come."""
         with self._losing:
             if not self.lost:
-                self.lost = why
+                self.lost = why()
                 self._leader.end()
             for key in [*self._answers]:
                 if answer := self._answers.pop(key, None):
                     answer.set_exception(EngineError(self.lost))
 
     def _lose_rank(self, rank: int, error: OSError) -> None:
-        if not self.lost:
-            silent = isinstance(error, TimeoutError)
-            self.lose(f"worker {rank} has not answered for {SILENCE:.0f} seconds" if silent else self._leader.why(rank))
+        silent = f"worker {rank} has not answered for {SILENCE:.0f} seconds"
+        self.lose(lambda: silent if isinstance(error, TimeoutError) else self._leader.why(rank))
 
     def _listen(self, rank: int, wire: Wire) -> None:
         """Be the thread that takes the answers of a worker."""
-        with suppress(RuntimeError):
-            while True:
-                try:
-                    message = wire.receive()
-                except OSError as error:
-                    self._lose_rank(rank, error)
-                    return
-                if "lost" in message.says:
-                    self.lose(message.says["lost"])
-                    return
+        try:
+            while "lost" not in (message := wire.receive()).says:
                 self._take(rank, message)
+            self.lose(lambda: str(message.says["lost"]))
+        except OSError as error:
+            self._lose_rank(rank, error)
 
     def _take(self, rank: int, message: Message) -> None:
         key = rank, message.says["number"]

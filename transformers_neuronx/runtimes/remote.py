@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -78,7 +78,8 @@ class Put(Restorable):
         each = len(self.arrays) // len(self.runtime.ranks)
         data = [self.arrays[rank * each :][:each] for rank in self.runtime.ranks] if each else [self.arrays]
         name = from_numpy(self.aval.dtype).name
-        self.runtime.tell(dict(do="put", tensor=self.number, dtype=name, shape=self.aval.shape), data)
+        command = dict(do="put", tensor=self.number, dtype=name, shape=self.aval.shape, own=len(data) > 1)
+        self.runtime.tell(command, data)
 
 
 class Read(Restorable):
@@ -194,13 +195,6 @@ class RemoteExecutable(Restorable):
         return answer
 
 
-class Weights(NamedTuple):
-    """Tensors by layer and name, and marks of the checkpoint."""
-
-    tensors: dict[tuple[int | None, str], RemoteTensor]
-    marks: dict[str, str]
-
-
 class RemoteRuntime:
     """The devices of workers."""
 
@@ -244,7 +238,7 @@ class RemoteRuntime:
         self.computed = Origin(self.age)
         self.freed.clear()
         if self._begin() != self.facts:
-            self._crew.lose("workers that came again differ from those before")
+            self._crew.lose(lambda: "workers that came again differ from those before")
             raise EngineError(self._crew.lost)
         for _, each in sorted(self.restorable.items()):
             each.age = self.age
@@ -343,14 +337,19 @@ class RemoteRuntime:
         put = Put(self, aval, kept)
         return RemoteTensor(self, put.number, aval, put)
 
-    def read(self, model: Mapping[str, Any], count: int, progress: Progress) -> Weights:
-        """Let each worker read its pieces of a model's weights, at most `count`, as `models.worker` does."""
+    def read(
+        self, model: Mapping[str, Any], count: int, progress: Progress
+    ) -> tuple[dict[tuple[int | None, str], DeviceTensor], dict[str, str]]:
+        """Let each worker read its pieces of a model's weights, at most `count`, as `models.worker` does.
+
+        Return tensors by layer and name, and marks of the checkpoint.
+        """
         read = Read(self, model, count, progress)
-        found = Weights({}, read.says["marks"])
+        found: dict[tuple[int | None, str], DeviceTensor] = {}
         for number, name, shape, keys in read.says["tensors"]:
             tensor = RemoteTensor(self, number, aval_of(tuple(shape), element_type(name).numpy), read)
-            found.tensors.update(dict.fromkeys(map(tuple, keys), tensor))
-        return found
+            found.update(dict.fromkeys(map(tuple, keys), tensor))
+        return found, read.says["marks"]
 
     def let_go(self) -> None:
         with self.turn, suppress(EngineError):
@@ -359,8 +358,8 @@ class RemoteRuntime:
 
     def close(self) -> None:
         """End the workers."""
-        self._crew.lose("the workers have been told to end")
-        self._leader.close()
+        self._leader.dismiss()
+        self._crew.lose(lambda: "the workers have been told to end")
 
     def usable(self, array: Array) -> bool:
         return True

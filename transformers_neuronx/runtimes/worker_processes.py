@@ -78,7 +78,7 @@ class Leader:
     """Starts the workers of all nodes, as often as needed, and has the port at which they find this process."""
 
     def __init__(self, workers: Workers, platform: str, degree: int) -> None:
-        self._workers, self._token = workers, secrets.token_hex(16)
+        self._workers = workers
         self._orders = dict(platform=platform, degree=degree, size=workers.size, address=workers.address)
         try:
             self._listener = socket.create_server(("" if workers.nodes > 1 else workers.address, workers.port))
@@ -93,7 +93,7 @@ class Leader:
     def start(self) -> list[Wire]:
         """Start all workers, and return the connection of each rank. Raises EngineError if some do not come."""
         port = self._listener.getsockname()[1]
-        orders = self._orders | dict(port=port, meeting=_free_port(), token=self._token)
+        orders = self._orders | dict(port=port, meeting=_free_port(), token=secrets.token_hex(16))
         try:
             self._processes = [Process(orders | dict(rank=rank)) for rank in self._workers.ranks(0)]
             until = monotonic() + PATIENCE
@@ -120,7 +120,7 @@ class Leader:
                 self._nodes[node] = wire
             elif "node" in says:
                 wire.send(dict(error=f"--node-rank must be from 1 to {self._workers.nodes - 1}, got {says['node']}"))
-            elif says["token"] == self._token:
+            elif says["token"] == orders["token"]:
                 self._ranks[int(says["rank"])] = wire
             else:
                 wire.close()
@@ -150,12 +150,11 @@ class Leader:
             process.end()
         self._processes, self._nodes, self._ranks = [], {}, {}
 
-    def close(self) -> None:
-        """End all workers, and let other nodes go."""
+    def dismiss(self) -> None:
+        """Let other nodes go, and take none any more. Workers are still there."""
         for wire in self._nodes.values():
             with suppress(OSError):
                 wire.send(dict(end=True))
-        self.end()
         self._listener.close()
 
 

@@ -228,24 +228,34 @@ class Engine:
 
     def _serve(self) -> None:
         """Be the engine's thread: answer requests until the engine is closed."""
-        with self._within:
-            while True:
-                with self._turn:
-                    while not self._turn.wait_for(self._has_news, WATCH):
-                        pass
-                    if self._closed:
-                        break
-                try:
-                    want_devices(self._model.decoder.runtime)
-                    self._loop.start()
-                    self._tell(self._untold)  # while the devices compute, and this thread has nothing else to do
-                    self._untold = self._loop.finish()
-                    before, self._moved = self._moved, monotonic()
-                    self._records.steps.add(self._moved - before)
-                except BaseException as error:
-                    self._recover(error)
-        with self._turn:
-            self._end_all("abort")
+        failed = None
+        try:
+            with self._within:
+                self._answer()
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            with self._turn:
+                self._closed = True
+                self._end_all("error" if failed else "abort", failed)
+
+    def _answer(self) -> None:
+        while True:
+            with self._turn:
+                while not self._turn.wait_for(self._has_news, WATCH):
+                    pass
+                if self._closed:
+                    break
+            try:
+                want_devices(self._model.decoder.runtime)
+                self._loop.start()
+                self._tell(self._untold)  # while the devices compute, and this thread has nothing else to do
+                self._untold = self._loop.finish()
+                before, self._moved = self._moved, monotonic()
+                self._records.steps.add(self._moved - before)
+            except BaseException as error:
+                self._recover(error)
 
     def _has_news(self) -> bool:
         return bool(self._closed or self._untold or not self._loop.idle or self._model.decoder.runtime.lost)
@@ -266,6 +276,8 @@ class Engine:
             except EngineError as another:
                 _LOG.error("the engine cannot go on yet: %s", another)
                 error = another
+                with self._turn:
+                    self._turn.wait_for(lambda: self._closed, WATCH)
         self._recovering, self._moved = False, monotonic()
 
     def _tell(self, sampled: list[Request]) -> None:
