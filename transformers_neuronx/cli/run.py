@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -47,55 +48,51 @@ AtOnce = Annotated[
     int | None,
     o.option("--batch-size", help="Most prompts that run at once; 16 by default.", panel=o.HOW, least=1),
 ]
+OneOf = Annotated[
+    str | None, o.option("--shard", help="Complete every n-th prompt only: i/n, from 1/n to n/n, each to its own file.")
+]
 Restart = Annotated[bool, o.option("--restart", help="Discard earlier results and start over.")]
 
 
 def run(
-    data_dir: Data,
-    model: o.MaybeModel = None,
-    model_name_or_path: o.NameOrPath = None,
-    config_name: o.ConfigName = None,
-    checkpoint_name: o.CheckpointName = None,
-    cache_dir: o.CacheDir = None,
-    output: Output = "predictions.jsonl",
-    examples_to_generate: Examples = 20,
-    max_tokens_to_generate: Tokens = 20,
-    max_seq_length: Length = -1,
-    restart: Restart = False,
-    top_k: TopK = None,
-    top_p: s.TopP = None,
-    temperature: s.Temperature = None,
-    min_p: s.MinP = None,
-    repetition_penalty: s.Penalty = None,
-    seed: o.Seed = 0,
+    data_dir: Data, model: o.MaybeModel = None, model_name_or_path: o.NameOrPath = None,
+    config_name: o.ConfigName = None, checkpoint_name: o.CheckpointName = None, cache_dir: o.CacheDir = None,
+    output: Output = "predictions.jsonl", examples_to_generate: Examples = 20, max_tokens_to_generate: Tokens = 20,
+    max_seq_length: Length = -1, shard: OneOf = None, restart: Restart = False,
+    top_k: TopK = None, top_p: s.TopP = None, temperature: s.Temperature = None, min_p: s.MinP = None,
+    repetition_penalty: s.Penalty = None, seed: o.Seed = 0,
     batch_size: AtOnce = None,
-    amp: o.Amp = None,
-    tp: o.Degree = None,
-    quant: o.Quant = None,
-    rounded: o.Rounded = False,
+    amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
     runtime: o.Runtime = None,
-    processes: n.Processes = False,
-    nnodes: n.Nodes = 1,
-    node_rank: n.NodeRank = 0,
-    master_addr: n.Address = None,
-    master_port: n.Port = n.PORT,
+    processes: n.Processes = False, nnodes: n.Nodes = 1, node_rank: n.NodeRank = 0,
+    master_addr: n.Address = None, master_port: n.Port = n.PORT,
     as_json: o.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Complete the prompts of a file.
 
     Each result is a line of JSON, in the order of the prompts. After Ctrl-C or a crash, the same command continues.
     """
     others = n.workers(tp, processes, nnodes, node_rank, master_addr, master_port)
     source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir)
-    job = Job(_first(data_dir, examples_to_generate, output), source, max_tokens_to_generate, batch_size)
+    mine = _shard(shard)
+    job = Job(_first(data_dir, examples_to_generate, output), mine, source, max_tokens_to_generate, batch_size)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
     how = o.How(amp, tp, quant, rounded, runtime, others)
     rules = s.SamplingOptions(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
     compiled = job.fitting(open_for_engine(source, how, batch_size, sizes, weights=checkpoint_name))
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
+    made |= o.said(shard=shard)
     with Results.at(output, made | compiled.description, restart) as results:
         job.complete(compiled, results, rules)
     raise typer.Exit(job.show(results, output, as_json))
+
+
+def _shard(text: str | None) -> slice:
+    """Return which prompts a shard i/n has."""
+    match = re.fullmatch(r"([1-9][0-9]*)/([1-9][0-9]*)", text or "1/1")
+    if match is None or int(match[1]) > int(match[2]):
+        raise ConfigError(f"--shard must be i/n, from 1/n to n/n, got {text!r}")
+    return slice(int(match[1]) - 1, None, int(match[2]))
 
 
 def _first(data_dir: str, count: int, output: str) -> list[Prompt]:
@@ -110,13 +107,16 @@ def _first(data_dir: str, count: int, output: str) -> list[Prompt]:
 
 
 class Job:
-    """Prompts, and up to `count` tokens to generate for each with the model of a `source`.
+    """A shard of prompts, and up to `count` tokens to generate for each with the model of a `source`.
 
     At most `at_once` prompts run at once, by default as many as `engines` says.
     """
 
-    def __init__(self, prompts: list[Prompt], source: o.Source, count: int, at_once: int | None = None) -> None:
-        self.prompts = prompts
+    def __init__(
+        self, prompts: list[Prompt], mine: slice, source: o.Source, count: int, at_once: int | None = None
+    ) -> None:
+        self.prompts = prompts[mine]
+        self._numbers = {prompt.place: number for number, prompt in enumerate(prompts)}
         self.tokenizer = source.tokenizer()
         self.vocabulary = source.config.vocab_size
         self.count, self.at_once = count, at_once
@@ -180,12 +180,12 @@ class Job:
 
     def _by_engine(self, model: ForSampling, missing: list[Prompt], rules: dict[str, Any]) -> Records:
         """Let an engine answer. Prompts take each other's place as they end, and share what they begin with."""
-        most, places = room(model, self.count), {prompt.place: place for place, prompt in enumerate(self.prompts)}
+        most = room(model, self.count)
 
         def asked(prompt: Prompt) -> Ask | None:
             if prompt.error is not None:
                 return None
-            own = rules | dict(seed=rules["seed"] + places[prompt.place])
+            own = rules | dict(seed=rules["seed"] + self._numbers[prompt.place])
             return self._fed(prompt, most), SamplingParams(max_tokens=self.count, **own)
 
         with engine_for_job(model, len(self.ids), self.at_once) as engine:

@@ -101,13 +101,11 @@ def serve(
     if log_format not in ("lines", "json"):
         raise ConfigError(f"--log-format must be lines or json, got {log_format!r}")
     logs.begin(log_format == "json")
-    how = o.How(amp, tp, quant, rounded, runtime, others)
-    paths = named(models, served_model_name)
+    how, paths = o.How(amp, tp, quant, rounded, runtime, others), named(models, served_model_name)
     queue = dict(waiting=max_waiting) | o.said(waiting_tokens=max_waiting_tokens)
+    limits: dict[str, Any] = dict(most_per_key=max_per_key, most_seconds=max_seconds)
     keys = api_key or env.API_KEYS.get().split()
-    settings = Settings(
-        keys, allowed_origin or (), most_per_key=max_per_key, most_seconds=max_seconds, logs_prompts=log_prompts
-    )
+    settings = Settings(keys, allowed_origin or (), logs_prompts=log_prompts, **limits)
     with ExitStack() as opened:
         served: dict[str, ServedModel] = {}
         for path, names in paths.items():

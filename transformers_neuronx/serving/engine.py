@@ -100,7 +100,7 @@ class Engine:
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._untold: list[Request] = []  # they have tokens that their handles do not know yet
-        self._closed, self._recovering = False, False
+        self._closed = self._recovering = False
         self._moved = monotonic()  # when a step ended, or the first request came
         guesser = _guesser(draft, models[1:] if paged else [], cache, limits)
         _compile(model.tag, steps, guesser)
