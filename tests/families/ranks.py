@@ -32,6 +32,7 @@ def computed(model, directory, degree):
         how = dict(attention_mask=torch.ones(1, 8), do_sample=False, max_new_tokens=6, pad_token_id=0)
         found["beams"] = adapter.generate(IDS[:1], num_beams=2, **how).tolist()
         if directory.name != "artifact":
+            found["bf16"] = opened(directory, degree, amp="bf16").sample(IDS, 20, top_k=1).tolist()
             found["int8"] = opened(directory, degree, neuron_config=INT8).sample(IDS, 20, top_k=1).tolist()
     if "NEURONX_WORLD" in os.environ:
         for refused in (Engine, lambda model: model.save(directory.parent / "refused")):

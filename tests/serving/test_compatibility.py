@@ -37,6 +37,7 @@ GUIDE = (ROOT / "docs" / "compatibility.md").read_text()
 # A value other than the default, for switches that are not booleans.
 OTHER = {
     "runtime": "cpu",
+    "workers": config.Workers(2),
     "on_device_generation": GenerationConfig(),
     "continuous_batching": ContinuousBatchingConfig(2),
     "padding_side": "right",

@@ -75,9 +75,8 @@ AtOnce = Annotated[
 def serve(
     models: Models,
     host: Host = "127.0.0.1", port: Port = 8000, served_model_name: Names = None, api_key: Keys = None,
-    allowed_origin: Origins = None, drain: Drain = 60,
+    allowed_origin: Origins = None, drain: Drain = 60, max_seconds: Seconds = None,
     max_waiting: Waiting = 4096, max_waiting_tokens: WaitingTokens = None, max_per_key: PerKey = None,
-    max_seconds: Seconds = None,
     log_format: LogFormat = "lines", log_prompts: LogPrompts = False,
     cache_dir: o.CacheDir = None,
     batch_size: AtOnce = None, n_positions: o.Positions = None,

@@ -23,8 +23,8 @@ from transformers_neuronx.models.base import Model
 from transformers_neuronx.models.weight_loading import Weights, near
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
-from transformers_neuronx.runtimes.base import DeviceTensor, Executable
-from transformers_neuronx.runtimes.wire import Bytes, Message, Wire, raw
+from transformers_neuronx.runtimes.base import DeviceTensor, Executable, raw
+from transformers_neuronx.runtimes.wire import Bytes, Message, Wire
 from transformers_neuronx.runtimes.xla import XlaRuntime, xla_runtime
 from transformers_neuronx.weights.checkpoint import Checkpoint, open_weights
 

@@ -173,6 +173,11 @@ class Runtime(Protocol):
         ...
 
 
+def raw(array: np.ndarray[Any, Any]) -> memoryview:
+    """Return the bytes of an array, without a copy if they are contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 def want_devices(runtime: Runtime) -> None:
     """Raise EngineError if the devices are lost."""
     if runtime.lost:

@@ -26,10 +26,10 @@ from transformers_neuronx.config.workers import Workers
 from transformers_neuronx.errors import CheckpointError, ConfigError, EngineError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
-from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
+from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats, raw
 from transformers_neuronx.runtimes.crew import Crew, Progress
 from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
-from transformers_neuronx.runtimes.wire import Bytes, Message, raw
+from transformers_neuronx.runtimes.wire import Bytes, Message
 from transformers_neuronx.runtimes.worker_processes import Leader
 
 _LOG = logging.getLogger(__name__)

@@ -13,19 +13,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from transformers_neuronx.runtimes.meeting import BEAT, SILENCE
 
 _LENGTH = struct.Struct("!I")
 _AT_ONCE = 2**20  # bytes; each part has SILENCE seconds to go out
 
 Bytes = bytes | bytearray | memoryview
-
-
-def raw(array: np.ndarray[Any, Any]) -> memoryview:
-    """Return the bytes of an array, without a copy if they are contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 class Message(NamedTuple):

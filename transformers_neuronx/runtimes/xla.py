@@ -25,7 +25,7 @@ from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import kernels
-from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats
+from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats, raw
 from transformers_neuronx.runtimes.collectives import in_order
 from transformers_neuronx.runtimes.meeting import Meeting
 from transformers_neuronx.runtimes.processor import processor
@@ -253,7 +253,7 @@ class XlaRuntime:
 
     def put(self, shards: Sequence[np.ndarray[Any, Any]], donate: bool = False) -> DeviceTensor:
         if self._meeting and len(shards) == 1 and not donate:  # what all processes should have alike
-            self._meeting.note(shards[0].data if shards[0].flags.c_contiguous else shards[0].tobytes())
+            self._meeting.note(raw(shards[0]))
         shards = list(shards) * len(self.here) if len(shards) == 1 else shards
         if len(shards) != len(self.here):
             raise EngineError(f"put needs one array or {len(self.here)}, one per device, got {len(shards)}")

@@ -68,6 +68,8 @@ class Engine:
     the end of a `with` block. Raises ConfigError for a model that it cannot run.
     """
 
+    _closed = _recovering = False
+
     def __init__(
         self,
         model: Any,
@@ -100,7 +102,6 @@ class Engine:
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._untold: list[Request] = []  # they have tokens that their handles do not know yet
-        self._closed = self._recovering = False
         self._moved = monotonic()  # when a step ended, or the first request came
         guesser = _guesser(draft, models[1:] if paged else [], cache, limits)
         _compile(model.tag, steps, guesser)
