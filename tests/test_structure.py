@@ -44,7 +44,7 @@ INSIDE = {
     "huggingface": ["auto", "device_cache", "adapter"],
     "server": [
         "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "prompts", "answers",
-        "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running",
+        "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running", "on_ray",
     ],
     "analysis": ["inspection", "planning", "comparison"],
 }  # fmt: skip

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,17 @@ def test_leader_and_workers():
     labels = template["leaderTemplate"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     assert service["spec"]["ports"][0]["targetPort"] == leader["ports"][0]["name"]
+
+
+def test_ray_s_service():
+    service = yaml.safe_load((CLUSTER / "rayservice.yaml").read_text())
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    [application] = config["applications"]
+    module, _, name = application["import_path"].partition(":")
+    documented = re.findall(r"`(\w+)`", getattr(import_module(module), name).__doc__)
+    assert application["args"].keys() <= {*documented}
+    [head] = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert head["ports"] == [dict(name="serve", containerPort=config["http_options"]["port"])]
 
 
 @pytest.fixture

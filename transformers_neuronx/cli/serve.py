@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from transformers_neuronx import env
 from transformers_neuronx.cli import nodes as n, options as o
-from transformers_neuronx.cli.engines import ROWS, SLOTS, engine_for, has_pages, open_for_engine
-from transformers_neuronx.cli.sampling import SamplingOptions
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.serving.engine import Engine
-
-if TYPE_CHECKING:
-    from transformers_neuronx.server.models import ServedModel
-
-ALL = 0  # top-k, unless the checkpoint sets one
 
 Host = Annotated[str, o.option("--host", help="Address to listen at; 0.0.0.0 is all.", panel=o.SERVER, default=True)]
 Port = Annotated[int, o.option("--port", help="Port; 0 is any free one.", panel=o.SERVER, default=True, least=0)]
@@ -70,6 +62,13 @@ AtOnce = Annotated[
     int | None,
     o.option("--batch-size", help="Most requests that run at once; 16 by default.", panel=o.HOW, least=1),
 ]
+UseRay = Annotated[bool, o.option("--ray", help="Run replicas on Ray Serve, behind its proxy.", panel=o.SERVER)]
+Replicas = Annotated[
+    int, o.option("--replicas", help="Replicas on Ray; at least so many.", panel=o.SERVER, default=True, least=1)
+]
+MostReplicas = Annotated[
+    int | None, o.option("--max-replicas", help="Most replicas, as load grows.", panel=o.SERVER, least=1)
+]
 
 
 def serve(
@@ -78,6 +77,7 @@ def serve(
     allowed_origin: Origins = None, drain: Drain = 60, max_seconds: Seconds = None,
     max_waiting: Waiting = 4096, max_waiting_tokens: WaitingTokens = None, max_per_key: PerKey = None,
     log_format: LogFormat = "lines", log_prompts: LogPrompts = False,
+    ray: UseRay = False, replicas: Replicas = 1, max_replicas: MostReplicas = None,
     cache_dir: o.CacheDir = None,
     batch_size: AtOnce = None, n_positions: o.Positions = None,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
@@ -89,36 +89,31 @@ def serve(
 
     Ctrl-C or SIGTERM stops it: it takes no more requests, and lets those that run end.
     """
-    try:
-        from transformers_neuronx.server import logs
-        from transformers_neuronx.server.app import Server
-        from transformers_neuronx.server.running import Running
-        from transformers_neuronx.server.settings import Settings
-    except ModuleNotFoundError as error:
-        raise ConfigError(f'serve needs {error.name}: pip install "transformers-neuronx[serve]"') from error
-    others = n.workers(tp, processes, nnodes, node_rank, master_addr, master_port)
+    _want_packages(ray)
+    from transformers_neuronx.cli import service as s
+    from transformers_neuronx.server.settings import Settings
+
     if log_format not in ("lines", "json"):
         raise ConfigError(f"--log-format must be lines or json, got {log_format!r}")
-    logs.begin(log_format == "json")
+    others = n.workers(tp, processes, nnodes, node_rank, master_addr, master_port)
     how, paths = o.How(amp, tp, quant, rounded, runtime, others), named(models, served_model_name)
     queue = dict(waiting=max_waiting) | o.said(waiting_tokens=max_waiting_tokens)
     limits: dict[str, Any] = dict(most_per_key=max_per_key, most_seconds=max_seconds)
     keys = api_key or env.API_KEYS.get().split()
     settings = Settings(keys, allowed_origin or (), logs_prompts=log_prompts, **limits)
-    with ExitStack() as opened:
-        served: dict[str, ServedModel] = {}
-        for path, names in paths.items():
-            source = o.Source(path, cache_dir)
-            engine = opened.enter_context(_engine(source, how, batch_size, n_positions, queue))
-            served |= dict.fromkeys(names, _served(source, engine, names[0]))
-        Running(Server(served, settings), host, port, drain).run()
+    service = s.Service(paths, cache_dir, how, batch_size, n_positions, queue, settings, log_format == "json")
+    if ray:
+        s.run_on_ray(service, host, port, drain, replicas, max_replicas)
+    else:
+        s.run(service, host, port, drain)
 
 
-def _served(source: o.Source, engine: Engine, name: str) -> ServedModel:
-    from transformers_neuronx.server.models import ServedModel
-
-    defaults = SamplingOptions(None, None, None, None, None).rules(source, ALL, None)
-    return ServedModel(engine, name, defaults, source.pooling)
+def _want_packages(ray: bool) -> None:
+    extra = "ray" if ray else "serve"
+    try:
+        import_module(f"transformers_neuronx.server.{'on_ray' if ray else 'running'}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'serve needs {error.name}: pip install "transformers-neuronx[{extra}]"') from error
 
 
 def named(models: Sequence[str], names: Sequence[str] | None) -> dict[str, list[str]]:
@@ -133,12 +128,3 @@ def named(models: Sequence[str], names: Sequence[str] | None) -> dict[str, list[
     if names and len(found) > 1:
         raise ConfigError("--served-model-name is for one model: name several as in NAME=MODEL")
     return {path: list(names) for path in found} if names else found
-
-
-def _engine(source: o.Source, how: o.How, rows: int | None, positions: int | None, queue: Mapping[str, int]) -> Engine:
-    tokenizer = source.tokenizer()
-    sizes: dict[str, Any] = o.said(n_positions=positions)
-    opened = open_for_engine(source, how, rows, sizes)
-    opened.to_neuron(ahead=not has_pages(opened))
-    rows = rows or ROWS
-    return engine_for(opened, rows, min(rows, SLOTS), {}, tokenizer=tokenizer, **queue)

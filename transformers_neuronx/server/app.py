@@ -80,6 +80,11 @@ class Server:
         self.app = Starlette(routes=routes, middleware=[*pages, gate], exception_handlers=errors)
         self.app.router.redirect_slashes = False
 
+    @property
+    def healthy(self) -> bool:
+        """Whether all engines have nothing to do, or make progress."""
+        return all(model.engine.healthy(self.settings.patience) for model in self.served)
+
     async def page(self, _: Request) -> Response:
         return Response(page(), headers=headers(), media_type="text/html; charset=utf-8")
 
@@ -87,7 +92,7 @@ class Server:
         return Response(description(self.served[0].name), media_type="application/json")
 
     async def health(self, _: Request) -> Response:
-        if not all(model.engine.healthy(self.settings.patience) for model in self.served):
+        if not self.healthy:
             raise ApiError(503, "the engine makes no progress")
         return Response(status_code=200)
 

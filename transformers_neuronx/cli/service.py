@@ -1,0 +1,102 @@
+"""What `serve` serves, and how it runs: in this process, or in replicas on Ray, which open it themselves."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from transformers_neuronx.cli import nodes, options as o
+from transformers_neuronx.cli.engines import ROWS, SLOTS, engine_for, has_pages, open_for_engine
+from transformers_neuronx.cli.sampling import SamplingOptions
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.server import logs
+from transformers_neuronx.server.app import Server
+from transformers_neuronx.server.models import ServedModel
+from transformers_neuronx.server.running import Running
+from transformers_neuronx.server.settings import Settings
+from transformers_neuronx.serving.engine import Engine
+
+ALL = 0  # top-k, unless the checkpoint sets one
+DRAIN = 60  # seconds
+
+
+@dataclass(frozen=True)
+class Service:
+    """Models by path, with their names, and how each is opened and may be used."""
+
+    paths: Mapping[str, Sequence[str]]
+    cache_dir: str | None
+    how: o.How
+    rows: int | None
+    positions: int | None
+    queue: Mapping[str, int]
+    settings: Settings
+    logs_json: bool
+
+    @contextmanager
+    def opened(self) -> Iterator[Server]:
+        """Open all models, and close their engines at the end."""
+        logs.begin(self.logs_json)
+        with ExitStack() as engines:
+            served: dict[str, ServedModel] = {}
+            for path, names in self.paths.items():
+                source = o.Source(path, self.cache_dir)
+                engine = engines.enter_context(self._engine(source))
+                defaults = SamplingOptions(None, None, None, None, None).rules(source, ALL, None)
+                served |= dict.fromkeys(names, ServedModel(engine, names[0], defaults, source.pooling))
+            yield Server(served, self.settings)
+
+    def _engine(self, source: o.Source) -> Engine:
+        tokenizer = source.tokenizer()
+        model = open_for_engine(source, self.how, self.rows, o.said(n_positions=self.positions))
+        model.to_neuron(ahead=not has_pages(model))
+        rows = self.rows or ROWS
+        return engine_for(model, rows, min(rows, SLOTS), {}, tokenizer=tokenizer, **self.queue)
+
+
+def run(service: Service, host: str, port: int, drain: int) -> None:
+    """Serve in this process until it is told to stop."""
+    with service.opened() as server:
+        Running(server, host, port, drain).run()
+
+
+def run_on_ray(service: Service, host: str, port: int, drain: int, least: int, most: int | None) -> None:
+    """Serve with replicas on a Ray cluster, or on this machine if there is none, until this process is told to stop."""
+    from transformers_neuronx.server.on_ray import Replicas, running
+
+    workers = service.how.workers
+    replicas = Replicas(least, max(most or least, least), workers.size if workers else 1, service.rows or ROWS, drain)
+    stopped = threading.Event()
+    with running(service.opened, replicas, host, port) as address:
+        for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own
+            signal.signal(number, lambda *_: stopped.set())
+        typer.echo(f"running on {address} (Ctrl-C stops it)", err=True)
+        stopped.wait()
+
+
+def application(arguments: Mapping[str, Any]) -> Any:
+    """Return Ray's application of one model, for a configuration file of Ray Serve, which has the arguments:
+
+    `model`, its path or name; and if they are wanted, `name`, `amp`, `tp`, `processes`, `quant`, `api_keys`, `rows`,
+    `n_positions`, `replicas` and `max_replicas`, as the options of `serve` with these names. Raises ConfigError.
+    """
+    from transformers_neuronx.server.on_ray import Replicas, deployment
+
+    known = "model name amp tp processes quant api_keys rows n_positions replicas max_replicas".split()
+    if wrong := sorted(arguments.keys() - {*known}) or "model" not in arguments:
+        raise ConfigError(f"arguments must be model and others of {', '.join(known[1:])}, got {wrong or 'no model'}")
+    got: dict[str, Any] = dict.fromkeys(known) | dict(arguments)
+    workers = nodes.workers(got["tp"], bool(got["processes"]), 1, 0, None, 0)
+    how = o.How(got["amp"], got["tp"], got["quant"], False, None, workers)
+    settings = Settings(got["api_keys"] or ())
+    paths = {got["model"]: [got["name"] or got["model"]]}
+    service = Service(paths, None, how, got["rows"], got["n_positions"], {}, settings, logs_json=True)
+    least, most = got["replicas"] or 1, got["max_replicas"] or 1
+    size = workers.size if workers else 1
+    return deployment(service.opened, Replicas(least, max(least, most), size, got["rows"] or ROWS, DRAIN))
