@@ -17,7 +17,7 @@ from transformers_neuronx import Engine, NeuronAutoModelForCausalLM, NeuronAutoM
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig, Workers
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
-from transformers_neuronx.runtimes import get_runtime, worker_processes
+from transformers_neuronx.runtimes import get_runtime, remote, worker_processes
 from transformers_neuronx.runtimes.wire import Wire
 from transformers_neuronx.runtimes.worker_processes import Leader, follow
 from transformers_neuronx.serving.request import SamplingParams
@@ -68,8 +68,8 @@ def test_calls_compute_what_one_process_computes(gpt2):
 
 def test_arrays_that_have_no_buffer_in_numpy(checkpoints):
     model = made(checkpoints / "gpt2", TWO, amp="bf16")
-    wanted = made(checkpoints / "gpt2", None, amp="bf16").sample(IDS, 8, top_k=1)
-    assert torch.equal(model.sample(IDS, 8, top_k=1), wanted)
+    wanted = made(checkpoints / "gpt2", None, amp="bf16").sample(IDS, 24, top_k=1)
+    assert torch.equal(model.sample(IDS, 24, top_k=1), wanted)
 
 
 def test_beams(gpt2):
@@ -218,6 +218,20 @@ def test_a_node_that_does_not_come(monkeypatch):
     leader.dismiss()
     with pytest.raises(EngineError, match="the first node did not come to"):
         follow("127.0.0.1", free_port(), 1)
+
+
+def test_a_worker_that_cannot_start_says_why(monkeypatch):
+    monkeypatch.setattr(worker_processes, "MODULE", "transformers_neuronx.no_such_module")
+    leader = Leader(Workers(processes=1), "cpu", 1)
+    with pytest.raises(EngineError, match=r"worker 0 is gone: .+No module named"):
+        leader.start()
+    leader.dismiss()
+
+
+def test_workers_of_another_version(monkeypatch):
+    monkeypatch.setattr(remote, "__version__", "9.9")
+    with pytest.raises(EngineError, match=r"workers have version .* of this package, not 9\.9"):
+        remote.RemoteRuntime(Workers(processes=1), "cpu", 1)
 
 
 def test_who_is_not_a_worker_is_sent_away():

@@ -26,6 +26,7 @@ from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, raw
 from transformers_neuronx.runtimes.wire import Bytes, Message, Wire
 from transformers_neuronx.runtimes.xla import XlaRuntime, xla_runtime
+from transformers_neuronx.version import __version__
 from transformers_neuronx.weights.checkpoint import Checkpoint, open_weights
 
 Answer = tuple[Mapping[str, Any], list[Bytes]]  # what it says, and the bytes of arrays
@@ -68,8 +69,8 @@ class Worker:
     def begin(self, _: Message) -> Answer:
         """Join the other workers."""
         self._runtime = runtime = xla_runtime(*self._place)
-        fingerprint = dict(runtime.fingerprint)
-        return dict(description=runtime.description, fingerprint=fingerprint, panels=runtime.panels), []
+        facts = dict(version=__version__, description=runtime.description, panels=runtime.panels)
+        return facts | dict(fingerprint=dict(runtime.fingerprint)), []
 
     def put(self, message: Message) -> Answer:
         """Bring arrays to the devices here: one for each, or one for all, which may be zeros."""

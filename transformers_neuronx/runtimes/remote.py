@@ -31,6 +31,7 @@ from transformers_neuronx.runtimes.crew import Crew, Progress
 from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
 from transformers_neuronx.runtimes.wire import Bytes, Message
 from transformers_neuronx.runtimes.worker_processes import Leader
+from transformers_neuronx.version import __version__
 
 _LOG = logging.getLogger(__name__)
 _SMALL = 2**16  # bytes; larger arrays may be zeros, which need not be sent
@@ -177,6 +178,10 @@ class RemoteExecutable(Restorable):
         return [RemoteTensor(runtime, number, aval, runtime.computed) for number, aval in results]
 
     def memory(self) -> MemoryStats:
+        return self._memory
+
+    @functools.cached_property
+    def _memory(self) -> MemoryStats:
         return MemoryStats(*self._asked("memory").says["bytes"])
 
     def text(self) -> str:
@@ -228,7 +233,11 @@ class RemoteRuntime:
 
     def _begin(self) -> dict[str, Any]:
         """Let the workers join each other. Return what the first one says of its devices."""
-        return self._crew.answers(self._crew.send(dict(do="begin"), answered=True))[0].says
+        facts = self._crew.answers(self._crew.send(dict(do="begin"), answered=True))[0].says
+        if (version := facts["version"]) != __version__:
+            self._crew.lose(lambda: f"workers have version {version} of this package, not {__version__}")
+            raise EngineError(self._crew.lost)
+        return facts
 
     def _restore(self) -> None:
         """Start workers again in place of lost ones."""

@@ -59,12 +59,13 @@ class Process:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(LAST_WORDS)
         said = os.pread(self._errors.fileno(), 2**20, 0).decode(errors="replace")
-        errors = [line.removeprefix("error: ") for line in said.splitlines() if line.startswith("error: ")]
-        if errors:
+        lines = [line for line in said.splitlines() if line.strip()]
+        if errors := [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]:
             return errors[-1]
         status = self._process.poll()
-        end = "" if status is None else f" (status {status})" if status >= 0 else f" (signal {-status})"
-        return f"worker {self.rank} is gone{end}"
+        if status and status > 0 and lines:
+            return f"worker {self.rank} is gone: {lines[-1]}"
+        return f"worker {self.rank} is gone" + (f" (signal {-status})" if status else "")
 
     def end(self) -> None:
         self._process.kill()
