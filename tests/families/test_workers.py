@@ -189,6 +189,34 @@ def test_arrays_of_every_kind_come_and_go():
         runtime.put(own * 2)
 
 
+def test_workers_that_are_lost_while_they_come_back():
+    class Deadly(remote.Restorable):
+        armed = False
+
+        def restore(self):
+            if self.armed:
+                worker = self.runtime._leader._processes[0]._process
+                worker.kill()
+                worker.wait()
+                while not self.runtime.lost:
+                    time.sleep(0.01)
+            self.runtime.tell(dict(do="let_go"))
+
+    runtime = remote.RemoteRuntime(Workers(processes=1), "cpu", 1)
+    kept, deadly = runtime.put([np.arange(3)]), Deadly(runtime)
+    deadly.bring()
+    deadly.armed = True
+    os.kill(runtime._leader._processes[0]._process.pid, signal.SIGKILL)
+    while not runtime.lost:
+        time.sleep(0.01)
+    with pytest.raises(EngineError, match="worker 0 is gone"):
+        runtime.put([np.arange(4)])
+    deadly.armed = False
+    assert runtime.put([np.arange(4)]).numpy().tolist() == [0, 1, 2, 3]
+    assert kept.numpy().tolist() == [0, 1, 2]
+    runtime.close()
+
+
 def free_port():
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         return taken.getsockname()[1]

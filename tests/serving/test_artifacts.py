@@ -524,7 +524,9 @@ def decoder_like(source):
     return artifact.manifest["files"], model.config.to_dict(), made_of(
         family=model.family, config=model.model_config, options=model.options,
         store=made_of(executables=executables, identities=artifact.manifest["keys"]),
-        runtime=made_of(fingerprint=artifact.manifest["runtime"], suffix="executable"),
+        runtime=made_of(
+            fingerprint=artifact.manifest["runtime"], suffix="executable", here=range(1), device_count=1
+        ),
         weights={key_of(name): tensor for names, tensor in tensors for name in names},
         programs=made_of(panels=True, in_place=True), origin={},
     )

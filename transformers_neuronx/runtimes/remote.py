@@ -214,6 +214,7 @@ class RemoteRuntime:
         self.restorable: WeakValueDictionary[int, Restorable] = WeakValueDictionary()
         self.turn = threading.RLock()  # who has it may send commands
         self.age, self.computed = 0, Origin(0)
+        self._restoring = False
         self._leader = Leader(workers, platform, degree)
         self._crew = Crew(self._leader)
         atexit.register(self.close)
@@ -240,7 +241,7 @@ class RemoteRuntime:
         return facts
 
     def _restore(self) -> None:
-        """Start workers again in place of lost ones."""
+        """Start workers again in place of lost ones. Raises EngineError if these are lost, too."""
         _LOG.warning("%s: starting the workers again", self._crew.lost)
         self._crew = Crew(self._leader)
         self.age += 1
@@ -249,9 +250,13 @@ class RemoteRuntime:
         if self._begin() != self.facts:
             self._crew.lose(lambda: "workers that came again differ from those before")
             raise EngineError(self._crew.lost)
-        for _, each in sorted(self.restorable.items()):
-            each.age = self.age
-            each.restore()
+        self._restoring = True
+        try:
+            for _, each in sorted(self.restorable.items()):
+                each.age = self.age
+                each.restore()
+        finally:
+            self._restoring = False
         _LOG.warning("the workers are back")
 
     def check(self, used: Sequence[Any]) -> None:
@@ -279,7 +284,7 @@ class RemoteRuntime:
         return crew.answers(asked)
 
     def _running(self, used: Sequence[Any]) -> Crew:
-        if used:
+        if used or self._restoring:
             self.check(used)
         elif self._crew.lost:
             self._restore()
