@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.analysis.planning import NAMES, Place, Planner, place
+from transformers_neuronx.analysis.planning import CPU, NAMES, Place, Planner, place
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.errors import ConfigError, EngineError
 
@@ -20,12 +20,19 @@ Instances = Annotated[
     o.option("--instance", help=f"Where to run; may be repeated. By default all: {', '.join(NAMES)}."),
 ]
 Tp = Annotated[int | None, o.option("--tp", help="Devices that share each layer; see above for the default.", least=1)]
+RoundTrip = Annotated[
+    float | None,
+    o.option(
+        "--round-trip", help="Milliseconds between hosts: also plan for up to 16 hosts like this machine.", least=0.001
+    ),
+]
 
 
 def plan(
     model: What,
     instance: Instances = None,
     tp: Tp = None,
+    round_trip: RoundTrip = None,
     cache_dir: o.CacheDir = None,
     n_positions: o.Positions = None,
     context: o.Context = None,
@@ -55,9 +62,11 @@ def plan(
     )
     planner = Planner(o.Source(model, cache_dir).open(how, without_weights=True, **sizes))
     places = _places(instance or NAMES, planner.options.amp)
-    planned = planner.plan(places, tp, all_degrees=bool(instance))
+    if round_trip and not any(each.name == CPU for each in places):
+        raise ConfigError("--round-trip is for hosts like this machine: it needs --instance cpu, or none")
+    planned = planner.plan(places, tp, bool(instance), round_trip and round_trip / 1e3)
     typer.echo(json.dumps(planned.as_dict()) if as_json else str(planned))
-    if not any(fit.fits for fit in planned.fits):
+    if not any([*(fit.fits for fit in planned.fits), *(divided.fits for divided in planned.hosts)]):
         raise typer.Exit(o.NO)
 
 

@@ -80,9 +80,36 @@ class Fit:
         return asdict(self) | dict(fits=self.fits)
 
 
+HOSTS = (1, 2, 4, 8, 16)
+OVERHEAD = 0.26e-3  # seconds that two processes need for a sum, as benchmarks/between_hosts.py measured on two cores
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A model divided among `hosts` of `memory` bytes, each of them one device.
+
+    The seconds of a token are the roofline time of a host and `sum_seconds`, for sums over all hosts.
+    """
+
+    hosts: int
+    memory: int
+    needs: Needs
+    token_seconds: float | None
+    sum_seconds: float
+
+    @property
+    def fits(self) -> bool:
+        return self.needs.total <= self.memory
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dictionary for JSON."""
+        return asdict(self) | dict(fits=self.fits)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """A model at several places.
+    """A model at several places, and divided among `hosts` like this machine, if there is a `round_trip` between them
+    in seconds.
 
     `prompts` are the number of prompts read at once, and the most tokens of each. `heads_by_degree` is the number of
     heads at each degree: the model's `heads`, padded with zeros so that the degree divides them.
@@ -99,10 +126,13 @@ class Plan:
     heads_by_degree: dict[int, int]
     places: list[Place]
     fits: list[Fit]
+    round_trip: float | None = None
+    hosts: Sequence[Divided] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
-        return asdict(self) | dict(fits=[fit.as_dict() for fit in self.fits])
+        fits, hosts = [fit.as_dict() for fit in self.fits], [divided.as_dict() for divided in self.hosts]
+        return asdict(self) | dict(fits=fits, hosts=hosts)
 
     def __str__(self) -> str:
         return plan_text(self.as_dict())
@@ -118,8 +148,17 @@ class Planner:
         self.options = replace(model.options, buckets=largest)  # smaller programs need less
         self._written = functools.cache(self._write)
 
-    def plan(self, places: Sequence[Place], degree: int | None = None, all_degrees: bool = False) -> Plan:
-        """Plan for each place at this degree, at all its degrees with `all_degrees`, or at the smallest that fits."""
+    def plan(
+        self,
+        places: Sequence[Place],
+        degree: int | None = None,
+        all_degrees: bool = False,
+        round_trip: float | None = None,
+    ) -> Plan:
+        """Plan for each place at this degree, at all its degrees with `all_degrees`, or at the smallest that fits.
+
+        With a `round_trip` in seconds, also for hosts like this machine, if it is one of the places.
+        """
         fits = [fit for place in places for fit in self._fits(place, degree, all_degrees)]
         options, heads = self.options, self.model.model_config.attention_heads
         degrees = sorted({each for place in places for each in (place.degrees if degree is None else [degree])})
@@ -136,7 +175,19 @@ class Planner:
             heads_by_degree={each: heads.split(0, unit=1).padded(heads.heads, each) for each in degrees},
             places=list(places),
             fits=fits,
+            round_trip=round_trip,
+            hosts=[]
+            if round_trip is None
+            else [
+                self.divided(place.core, hosts, round_trip) for place in places if place.name == CPU for hosts in HOSTS
+            ],
         )
+
+    def divided(self, host: Core, hosts: int, round_trip: float) -> Divided:
+        """Return what each of so many hosts holds, and what a token costs. A sum takes a round trip to each other."""
+        needs, sums = self.needs(hosts, on_cpu=True), 2 * len(self._written(hosts, True)[0].programs.layers) + 2
+        alone, summing = needs.token.seconds(host), sums * (hosts - 1) * (round_trip + OVERHEAD)
+        return Divided(hosts, int(host.memory), needs, None if alone is None else alone + summing, summing)
 
     def fit(self, place: Place, degree: int) -> Fit:
         """Return how it fits at one place, on `degree` devices."""

@@ -29,17 +29,29 @@ def plan_text(facts: Facts) -> str:
     head += f"batch size {facts['batch_size']}, {facts['positions']} positions, {prompts}"
     heads = "place", "tp", "weights", "caches", "temp.", "memory", "fits", "token", "prompt"
     lines = [wrapped(head), "", LINE.format(*heads).rstrip(), *map(_line, facts["fits"]), ""]
+    if facts["hosts"]:
+        heads = "hosts like cpu", "tp", *heads[2:-1], "for sums"
+        lines += [LINE.format(*heads).rstrip(), *map(_host_line, facts["hosts"]), ""]
     lines += map(wrapped, _notes(facts))
     return "\n".join(lines)
 
 
 def _line(fit: Facts) -> str:
-    needs = fit["needs"] or {}
-    sizes = [needs.get(name) for name in ("weights", "caches", "temporaries")]
-    cells = [_scaled(size) for size in (*sizes, fit["memory"])]
-    fits = "no tp" if not needs else "yes" if fit["fits"] else "no"
     times = [_time(fit[name]) for name in ("token_seconds", "prompt_seconds")]
-    return LINE.format(fit["place"], fit["degree"], *cells, fits, *times).rstrip()
+    return LINE.format(fit["place"], fit["degree"], *_cells(fit), *times).rstrip()
+
+
+def _host_line(divided: Facts) -> str:
+    times = [_time(divided[name]) for name in ("token_seconds", "sum_seconds")]
+    return LINE.format(divided["hosts"], divided["hosts"], *_cells(divided), *times).rstrip()
+
+
+def _cells(line: Facts) -> list[str]:
+    """Format what devices need, what they have, and whether it fits."""
+    needs = line["needs"] or {}
+    sizes = [needs.get(name) for name in ("weights", "caches", "temporaries")]
+    fits = "no tp" if not needs else "yes" if line["fits"] else "no"
+    return [*(_scaled(size) for size in (*sizes, line["memory"])), fits]
 
 
 def _scaled(value: float | None) -> str:
@@ -47,7 +59,7 @@ def _scaled(value: float | None) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    if seconds is None:
+    if not seconds:
         return "-"
     size, unit = next((each for each in TIMES if seconds >= each[0]), TIMES[-1])
     return f"{seconds / size:.{2 if seconds / size < 10 else 1}f} {unit}"
@@ -57,6 +69,12 @@ def _notes(facts: Facts) -> Iterator[str]:
     yield ESTIMATED
     yield ROOFLINE
     yield from (f"{place['name']}: {place['told']}." for place in facts["places"] if place["told"])
+    if facts["hosts"]:
+        yield (
+            f"Hosts: each is one device, and a sum takes a round trip of {_time(facts['round_trip'])}, and work, for "
+            "each further host. This was measured with two. transformers-neuronx serve --tp 2 --nnodes 2 divides a "
+            "model among two."
+        )
     heads, there = facts["heads"], facts["heads_by_degree"]
     if padded := {degree: count for degree, count in there.items() if count != heads}:
         divisors = _listed(degree for degree in there if degree not in padded)
