@@ -72,8 +72,9 @@ class Crew:
         """End all workers, since one is lost, and fail all answers that have not come."""
         with self._losing:
             if not self.lost:
-                self.lost = why()
+                sentence = why()
                 self._leader.end()
+                self.lost = sentence  # now others may start the next ones
             for key in [*self._answers]:
                 if answer := self._answers.pop(key, None):
                     answer.set_exception(EngineError(self.lost))
