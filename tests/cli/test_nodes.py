@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from bundled import ROOT, TINY_KJV
+from ports import free_port
 
 PROMPTS = ["In the beginning", "And God said", "The LORD is my", "Blessed are the", "And it came to pass"]
 
@@ -20,11 +19,6 @@ PROMPTS = ["In the beginning", "And God said", "The LORD is my", "Blessed are th
 def prompts(tmp_path):
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(dict(prompt=text)) + "\n" for text in PROMPTS))
     return tmp_path / "prompts.jsonl"
-
-
-def free_port():
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return taken.getsockname()[1]
 
 
 def results(path):

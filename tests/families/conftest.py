@@ -3,6 +3,7 @@
 import pytest
 import torch
 from parity import assert_close, continued, padded, prompts, randomized
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from transformers_neuronx.config import NeuronConfig
 
@@ -14,6 +15,18 @@ def pytest_collection_modifyitems(items):
         repeated = degree == 8 or (degree == 2 and "test_quantized" not in item.nodeid)
         if repeated or getattr(item, "originalname", "") == "test_in_bf16":
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A folder with tiny checkpoints of a few families, by name."""
+    from test_every_family import tiny
+
+    directory = tmp_path_factory.mktemp("checkpoints")
+    for name in ("gpt2", "llama", "mixtral", "t5"):
+        kind = AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM
+        randomized(tiny(name), kind).save_pretrained(directory / name)
+    return directory
 
 
 @pytest.fixture

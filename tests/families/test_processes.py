@@ -2,17 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from parity import randomized
+from ports import free_port
 from ranks import opened
-from test_every_family import tiny
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 RANKS = Path(__file__).with_name("ranks.py")
 # Numbers of processes and of devices. The most devices come first: a process joins the others with as many.
@@ -24,19 +20,11 @@ RUNS = [
 ]
 
 
-def free_port():
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return taken.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("checkpoints")
-    for name in ("gpt2", "llama", "mixtral", "t5"):
-        kind = AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM
-        randomized(tiny(name), kind).save_pretrained(directory / name)
-    opened(directory / "gpt2", 4).save(directory / "artifact", sharded_weights=True)
-    return directory
+def places(checkpoints):
+    """Where there are checkpoints, and an artifact."""
+    opened(checkpoints / "gpt2", 4).save(checkpoints / "artifact", sharded_weights=True)
+    return checkpoints
 
 
 def outcomes(directory, asked, worlds):
@@ -59,10 +47,10 @@ def outcomes(directory, asked, worlds):
 
 
 @pytest.mark.parametrize(("size", "asked"), RUNS)
-def test_processes_compute_what_one_does(size, asked, checkpoints):
-    [alone] = outcomes(checkpoints, asked, [{}])
+def test_processes_compute_what_one_does(size, asked, places):
+    [alone] = outcomes(places, asked, [{}])
     where = f"{size}@127.0.0.1:{free_port()}"
-    ranks = outcomes(checkpoints, asked, [dict(NEURONX_WORLD=f"{rank}/{where}") for rank in range(size)])
+    ranks = outcomes(places, asked, [dict(NEURONX_WORLD=f"{rank}/{where}") for rank in range(size)])
     for model, wanted in alone.items():
         held = [rank[model].pop("bytes") for rank in ranks]
         assert sum(held) == wanted.pop("bytes") and max(held) == min(held), "each has its share"

@@ -9,9 +9,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
-from parity import randomized
-from test_every_family import tiny
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from ports import free_port
+from transformers import AutoModelForCausalLM
 
 from transformers_neuronx import Engine, NeuronAutoModelForCausalLM, NeuronAutoModelForSeq2SeqLM
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig, Workers
@@ -25,15 +24,6 @@ from transformers_neuronx.serving.request import SamplingParams
 IDS = torch.arange(3, 19).reshape(2, 8)
 TWO = Workers(processes=2)
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("checkpoints")
-    for name in ("gpt2", "llama", "mixtral", "t5"):
-        kind = AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM
-        randomized(tiny(name), kind).save_pretrained(directory / name)
-    return directory
 
 
 def made(path, workers, degree=2, amp="f32", **switches):
@@ -131,11 +121,13 @@ def test_a_lost_worker_fails_requests_and_is_replaced(gpt2, rank, sent):
         assert generated(engine) == [wanted]
         assert before.poll() is not None, "it is no orphan"
         # While nobody waits, nobody notices.
+        engine._moved = -1e9  # it has been idle for long
         before = process(gpt2[0], rank)
         os.kill(before.pid, sent)
         before.wait(20)
         deadline = time.monotonic() + 20
         while process_is(gpt2[0], rank, before) and time.monotonic() < deadline:
+            assert engine.healthy(60)
             time.sleep(0.05)
         assert generated(engine) == [wanted]
     with pytest.raises(EngineError, match="lost with the workers"):  # the model has a cache of its own
@@ -215,11 +207,6 @@ def test_workers_that_are_lost_while_they_come_back():
     assert runtime.put([np.arange(4)]).numpy().tolist() == [0, 1, 2, 3]
     assert kept.numpy().tolist() == [0, 1, 2]
     runtime.close()
-
-
-def free_port():
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return taken.getsockname()[1]
 
 
 def test_what_workers_cannot_be():

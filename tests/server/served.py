@@ -1,11 +1,9 @@
 """`transformers-neuronx serve` in a process of its own, with a tiny random model that answers in milliseconds."""
 
 import re
-import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -29,11 +27,6 @@ def checkpoint(where):
     tokenizer = AutoTokenizer.from_pretrained(TINY_KJV)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(where)
-
-
-def free_port():
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return taken.getsockname()[1]
 
 
 class StartError(Exception):

@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from served import TINY_KJV, checkpoint, free_port
+from ports import free_port
+from served import TINY_KJV, checkpoint
 
 pytestmark = [
     pytest.mark.slow,

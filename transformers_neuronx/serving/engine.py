@@ -197,7 +197,9 @@ class Engine:
         return choices[0]
 
     def healthy(self, patience: float) -> bool:
-        """Whether it is open, and has nothing to do or has finished a step in the last `patience` seconds."""
+        """Whether it is open, and has nothing to do, or has finished a step or lost workers in the last `patience`
+        seconds.
+        """
         if self._closed or not self._thread.is_alive():
             return False
         return (self._loop.idle and not self._recovering) or monotonic() - self._moved < patience
@@ -266,7 +268,7 @@ class Engine:
 
         Meanwhile others may submit requests, which wait. While workers do not come back, these fail, too.
         """
-        self._untold, self._recovering = [], True
+        self._untold, self._recovering, self._moved = [], True, monotonic()
         while not self._closed:
             with self._turn:
                 self._loop.forget()
