@@ -345,9 +345,8 @@ class RemoteRuntime:
         aval = aval_of(shards[0].shape, shards[0].dtype)
         if any((shard.shape, shard.dtype) != aval[:2] for shard in shards):
             raise EngineError(f"put needs shards of one shape and type, got {', '.join(str(s.shape) for s in shards)}")
-        kept: Sequence[Bytes] = [raw(shard) if donate else bytes(raw(shard)) for shard in shards]
-        if len(shards) == 1 and aval.nbytes > _SMALL and not np.frombuffer(raw(shards[0]), np.uint8).any():
-            kept = []
+        zeros = len(shards) == 1 and aval.nbytes > _SMALL and not np.frombuffer(raw(shards[0]), np.uint8).any()
+        kept = [] if zeros else [raw(shard) if donate else bytes(raw(shard)) for shard in shards]
         put = Put(self, aval, kept)
         return RemoteTensor(self, put.number, aval, put)
 

@@ -34,8 +34,7 @@ class Wire:
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._turn = connection, threading.Lock()
         self._closed = threading.Event()
-        with suppress(OSError):  # of a pair that is no TCP
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.wait(SILENCE)
         threading.Thread(target=self._beat, name="signs of life", daemon=True).start()
 
