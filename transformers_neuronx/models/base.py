@@ -338,7 +338,7 @@ class Model(PretrainedModel):
         """Load the weights into the decoder."""
         count = len(list(expand(decoder.programs.table, decoder.programs.layers)))
         with bar(f"{self.tag}: weights ", count) as read:
-            fill(self, decoder, source, lambda _: read.update())
+            fill(self, decoder, source, count, lambda _: read.update())
 
     def _new_decoder(self, device: bool) -> Decoder:
         runtime = get_runtime(self.switches.runtime, self.options.tp_degree, device, self.switches.workers)

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -18,9 +18,10 @@ import numpy as np
 from transformers_neuronx.config import Completed
 from transformers_neuronx.engine.artifacts import Artifact, holds_artifact, open_artifact
 from transformers_neuronx.engine.descriptions import constructor_options
+from transformers_neuronx.engine.loading import put_all
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.models.base import Model
-from transformers_neuronx.models.weight_loading import Weights, near
+from transformers_neuronx.models.weight_loading import incoming
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, raw
@@ -28,6 +29,8 @@ from transformers_neuronx.runtimes.wire import Bytes, Message, Wire
 from transformers_neuronx.runtimes.xla import XlaRuntime, xla_runtime
 from transformers_neuronx.version import __version__
 from transformers_neuronx.weights.checkpoint import Checkpoint, open_weights
+from transformers_neuronx.weights.origin import Marked
+from transformers_neuronx.weights.reading import Sharded
 
 Answer = tuple[Mapping[str, Any], list[Bytes]]  # what it says, and the bytes of arrays
 
@@ -87,15 +90,16 @@ class Worker:
         def progress(name: str) -> None:
             self._wire.send(dict(number=says["number"], progress=name))
 
-        weights, marks = weights_of(says["model"], self._runtime, progress)
+        weights, marked = weights_of(says["model"], self._runtime)
+        held = put_all(self._runtime, weights, progress)
         tensors: dict[int, list[Any]] = {}
-        for key, tensor in weights.items():
+        for key, tensor in held.items():
             tensors.setdefault(id(tensor), [tensor, []])[1].append(key)
         told = []
         for number, (tensor, keys) in enumerate(tensors.values(), first):
             self._tensors[number] = tensor
             told.append([number, from_numpy(tensor.aval.dtype).name, tensor.shape, keys])
-        return dict(tensors=told, marks=marks), []
+        return dict(tensors=told, marks=marked.marks), []
 
     def compile(self, message: Message) -> Answer:
         """Compile a program. The answer has its code, if that can be had."""
@@ -145,8 +149,8 @@ class Worker:
         return dict(spent=self._runtime.spent()), []
 
 
-def weights_of(told: Mapping[str, Any], runtime: XlaRuntime, progress: Callable[[str], object]) -> Weights:
-    """Read the pieces that belong here of the weights that `weight_loading` has told of."""
+def weights_of(told: Mapping[str, Any], runtime: XlaRuntime) -> tuple[Iterable[Sharded], Artifact | Marked]:
+    """Return the pieces that belong here of the weights that `weight_loading.fill` has told of."""
     module, _, name = told["kind"].rpartition(".")
     cls: type[Model] = getattr(importlib.import_module(module), name)
     model = cls(Completed(told["attributes"]), **constructor_options(told["description"]["options"]))
@@ -154,7 +158,7 @@ def weights_of(told: Mapping[str, Any], runtime: XlaRuntime, progress: Callable[
         raise EngineError(f"this worker makes another {name} of the same options: it has another version")
     path = told["weights"]
     source: Artifact | Checkpoint = open_artifact(path) if holds_artifact(path) else open_weights(path)
-    return near(model, model.decoder_on(runtime), source, progress)
+    return incoming(model.decoder_on(runtime), source)
 
 
 def main() -> None:
