@@ -230,17 +230,17 @@ def test_help_teaches_in_eighty_columns(command):
 def test_hosts_like_this_machine(command, configured):
     found = planned(command, configured("gpt2-xl"), "--instance", "cpu", "--round-trip", "0.5")
     hosts = found["hosts"]
-    assert [each["hosts"] for each in hosts] == [1, 2, 4, 8, 16] and found["round_trip"] == 0.0005
+    assert [each["degree"] for each in hosts] == [1, 2, 4, 8, 16] and found["round_trip"] == 0.0005
     assert hosts[0]["sum_seconds"] == 0 and hosts[0]["token_seconds"] == found["fits"][0]["token_seconds"]
     for each in hosts[1:]:
-        assert each["sum_seconds"] == pytest.approx((2 * 48 + 2) * (each["hosts"] - 1) * (0.0005 + planning.OVERHEAD))
+        assert each["sum_seconds"] == pytest.approx((2 * 48 + 2) * (each["degree"] - 1) * (0.0005 + planning.OVERHEAD))
         assert each["memory"] == hosts[0]["memory"] and each["token_seconds"] > each["sum_seconds"]
     weights = [each["needs"]["weights"] for each in hosts]
     assert 0.5 < weights[1] / weights[0] < 0.55 and weights == sorted(weights, reverse=True)
     printed, _ = command("plan", configured("gpt2-xl"), "--instance", "cpu", "--round-trip", 0.5)
-    assert re.search(r"^ +2  2 .+ ms +\d+\.\d ms$", printed, re.M) and "a round trip of 500.0 µs" in printed.replace(
-        "\n  ", " "
-    )
+    assert re.search(
+        r"^2 like cpu +2 .+ ms +\d+\.\d ms$", printed, re.M
+    ) and "a round trip of 500.0 µs" in printed.replace("\n  ", " ")
     assert (
         "needs --instance cpu"
         in command("plan", configured("gpt2-xl"), "--instance", "trn1.2xlarge", "--round-trip", 1, status=2)[1]

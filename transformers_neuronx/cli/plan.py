@@ -66,7 +66,7 @@ def plan(
         raise ConfigError("--round-trip is for hosts like this machine: it needs --instance cpu, or none")
     planned = planner.plan(places, tp, bool(instance), round_trip and round_trip / 1e3)
     typer.echo(json.dumps(planned.as_dict()) if as_json else str(planned))
-    if not any([*(fit.fits for fit in planned.fits), *(divided.fits for divided in planned.hosts)]):
+    if not any(fit.fits for fit in (*planned.fits, *planned.hosts)):
         raise typer.Exit(o.NO)
 
 

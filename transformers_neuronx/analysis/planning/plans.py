@@ -25,6 +25,9 @@ from transformers_neuronx.runtimes.absent import absent_runtime
 from transformers_neuronx.runtimes.base import Runtime
 from transformers_neuronx.serving.steps import TokensKey
 
+HOSTS = (1, 2, 4, 8, 16)
+OVERHEAD = 0.26e-3  # seconds that two processes need for a sum, as benchmarks/between_hosts.py measured on two cores
+
 
 @dataclass(frozen=True)
 class Work:
@@ -60,7 +63,7 @@ class Needs:
 class Fit:
     """A model at a place and a degree. Bytes are for one device, which has `memory`. Seconds are roofline times.
 
-    `needs` is None if the place does not support the degree.
+    `needs` is None if the place does not support the degree. `sum_seconds` is the part of a token's for sums of hosts.
     """
 
     place: str
@@ -69,37 +72,12 @@ class Fit:
     needs: Needs | None
     token_seconds: float | None = None
     prompt_seconds: float | None = None
+    sum_seconds: float | None = None
 
     @property
     def fits(self) -> bool:
         """Whether the place supports the degree, and has enough memory."""
         return self.needs is not None and self.needs.total <= self.memory
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON."""
-        return asdict(self) | dict(fits=self.fits)
-
-
-HOSTS = (1, 2, 4, 8, 16)
-OVERHEAD = 0.26e-3  # seconds that two processes need for a sum, as benchmarks/between_hosts.py measured on two cores
-
-
-@dataclass(frozen=True)
-class Divided:
-    """A model divided among `hosts` of `memory` bytes, each of them one device.
-
-    The seconds of a token are the roofline time of a host and `sum_seconds`, for sums over all hosts.
-    """
-
-    hosts: int
-    memory: int
-    needs: Needs
-    token_seconds: float | None
-    sum_seconds: float
-
-    @property
-    def fits(self) -> bool:
-        return self.needs.total <= self.memory
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
@@ -127,11 +105,11 @@ class Plan:
     places: list[Place]
     fits: list[Fit]
     round_trip: float | None = None
-    hosts: Sequence[Divided] = ()
+    hosts: Sequence[Fit] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
-        fits, hosts = [fit.as_dict() for fit in self.fits], [divided.as_dict() for divided in self.hosts]
+        fits, hosts = ([fit.as_dict() for fit in each] for each in (self.fits, self.hosts))
         return asdict(self) | dict(fits=fits, hosts=hosts)
 
     def __str__(self) -> str:
@@ -183,11 +161,12 @@ class Planner:
             ],
         )
 
-    def divided(self, host: Core, hosts: int, round_trip: float) -> Divided:
-        """Return what each of so many hosts holds, and what a token costs. A sum takes a round trip to each other."""
+    def divided(self, host: Core, hosts: int, round_trip: float) -> Fit:
+        """Return how it fits on so many hosts, each of them a device. A sum takes a round trip to each other."""
         needs, sums = self.needs(hosts, on_cpu=True), 2 * len(self._written(hosts, True)[0].programs.layers) + 2
         alone, summing = needs.token.seconds(host), sums * (hosts - 1) * (round_trip + OVERHEAD)
-        return Divided(hosts, int(host.memory), needs, None if alone is None else alone + summing, summing)
+        token = None if alone is None else alone + summing
+        return Fit(f"{hosts} like cpu", hosts, int(host.memory), needs, token, sum_seconds=summing)
 
     def fit(self, place: Place, degree: int) -> Fit:
         """Return how it fits at one place, on `degree` devices."""

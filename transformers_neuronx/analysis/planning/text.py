@@ -30,28 +30,19 @@ def plan_text(facts: Facts) -> str:
     heads = "place", "tp", "weights", "caches", "temp.", "memory", "fits", "token", "prompt"
     lines = [wrapped(head), "", LINE.format(*heads).rstrip(), *map(_line, facts["fits"]), ""]
     if facts["hosts"]:
-        heads = "hosts like cpu", "tp", *heads[2:-1], "for sums"
-        lines += [LINE.format(*heads).rstrip(), *map(_host_line, facts["hosts"]), ""]
+        hosts = [_line(fit, "sum_seconds") for fit in facts["hosts"]]
+        lines += [LINE.format("hosts", *heads[1:-1], "for sums").rstrip(), *hosts, ""]
     lines += map(wrapped, _notes(facts))
     return "\n".join(lines)
 
 
-def _line(fit: Facts) -> str:
-    times = [_time(fit[name]) for name in ("token_seconds", "prompt_seconds")]
-    return LINE.format(fit["place"], fit["degree"], *_cells(fit), *times).rstrip()
-
-
-def _host_line(divided: Facts) -> str:
-    times = [_time(divided[name]) for name in ("token_seconds", "sum_seconds")]
-    return LINE.format(divided["hosts"], divided["hosts"], *_cells(divided), *times).rstrip()
-
-
-def _cells(line: Facts) -> list[str]:
-    """Format what devices need, what they have, and whether it fits."""
-    needs = line["needs"] or {}
+def _line(fit: Facts, last: str = "prompt_seconds") -> str:
+    needs = fit["needs"] or {}
     sizes = [needs.get(name) for name in ("weights", "caches", "temporaries")]
-    fits = "no tp" if not needs else "yes" if line["fits"] else "no"
-    return [*(_scaled(size) for size in (*sizes, line["memory"])), fits]
+    cells = [_scaled(size) for size in (*sizes, fit["memory"])]
+    fits = "no tp" if not needs else "yes" if fit["fits"] else "no"
+    times = [_time(fit[name]) for name in ("token_seconds", last)]
+    return LINE.format(fit["place"], fit["degree"], *cells, fits, *times).rstrip()
 
 
 def _scaled(value: float | None) -> str:
