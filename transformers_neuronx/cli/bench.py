@@ -114,7 +114,8 @@ def bench(
     """
     of_model = o.said(
         batch_size=batch_size or None, rounds=rounds, cache_dir=cache_dir, amp=amp, tp=tp, quant=quant,
-        round_activations=rounded or None, runtime=runtime,
+        round_activations=rounded or None, runtime=runtime, processes=processes or None,
+        nnodes=None if nnodes == 1 else nnodes, master_addr=master_addr,
     )  # fmt: skip
     of_server = o.said(
         model_name=model_name, api_key=api_key, vocab=vocab, load=load, prefixes=prefixes, prefix=prefix,

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,8 +22,10 @@ from transformers_neuronx.server.running import Running
 from transformers_neuronx.server.settings import Settings
 from transformers_neuronx.serving.engine import Engine
 
+if TYPE_CHECKING:
+    from transformers_neuronx.server.on_ray import Replicas
+
 ALL = 0  # top-k, unless the checkpoint sets one
-DRAIN = 60  # seconds
 
 
 @dataclass(frozen=True)
@@ -68,16 +70,25 @@ def run(service: Service, host: str, port: int, drain: int) -> None:
 
 def run_on_ray(service: Service, host: str, port: int, drain: int, least: int, most: int | None) -> None:
     """Serve with replicas on a Ray cluster, or on this machine if there is none, until this process is told to stop."""
-    from transformers_neuronx.server.on_ray import Replicas, running
+    from transformers_neuronx.server.on_ray import running
 
-    workers = service.how.workers
-    replicas = Replicas(least, max(most or least, least), workers.size if workers else 1, service.rows or ROWS, drain)
+    if not port:
+        raise ConfigError("--ray needs a --port, as Ray's proxy takes no free one")
     stopped = threading.Event()
-    with running(service.opened, replicas, host, port) as address:
+    with running(service.opened, _replicas(service, least, most, drain), host, port) as address:
         for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own
             signal.signal(number, lambda *_: stopped.set())
         typer.echo(f"running on {address} (Ctrl-C stops it)", err=True)
         stopped.wait()
+
+
+def _replicas(service: Service, least: int, most: int | None, drain: int) -> Replicas:
+    from transformers_neuronx.server.on_ray import Replicas
+
+    workers = service.how.workers
+    if workers and workers.nodes > 1:
+        raise ConfigError("a replica on Ray is on one host: --ray takes --processes, and not --nnodes")
+    return Replicas(least, max(most or least, least), workers.size if workers else 1, service.rows or ROWS, drain)
 
 
 def application(arguments: Mapping[str, Any]) -> Any:
@@ -86,7 +97,7 @@ def application(arguments: Mapping[str, Any]) -> Any:
     `model`, its path or name; and if they are wanted, `name`, `amp`, `tp`, `processes`, `quant`, `api_keys`, `rows`,
     `n_positions`, `replicas` and `max_replicas`, as the options of `serve` with these names. Raises ConfigError.
     """
-    from transformers_neuronx.server.on_ray import Replicas, deployment
+    from transformers_neuronx.server.on_ray import deployment
 
     known = "model name amp tp processes quant api_keys rows n_positions replicas max_replicas".split()
     if wrong := sorted(arguments.keys() - {*known}) or "model" not in arguments:
@@ -97,6 +108,4 @@ def application(arguments: Mapping[str, Any]) -> Any:
     settings = Settings(got["api_keys"] or ())
     paths = {got["model"]: [got["name"] or got["model"]]}
     service = Service(paths, None, how, got["rows"], got["n_positions"], {}, settings, logs_json=True)
-    least, most = got["replicas"] or 1, got["max_replicas"] or 1
-    size = workers.size if workers else 1
-    return deployment(service.opened, Replicas(least, max(least, most), size, got["rows"] or ROWS, DRAIN))
+    return deployment(service.opened, _replicas(service, got["replicas"] or 1, got["max_replicas"], drain=60))
