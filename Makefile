@@ -1,7 +1,7 @@
 # make demo      generate text with the bundled checkpoint
 # make serve     serve the bundled checkpoint over HTTP
 # make docs      the documentation site, in build/docs
-# make test      run lint, types and the tests, in 20 to 30 minutes on two cores
+# make test      run lint, types and the tests, in 15 to 30 minutes on two cores
 # make test-all  run all tests, after downloading a chat model of 93 MB, and clients of servers
 PYTHON ?= python3
 VENV := .venv
