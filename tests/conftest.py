@@ -17,6 +17,7 @@ from lines import family_lines
 
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.engine.slots import SlotDecoder
+from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import get_runtime
@@ -58,6 +59,26 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    return (yield from within_the_gpus())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    return (yield from within_the_gpus())
+
+
+def within_the_gpus():
+    """Skip a test that needs more GPUs than there are, if tests run there."""
+    try:
+        return (yield)
+    except EngineError as error:
+        if "needs that many devices, but cuda has" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
 def pytest_unconfigure(config):
     shutil.rmtree(getattr(config, "cache_of_programs", ""), ignore_errors=True)
 
@@ -86,14 +107,14 @@ def write():
 
 @pytest.fixture(scope="session")
 def run(write):
-    """`run(function, *arrays, degree=1)`: what the module of `function` computes on the CPU, as a list of arrays.
+    """`run(function, *arrays, degree=1)`: what the module of `function` computes, as a list of arrays.
 
     An array goes to every device; a list of arrays gives each device its own. Outputs are those of the first device.
     """
 
     def ran(function, *arrays, degree=1):
         shards = [array if isinstance(array, list) else [np.asarray(array)] for array in arrays]
-        runtime = get_runtime("cpu", degree)
+        runtime = get_runtime(None, degree)
         executable = runtime.compile(write(function, *(pieces[0] for pieces in shards)))
         return [output.numpy() for output in executable(*map(runtime.put, shards))]
 

@@ -1,5 +1,7 @@
 """The attention composite against NumPy: what it returns for real tokens, and the cache it leaves behind."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,15 +13,29 @@ POSITIONS = 12
 NAN = float("nan")
 
 
-@pytest.fixture(scope="module")
-def attend():
+def attention(at_once=False):
     pytest.importorskip("torch", reason="layers name weights, which are loaded with torch")
-    from transformers_neuronx.layers.attention import _attend
+    from transformers_neuronx.layers.attention import _attend, _attend_body
 
+    return partial(_attend_body, scatters=True) if at_once else _attend
+
+
+def in_order(function):
     def attend(q, k, v, keys, values, start, length, *slots, **attributes):
-        return _attend(q, k, v, start, length, (keys, values), *slots, **attributes)
+        return function(q, k, v, start, length, (keys, values), *slots, **attributes)
 
     return attend
+
+
+@pytest.fixture(scope="module")
+def attend():
+    return in_order(attention())
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["row by row", "at once"])
+def attends(request):
+    """Attention that writes to caches as on the CPU, and as on GPUs."""
+    return in_order(attention(request.param))
 
 
 def inputs(starts, lengths, n, slots=None, dtype="f32", cache_slots=None):
@@ -86,25 +102,26 @@ CASES = dict(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_attention_over_the_whole_cache(run, attend, case):
-    check(run, attend, inputs(**CASES[case]), POSITIONS)
+def test_attention_over_the_whole_cache(run, attends, case):
+    check(run, attends, inputs(**CASES[case]), POSITIONS)
 
 
 @pytest.mark.parametrize("case", ["unequal_starts_one_token", "blocks_that_stick_out", "some_of_the_slots"])
-def test_attention_in_bf16(run, attend, case):
+def test_attention_in_bf16(run, attends, case):
     for width in {POSITIONS, enough(**CASES[case])}:
-        check(run, attend, inputs(**CASES[case], dtype="bf16"), width, 2e-2)
+        check(run, attends, inputs(**CASES[case], dtype="bf16"), width, 2e-2)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_attention_over_as_little_of_the_cache_as_will_do(run, attend, case):
-    check(run, attend, inputs(**CASES[case]), enough(**CASES[case]))
+def test_attention_over_as_little_of_the_cache_as_will_do(run, attends, case):
+    check(run, attends, inputs(**CASES[case]), enough(**CASES[case]))
 
 
 @pytest.mark.parametrize("case", ["unequal_starts_and_lengths", "blocks_that_stick_out", "some_of_the_slots"])
 @pytest.mark.parametrize("width", [None, POSITIONS])
-def test_a_cache_of_whole_numbers_and_scales(run, case, width):
-    from transformers_neuronx.layers.attention import _attend
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_cache_of_whole_numbers_and_scales(run, case, width, at_once):
+    attend = attention(at_once)
 
     def stored(x):
         scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
@@ -114,7 +131,7 @@ def test_a_cache_of_whole_numbers_and_scales(run, case, width):
     keys[0, 0] = k[0, 0] = 0
     cache = [part for parts in zip(stored(keys), stored(values), strict=True) for part in parts]
     attributes = dict(width=width or enough(**CASES[case]), scale=0.5)
-    context, *after = run(lambda *x: _attend(*x[:5], x[-4:], *x[5:-4], **attributes), q, k, v, *rows, *cache)
+    context, *after = run(lambda *x: attend(*x[:5], x[-4:], *x[5:-4], **attributes), q, k, v, *rows, *cache)
     numbers = [np.multiply(*stored(x)).astype(np.float32) for x in (k, v)]
     wanted, want_keys, want_values = reference(q, *numbers, *(cache[i] * cache[i + 2] for i in (0, 1)), *rows)
     real = ~np.isnan(wanted)

@@ -14,7 +14,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.pyhlo import dtype_named
-from transformers_neuronx.runtimes import get_runtime, xla, xla_clients
+from transformers_neuronx.runtimes import get_runtime, products, xla, xla_clients
 
 ROOT = Path(__file__).parents[2]
 F32, S32 = dtype_named("f32"), dtype_named("s32")
@@ -126,6 +126,18 @@ def test_more_devices_than_there_are_is_an_error_about_tp_degree(monkeypatch):
     monkeypatch.setattr(xla_clients, "_cuda_client", lambda: xla_clients._cpu_client(1))
     with pytest.raises(EngineError, match="tp_degree=2 needs that many devices, but cuda has 1: lower tp_degree"):
         xla.xla_runtime.__wrapped__("cuda", 2)
+
+
+def test_products_of_f32_are_in_f32_on_gpus(write):
+    def graph(x, y):
+        narrow = hlo.convert(x, "bf16")
+        return hlo.dot(x, y, contract=([1], [0])), hlo.dot(narrow, narrow, contract=([1], [1]))
+
+    module = write(graph, np.zeros((2, 3), np.float32), np.zeros((3, 4), np.float32))
+    dots = [each for part in products.in_f32(module).computations for each in part.instructions if each.opcode == "dot"]
+    assert [list(each.precision_config.operand_precision) for each in dots] == [products.HIGHEST, []]
+    assert "operand_precision={highest,highest}" in xla.module_text(products.in_f32(module))
+    assert "operand_precision" not in xla.module_text(module)
 
 
 # Memory.

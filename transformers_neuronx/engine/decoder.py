@@ -7,6 +7,7 @@ caller. This file does not know how tokens are sampled or graphs are built.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ class Decoder(ABC):
         self.runtime = runtime
         self.options = options
         self.slots = options.batch_size
-        devices = runtime.device_count, runtime.panels, runtime.attends_in_place
+        devices = runtime.device_count, runtime.panels, runtime.attends_in_place, runtime.scatters
         self.programs = self.programs_of(family, config, options, *devices)
         self.weights: dict[Key, DeviceTensor] = {}
         self._operands: dict[tuple[range, bool], list[DeviceTensor]] = {}
@@ -68,10 +69,10 @@ class Decoder(ABC):
         self.memory = SourceMemory(runtime, self.store, self.weights, options.prompt_batch_size)
         self.load_seconds = 0.0
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         runtime = self.__dict__.get("runtime")
         self.__dict__.clear()
-        if runtime is not None:
+        if runtime is not None and not ends():  # the process ends, and modules may be gone
             runtime.let_go()
 
     # Loading and compiling.

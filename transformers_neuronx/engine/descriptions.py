@@ -99,7 +99,8 @@ def code_of(decoder: Decoder) -> str:
     homes = decoder.family.graph.__name__, decoder.family.weights.__name__, type(decoder.config).__module__
     if not (_own_code() and all(home.startswith(f"{PACKAGE.name}.") for home in homes)):
         return ""
-    return f"{_own_code()} panels={decoder.programs.panels} in_place={decoder.programs.in_place}"
+    programs = decoder.programs
+    return f"{_own_code()} panels={programs.panels} in_place={programs.in_place} scatters={programs.scatters}"
 
 
 @functools.cache

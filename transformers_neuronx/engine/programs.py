@@ -33,7 +33,8 @@ class Programs:
     """Writes the HLO modules of a family's model for `degree` devices.
 
     With `panels`, matrices of linear layers are stored in panels. `attends(dtype, head_dim)` tells whether a kernel
-    reads caches in place, and only the positions in use; then loops carry whole caches.
+    reads caches in place, and only the positions in use; then loops carry whole caches. With `scatters`, rows are
+    written to them at once.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Programs:
         degree: int,
         panels: bool = False,
         attends: Callable[[str, int], bool] = lambda dtype, head_dim: False,
+        scatters: bool = False,
     ) -> None:
         self.family, self.graph = family, family.graph
         self.options = options
@@ -59,7 +61,7 @@ class Programs:
         kept = [(each.heads or config.attention_heads, each) for each in self.cache.kinds.values()]
         self.in_place = dense and all(not one.spread and attends(one.dtype, heads.head_dim) for heads, one in kept)
         self.reads_pages = self.in_place and family.pages
-        self.panels = panels
+        self.panels, self.scatters = panels, scatters
         table = quantized(family.weights.table(config), options.quant)
         self.table = self._numbered(in_panels(table, self.dtype) if panels else table)
         rows = [row for row in self.table if not (family.encoder and row.name.startswith(ENCODER_ONLY))]
@@ -193,7 +195,7 @@ class Programs:
             if (cache.spread, window) not in of_cache:
                 own = segments[window] if segments else step.segments
                 of_cache[cache.spread, window] = replace(
-                    step, pattern=self.options.sparse, spread=cache.spread, segments=own
+                    step, pattern=self.options.sparse, spread=cache.spread, scatters=self.scatters, segments=own
                 )
             steps[kind] = of_cache[cache.spread, window]
         return steps

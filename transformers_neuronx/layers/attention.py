@@ -9,7 +9,7 @@ from typing import Any
 from transformers_neuronx import hlo
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.activation import softmax
-from transformers_neuronx.layers.cache import as_cached, copy_blocks, masked, of_slots, write
+from transformers_neuronx.layers.cache import as_cached, masked, of_slots, put_at_once, put_by_rows
 from transformers_neuronx.layers.linear import linear, linears
 from transformers_neuronx.layers.norm import rms_norm
 from transformers_neuronx.layers.paged import paged_attention
@@ -79,6 +79,7 @@ def _attend_body(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    scatters: bool = False,
 ) -> tuple[Tensor, ...]:
     """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
@@ -90,8 +91,7 @@ def _attend_body(
     kv_heads = k.sizes[2]
     rows = hlo.iota("s32", [b]) if slots is None else slots
     new = as_cached([hlo.reshape(hlo.transpose(x, 0, 2, 1, 3), b * kv_heads, n, d) for x in (k, v)], cache)
-    visible = [write(hlo.slice(x, 1, 0, width), y, rows, start, length) for x, y in zip(cache, new, strict=True)]
-    updated = [copy_blocks(*pair, rows, start, kv_heads, n) for pair in zip(visible, cache, strict=True)]
+    visible, updated = (put_at_once if scatters else put_by_rows)(cache, new, rows, start, length, width)
     keys, values, *scales = visible if slots is None else [of_slots(cached, slots, kv_heads) for cached in visible]
     scales = [hlo.reshape(each, -1, 1, width) for each in scales]
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, -1, d)
@@ -109,10 +109,11 @@ _attend = hlo.composite("attention", _attend_body)
 
 def _attends(step: Step, window: int | None) -> tuple[Callable[..., Any], int | None]:
     """Return the function for a step's pattern and devices, and the window of a layer that has one of `window`."""
-    attend: Callable[..., Any] = _attend
+    attend: Callable[..., Any] = functools.partial(_attend_body, scatters=True) if step.scatters else _attend
     blocks = step.pattern is not None and step.pattern.window is None
     if step.spread or blocks:  # kernels know neither
-        attend = functools.partial(attend_spread, spread=step.spread) if step.spread else _attend_body
+        body = functools.partial(_attend_body, scatters=step.scatters)
+        attend = functools.partial(attend_spread, spread=step.spread) if step.spread else body
         attend = functools.partial(attend, near=step.near if blocks else None)
     if step.pattern is None or step.pattern.window is None:
         return attend, window

@@ -54,12 +54,37 @@ def masked(
     return hlo.select(seen, scores, -math.inf)
 
 
-def write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Tensor) -> Tensor:
+def put_by_rows(
+    cache: Sequence[Tensor], new: Sequence[Tensor], slots: Tensor, start: Tensor, length: Tensor, width: int
+) -> tuple[list[Tensor], list[Tensor]]:
     """Write the first `length[i]` tokens of row `i` to slot `slots[i]` of the cache, from position `start[i]` on.
 
     cache [slots * heads, positions, d]; new [b * heads, n, d]. Row by row, a block of n positions is read, changed
-    and written. XLA does this in place; for a scatter it would copy the cache.
+    and written. XLA:CPU does this in place; for a scatter it would copy the cache.
+    -> arrays like the cache with its first `width` positions, and the cache
     """
+    visible = [_write(hlo.slice(x, 1, 0, width), y, slots, start, length) for x, y in zip(cache, new, strict=True)]
+    return visible, [_copy_blocks(*each, slots, start) for each in zip(visible, cache, new, strict=True)]
+
+
+def put_at_once(
+    cache: Sequence[Tensor], new: Sequence[Tensor], slots: Tensor, start: Tensor, length: Tensor, width: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Do what `put_by_rows` does with one scatter for each array, which GPUs do in place.
+
+    There, a block of each row would be two kernels in every layer, and minutes of compiling for many rows.
+    """
+    rows, n = start.sizes[0], new[0].sizes[1]
+    heads = new[0].sizes[0] // rows
+    slots, start, length = (hlo.reshape(x, rows, 1, 1) for x in (slots, start, length))
+    head, token = (hlo.iota("s32", [rows, heads, n], axis) for axis in (1, 2))
+    at = slots * heads + head, hlo.select(token < length, start + token, cache[0].sizes[1])
+    where = hlo.concatenate([hlo.reshape(x, rows * heads, n, 1) for x in at], 2)
+    after = [hlo.scatter_rows(x, where, y, [0, 1]) for x, y in zip(cache, new, strict=True)]
+    return [hlo.slice(x, 1, 0, width) for x in after], after
+
+
+def _write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Tensor) -> Tensor:
     rows, n, d = start.sizes[0], *new.sizes[1:]
     heads = new.sizes[0] // rows
     offset = hlo.iota("s32", [1, n, 1], 1)
@@ -75,13 +100,14 @@ def write(cache: Tensor, new: Tensor, slots: Tensor, start: Tensor, length: Tens
     return cache
 
 
-def copy_blocks(source: Tensor, cache: Tensor, slots: Tensor, start: Tensor, heads: int, n: int) -> Tensor:
-    """Copy the blocks that `write` wrote to `source`, a copy of the cache's first positions, to `cache`.
+def _copy_blocks(source: Tensor, cache: Tensor, new: Tensor, slots: Tensor, start: Tensor) -> Tensor:
+    """Copy the blocks of `new` that were written to `source`, a copy of the cache's first positions, to `cache`.
 
     So all reads of the cache come before its writes; otherwise XLA copies the cache.
     """
     if source.sizes == cache.sizes:
         return source
+    heads, n = new.sizes[0] // start.sizes[0], new.sizes[1]
     for where in _blocks(source, slots, start, heads, n):
         block = hlo.dynamic_slice(source, where, [heads, n, cache.sizes[2]])
         cache = hlo.dynamic_update_slice(cache, block, where)

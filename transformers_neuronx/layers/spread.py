@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers_neuronx import hlo
-from transformers_neuronx.layers.cache import as_cached, copy_blocks, masked, of_slots, write
+from transformers_neuronx.layers.cache import as_cached, masked, of_slots, put_by_rows
 from transformers_neuronx.layers.step import Cache, Spread
 from transformers_neuronx.pyhlo import Tensor
 
@@ -28,8 +28,7 @@ def attend_spread(
     first = _passed(start, rank, devices)
     count = _passed(start + length, rank, devices) - first
     new = as_cached([_own_tokens(x, first, start, rank, devices) for x in (k, v)], cache)
-    visible = [write(hlo.slice(x, 1, 0, width), y, rows, first, count) for x, y in zip(cache, new, strict=True)]
-    updated = [copy_blocks(*pair, rows, first, 1, -(-n // devices)) for pair in zip(visible, cache, strict=True)]
+    visible, updated = put_by_rows(cache, new, rows, first, count, width)
     keys, values, *scales = visible if slots is None else [of_slots(cached, slots, 1) for cached in visible]
     scales = [hlo.reshape(each, b, 1, 1, width) for each in scales]
 

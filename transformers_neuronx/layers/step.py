@@ -29,7 +29,8 @@ class Step:
     ids s32[b, n]; start s32[b], the position of a row's first active token; length s32[b], the number of real tokens
     in a row; end s32[b], the length of a row's sequence after all of its known tokens are fed, in this step or later;
     slots s32[b], the cache slot of each row, or None if row i has slot i. `width` is the number of positions that rows
-    may attend to. If attention is sparse, `pattern` tells to which. With `spread`, devices divide the cache.
+    may attend to. If attention is sparse, `pattern` tells to which. With `spread`, devices divide the cache. With
+    `scatters`, all rows are written to it at once.
 
     With `segments`, a row is a single token (n = 1), and adjacent rows may be of one sequence, whose cache is in pages.
     segments are rows of `segment_row`. slots are then where sequences have what is not in pages. `places`,
@@ -45,6 +46,7 @@ class Step:
     width: int
     pattern: Pattern | None = None
     spread: Spread | None = None
+    scatters: bool = False
     segments: Tensor | None = None
     places: Tensor | None = None
 

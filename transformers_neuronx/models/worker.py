@@ -72,8 +72,8 @@ class Worker:
     def begin(self, _: Message) -> Answer:
         """Join the other workers."""
         self._runtime = runtime = xla_runtime(*self._place)
-        facts = dict(version=__version__, description=runtime.description, panels=runtime.panels)
-        return facts | dict(fingerprint=dict(runtime.fingerprint)), []
+        facts = dict(version=__version__, description=runtime.description, fingerprint=dict(runtime.fingerprint))
+        return facts | dict(panels=runtime.panels, scatters=runtime.scatters), []
 
     def put(self, message: Message) -> Answer:
         """Bring arrays to the devices here: one for each, or one for all, which may be zeros."""

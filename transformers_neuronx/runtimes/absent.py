@@ -8,6 +8,8 @@ from typing import Any
 class _Absent:
     """The properties of a runtime that a decoder uses before it runs anything."""
 
+    scatters = False
+
     def __init__(self, degree: int, panels: bool, loops: bool) -> None:
         self.device_count, self.here = degree, range(degree)
         self.panels = panels

@@ -136,6 +136,11 @@ class Runtime(Protocol):
         ...
 
     @property
+    def scatters(self) -> bool:
+        """Whether it is fastest to write all rows to a cache at once, rather than one after the other."""
+        ...
+
+    @property
     def pages(self) -> bool:
         """Whether attention over a cache in pages can be compiled."""
         ...

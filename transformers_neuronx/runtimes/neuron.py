@@ -236,7 +236,7 @@ class NeuronRuntime:
     """
 
     suffix, lost = "neff", ""
-    panels = loops = False
+    panels = loops = scatters = False
 
     def __init__(self, degree: int, device: bool = True) -> None:
         self.device_count, self.here = degree, range(degree)

@@ -321,6 +321,10 @@ class RemoteRuntime:
     def panels(self) -> bool:
         return bool(self.facts["panels"])
 
+    @property
+    def scatters(self) -> bool:
+        return bool(self.facts["scatters"])
+
     @functools.cache  # noqa: B019
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
         command = dict(do="attends_in_place", cached=cached, head_dim=head_dim)

@@ -29,6 +29,7 @@ from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryS
 from transformers_neuronx.runtimes.collectives import in_order
 from transformers_neuronx.runtimes.meeting import Meeting
 from transformers_neuronx.runtimes.processor import processor
+from transformers_neuronx.runtimes.products import in_f32
 from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
 from transformers_neuronx.runtimes.xla_clients import Devices, devices, enlarge_buffers, jaxlib, jaxlib_hlo
 
@@ -200,7 +201,7 @@ class XlaRuntime:
     def compile(self, module: HloModuleProto) -> Executable:
         private = jaxlib()
         try:
-            given = kernels.with_kernels(module) if self.platform == "cpu" else module
+            given = kernels.with_kernels(module) if self.platform == "cpu" else in_f32(module)
             given = in_order(given) if self._meeting else given
             stablehlo = private.mlir.hlo_to_stablehlo(given.SerializeToString())
             loaded = self._client.compile_and_load(stablehlo, self._devices, self._options())
@@ -230,6 +231,10 @@ class XlaRuntime:
 
     def attends_in_place(self, cached: str, head_dim: int) -> bool:
         return self.platform == "cpu" and kernels.attends_in_place(cached, head_dim)
+
+    @property
+    def scatters(self) -> bool:
+        return self.platform == "cuda"
 
     @property
     def pages(self) -> bool:

@@ -229,7 +229,7 @@ def decoder_of(family: Family, config: DecoderConfig, runtime: Runtime, options:
     made = family, config, runtime, options
     if options.blocks is not None:
         return BlockDecoder(*made)
-    devices = runtime.device_count, runtime.panels, runtime.attends_in_place
+    devices = runtime.device_count, runtime.panels, runtime.attends_in_place, runtime.scatters
     programs = Programs(family, config, options, *devices)
     whole = options.unroll is None and options.context_unroll is None
     paged = runtime.pages and programs.reads_pages and whole and not programs.cache.has_states
