@@ -16,5 +16,5 @@ model = NeuronAutoModelForCausalLM.from_pretrained(CHECKPOINT, n_positions=64, t
 model.to_neuron()  # here the processes meet; each reads its half of the weights
 prompt = tokenizer("And God said unto Moses,", return_tensors="pt").input_ids
 tokens = model.sample(prompt, 24, top_k=1)
-if os.environ["RANK"] == "0":
+if os.environ.get("RANK", "0") == "0":
     print(tokenizer.decode(tokens[0]))

@@ -228,20 +228,30 @@ def test_help_teaches_in_eighty_columns(command):
 
 
 def test_hosts_like_this_machine(command, configured):
-    found = planned(command, configured("gpt2-xl"), "--instance", "cpu", "--round-trip", "0.5")
+    where = configured("gpt2-xl"), "--instance", "cpu", "--round-trip", "0.5", "--bandwidth", "8"
+    found = planned(command, *where)
     hosts = found["hosts"]
-    assert [each["degree"] for each in hosts] == [1, 2, 4, 8, 16] and found["round_trip"] == 0.0005
+    assert [each["degree"] for each in hosts] == [1, 2, 4, 8, 16]
+    assert found["network"] == dict(round_trip=0.0005, bandwidth=1e9)
     assert hosts[0]["sum_seconds"] == 0 and hosts[0]["token_seconds"] == found["fits"][0]["token_seconds"]
     for each in hosts[1:]:
-        assert each["sum_seconds"] == pytest.approx((2 * 48 + 2) * (each["degree"] - 1) * (0.0005 + planning.OVERHEAD))
+        sums, others = 2 * 48 + 2, each["degree"] - 1
+        assert each["needs"]["token"]["sums"] == sums
+        # Each sum is of 1600 numbers in f32. Logits are gathered.
+        received = (sums - 1) * 1600 * 4 * others + 50257 * 4 * others // each["degree"]
+        assert each["needs"]["token"]["received"] == pytest.approx(received, rel=0.01)
+        seconds = sums * others * (0.0005 + planning.OVERHEAD) + each["needs"]["token"]["received"] / 1e9
+        assert each["sum_seconds"] == pytest.approx(seconds)
         assert each["memory"] == hosts[0]["memory"] and each["token_seconds"] > each["sum_seconds"]
+        assert each["prompt_seconds"] > each["token_seconds"]
     weights = [each["needs"]["weights"] for each in hosts]
     assert 0.5 < weights[1] / weights[0] < 0.55 and weights == sorted(weights, reverse=True)
+
+
+def test_hosts_are_printed_with_what_to_do(command, configured):
     printed, _ = command("plan", configured("gpt2-xl"), "--instance", "cpu", "--round-trip", 0.5)
-    assert re.search(
-        r"^2 like cpu +2 .+ ms +\d+\.\d ms$", printed, re.M
-    ) and "a round trip of 500.0 µs" in printed.replace("\n  ", " ")
-    assert (
-        "needs --instance cpu"
-        in command("plan", configured("gpt2-xl"), "--instance", "trn1.2xlarge", "--round-trip", 1, status=2)[1]
-    )
+    assert re.search(r"^2 like cpu +2 .+ ms +\d+\.\d+ m?s$", printed, re.M)
+    said = printed.replace("\n  ", " ").replace("\n", " ")
+    assert "a round trip of 500.0 µs" in said and "their bytes come at 1.25 GB/s" in said and "1 host holds it." in said
+    where = configured("gpt2-xl"), "--instance", "trn1.2xlarge", "--round-trip", 1
+    assert "needs --instance cpu" in command("plan", *where, status=2)[1]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transformers_neuronx.analysis.planning import CPU, NAMES, Place, Planner, place
+from transformers_neuronx.analysis.planning import CPU, NAMES, Network, Place, Planner, place
 from transformers_neuronx.cli import options as o
 from transformers_neuronx.errors import ConfigError, EngineError
 
@@ -26,6 +26,9 @@ RoundTrip = Annotated[
         "--round-trip", help="Milliseconds between hosts: also plan for up to 16 hosts like this machine.", least=0.001
     ),
 ]
+Bandwidth = Annotated[
+    float, o.option("--bandwidth", help="Gigabits a second into each host, for --round-trip.", least=0.001)
+]
 
 
 def plan(
@@ -33,6 +36,7 @@ def plan(
     instance: Instances = None,
     tp: Tp = None,
     round_trip: RoundTrip = None,
+    bandwidth: Bandwidth = 10,
     cache_dir: o.CacheDir = None,
     n_positions: o.Positions = None,
     context: o.Context = None,
@@ -62,12 +66,18 @@ def plan(
     )
     planner = Planner(o.Source(model, cache_dir).open(how, without_weights=True, **sizes))
     places = _places(instance or NAMES, planner.options.amp)
-    if round_trip and not any(each.name == CPU for each in places):
-        raise ConfigError("--round-trip is for hosts like this machine: it needs --instance cpu, or none")
-    planned = planner.plan(places, tp, bool(instance), round_trip and round_trip / 1e3)
+    planned = planner.plan(places, tp, bool(instance), _network(places, round_trip, bandwidth))
     typer.echo(json.dumps(planned.as_dict()) if as_json else str(planned))
     if not any(fit.fits for fit in (*planned.fits, *planned.hosts)):
         raise typer.Exit(o.NO)
+
+
+def _network(places: Sequence[Place], round_trip: float | None, bandwidth: float) -> Network | None:
+    if round_trip is None:
+        return None
+    if not any(each.name == CPU for each in places):
+        raise ConfigError("--round-trip is for hosts like this machine: it needs --instance cpu, or none")
+    return Network(round_trip / 1e3, bandwidth * 1e9 / 8)
 
 
 def _places(names: Sequence[str], amp: str) -> list[Place]:

@@ -55,9 +55,12 @@ def _devices(instruction: HloInstructionProto) -> int:
 
 
 def _pays(instruction: HloInstructionProto) -> bool:
-    devices = _devices(instruction)
-    small = devices <= FEW or nbytes(instruction.shape) * devices <= SMALL
-    return small and instruction.shape.element_type != TUPLE
+    return instruction.shape.element_type != TUPLE and pays(nbytes(instruction.shape), _devices(instruction))
+
+
+def pays(size: int, devices: int) -> bool:
+    """Whether devices send an array of `size` bytes to each other, rather than sums around a ring."""
+    return devices <= FEW or size * devices <= SMALL
 
 
 def _entry(instruction: HloInstructionProto, combine: Callable[[Tensor, Tensor], Tensor]) -> HloComputationProto:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from transformers_neuronx.analysis.inspection import ModelFacts, facts_of_model
+from transformers_neuronx.analysis.inspection import ModelFacts, Row, facts_of_model
 from transformers_neuronx.analysis.planning.places import CPU, Core, Place
 from transformers_neuronx.analysis.planning.text import plan_text
 from transformers_neuronx.config import Buckets
@@ -23,24 +23,43 @@ from transformers_neuronx.models.base import Model
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.absent import absent_runtime
 from transformers_neuronx.runtimes.base import Runtime
+from transformers_neuronx.runtimes.collectives import pays
 from transformers_neuronx.serving.steps import TokensKey
 
 HOSTS = (1, 2, 4, 8, 16)
+GATHER, REDUCE = "all-gather", "all-reduce"
 OVERHEAD = 0.26e-3  # seconds that two processes need for a sum, as benchmarks/between_hosts.py measured on two cores
 
 
 @dataclass(frozen=True)
+class Network:
+    """What is between hosts: the seconds of a message to another one and back, and bytes a second into each."""
+
+    round_trip: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
 class Work:
-    """Bytes that a device's operations move in one step, and FLOPs of its products, as `inspection` counts them."""
+    """Bytes that a device's operations move in one step, and FLOPs of its products, as `inspection` counts them.
+
+    `sums` is the number of operations that need other devices, and `received` the bytes that they bring.
+    """
 
     bytes: int
     flops: int
+    sums: int = 0
+    received: int = 0
 
     def seconds(self, core: Core) -> float | None:
         """Return the roofline time: memory or arithmetic at full speed, whichever takes longer. None if unknown."""
         if core.bandwidth is None or core.peak is None:
             return None
         return max(self.bytes / core.bandwidth, self.flops / core.peak)
+
+    def seconds_between(self, hosts: int, network: Network) -> float:
+        """Return the time of its sums over so many hosts: a round trip to each other one, and the bytes."""
+        return self.sums * (hosts - 1) * (network.round_trip + OVERHEAD) + self.received / network.bandwidth
 
 
 @dataclass(frozen=True)
@@ -64,6 +83,7 @@ class Fit:
     """A model at a place and a degree. Bytes are for one device, which has `memory`. Seconds are roofline times.
 
     `needs` is None if the place does not support the degree. `sum_seconds` is the part of a token's for sums of hosts.
+    That is not at the limit of a roof, but as it was measured.
     """
 
     place: str
@@ -86,8 +106,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model at several places, and divided among `hosts` like this machine, if there is a `round_trip` between them
-    in seconds.
+    """A model at several places, and divided among `hosts` like this machine, if there is a `network` between them.
 
     `prompts` are the number of prompts read at once, and the most tokens of each. `heads_by_degree` is the number of
     heads at each degree: the model's `heads`, padded with zeros so that the degree divides them.
@@ -104,7 +123,7 @@ class Plan:
     heads_by_degree: dict[int, int]
     places: list[Place]
     fits: list[Fit]
-    round_trip: float | None = None
+    network: Network | None = None
     hosts: Sequence[Fit] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -131,11 +150,11 @@ class Planner:
         places: Sequence[Place],
         degree: int | None = None,
         all_degrees: bool = False,
-        round_trip: float | None = None,
+        network: Network | None = None,
     ) -> Plan:
         """Plan for each place at this degree, at all its degrees with `all_degrees`, or at the smallest that fits.
 
-        With a `round_trip` in seconds, also for hosts like this machine, if it is one of the places.
+        With a `network`, also for hosts like this machine, if it is one of the places.
         """
         fits = [fit for place in places for fit in self._fits(place, degree, all_degrees)]
         options, heads = self.options, self.model.model_config.attention_heads
@@ -153,20 +172,26 @@ class Planner:
             heads_by_degree={each: heads.split(0, unit=1).padded(heads.heads, each) for each in degrees},
             places=list(places),
             fits=fits,
-            round_trip=round_trip,
-            hosts=[]
-            if round_trip is None
-            else [
-                self.divided(place.core, hosts, round_trip) for place in places if place.name == CPU for hosts in HOSTS
+            network=network,
+            hosts=[
+                self.divided(place.core, hosts, network)
+                for place in places
+                if network and place.name == CPU
+                for hosts in HOSTS
             ],
         )
 
-    def divided(self, host: Core, hosts: int, round_trip: float) -> Fit:
-        """Return how it fits on so many hosts, each of them a device. A sum takes a round trip to each other."""
-        needs, sums = self.needs(hosts, on_cpu=True), 2 * len(self._written(hosts, True)[0].programs.layers) + 2
-        alone, summing = needs.token.seconds(host), sums * (hosts - 1) * (round_trip + OVERHEAD)
-        token = None if alone is None else alone + summing
-        return Fit(f"{hosts} like cpu", hosts, int(host.memory), needs, token, sum_seconds=summing)
+    def divided(self, host: Core, hosts: int, network: Network) -> Fit:
+        """Return how it fits on so many hosts, each of them a device."""
+        needs = self.needs(hosts, on_cpu=True)
+
+        def seconds(work: Work | None) -> float | None:
+            if work is None or (alone := work.seconds(host)) is None:
+                return None
+            return alone + work.seconds_between(hosts, network)
+
+        times = seconds(needs.token), seconds(needs.prompt), needs.token.seconds_between(hosts, network)
+        return Fit(f"{hosts} like cpu", hosts, int(host.memory), needs, *times)
 
     def fit(self, place: Place, degree: int) -> Fit:
         """Return how it fits at one place, on `degree` devices."""
@@ -231,4 +256,19 @@ def _work(decoder: Decoder, facts: ModelFacts, keys: Sequence[ProgramKey]) -> Wo
         return None
     totals = [(program.runs, program.total) for program in programs]
     moved = sum(runs * (total.read + total.written) for runs, total in totals)
-    return Work(moved, sum(runs * total.products for runs, total in totals))
+    sums = [
+        (program.runs * op.count, program.runs * _received(op, decoder.programs.degree))
+        for program in programs
+        for op in program.ops
+        if op.name in (GATHER, REDUCE)
+    ]
+    count, received = map(sum, zip(*sums, strict=True)) if sums else (0, 0)
+    return Work(moved, sum(runs * total.products for runs, total in totals), count, received)
+
+
+def _received(op: Row, devices: int) -> int:
+    """Return the bytes that a device gets from the others in an operation, as `runtimes.collectives` does it."""
+    if op.name == GATHER:
+        return op.written * (devices - 1) // devices
+    each = op.written // op.count
+    return op.written * (devices - 1) if pays(each, devices) else 2 * op.written * (devices - 1) // devices

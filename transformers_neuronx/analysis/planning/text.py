@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers_neuronx.analysis.inspection.text import scaled, wrapped
@@ -30,18 +30,17 @@ def plan_text(facts: Facts) -> str:
     heads = "place", "tp", "weights", "caches", "temp.", "memory", "fits", "token", "prompt"
     lines = [wrapped(head), "", LINE.format(*heads).rstrip(), *map(_line, facts["fits"]), ""]
     if facts["hosts"]:
-        hosts = [_line(fit, "sum_seconds") for fit in facts["hosts"]]
-        lines += [LINE.format("hosts", *heads[1:-1], "for sums").rstrip(), *hosts, ""]
+        lines += [LINE.format("hosts", *heads[1:]).rstrip(), *map(_line, facts["hosts"]), ""]
     lines += map(wrapped, _notes(facts))
     return "\n".join(lines)
 
 
-def _line(fit: Facts, last: str = "prompt_seconds") -> str:
+def _line(fit: Facts) -> str:
     needs = fit["needs"] or {}
     sizes = [needs.get(name) for name in ("weights", "caches", "temporaries")]
     cells = [_scaled(size) for size in (*sizes, fit["memory"])]
     fits = "no tp" if not needs else "yes" if fit["fits"] else "no"
-    times = [_time(fit[name]) for name in ("token_seconds", last)]
+    times = [_time(fit[name]) for name in ("token_seconds", "prompt_seconds")]
     return LINE.format(fit["place"], fit["degree"], *cells, fits, *times).rstrip()
 
 
@@ -61,11 +60,7 @@ def _notes(facts: Facts) -> Iterator[str]:
     yield ROOFLINE
     yield from (f"{place['name']}: {place['told']}." for place in facts["places"] if place["told"])
     if facts["hosts"]:
-        yield (
-            f"Hosts: each is one device, and a sum takes a round trip of {_time(facts['round_trip'])}, and work, for "
-            "each further host. This was measured with two. transformers-neuronx serve --tp 2 --nnodes 2 divides a "
-            "model among two."
-        )
+        yield from _hosts(facts["hosts"], facts["network"])
     heads, there = facts["heads"], facts["heads_by_degree"]
     if padded := {degree: count for degree, count in there.items() if count != heads}:
         divisors = _listed(degree for degree in there if degree not in padded)
@@ -74,6 +69,22 @@ def _notes(facts: Facts) -> Iterator[str]:
             f"{_listed(padded.values())}. The original library's guide asks for a degree that does"
             + (f": {divisors}." if divisors else ".")
         )
+
+
+def _hosts(hosts: Sequence[Facts], network: Facts) -> Iterator[str]:
+    yield (
+        f"Hosts: each is one device. Sums take a round trip of {_time(network['round_trip'])}, and work, for each "
+        f"further host, and their bytes come at {scaled(network['bandwidth'], 'B')}/s. This was measured with 2 to 4."
+    )
+    holding = [fit for fit in hosts if fit["fits"]]
+    if not holding:
+        return
+    fewest, timed = holding[0]["degree"], [fit for fit in holding if fit["token_seconds"]]
+    best = min(timed, key=lambda fit: fit["token_seconds"])["degree"] if timed else fewest
+    hold = f"{fewest} host{'s hold' if fewest > 1 else ' holds'} it"
+    fastest = f" Tokens are fastest on {best}." if best != fewest else ""
+    command = f" transformers-neuronx serve --tp {best} --nnodes {best} divides it." if best > 1 else ""
+    yield f"{hold}.{fastest}{command} More requests need more replicas rather than more hosts for each."
 
 
 def _listed(values: Iterable[Any]) -> str:
