@@ -13,7 +13,7 @@ class Published:
     """`attributes` are those of `config.json`; `mentioned` are those that Transformers does not read.
 
     `refused` is the reason, as a pattern, if the configuration is refused. `buffers` are additional tensors of the
-    checkpoint. A `bare` checkpoint has no head, and no prefix in its names.
+    checkpoint. A `bare` checkpoint has no head, and no prefix in its names. `stored` is how it has weights in 8 bits.
     """
 
     attributes: dict[str, Any]
@@ -21,6 +21,7 @@ class Published:
     refused: str | None = None
     buffers: tuple[str, ...] = ()
     bare: bool = False
+    stored: tuple[Any, ...] = ()
 
 
 def but(base: dict[str, Any], *missing: str, **changes: Any) -> dict[str, Any]:
@@ -236,8 +237,7 @@ THIRD = {
         refused=r"is quantized \(bitsandbytes, 4 bits\)",
     ),
     "neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8": Published(
-        but(LLAMA31, quantization_config=QUANTIZED["compressed"]),
-        refused=r"is quantized \(compressed-tensors, float-quantized\)",
+        but(LLAMA31, quantization_config=QUANTIZED["compressed"]), stored=("float", (None, None), "_scale")
     ),
     "mlx-community/Llama-3.2-1B-Instruct-4bit": Published(
         but(LLAMA32, quantization=QUANTIZED["mlx"], quantization_config=QUANTIZED["mlx"]),
@@ -320,7 +320,7 @@ FIFTH = {
     ),
     "Qwen/Qwen3-Embedding-0.6B": Published(but(QWEN3, max_window_layers=1), bare=True),
     "Qwen/Qwen3-8B-FP8": Published(
-        but(QWEN3, quantization_config=QUANTIZED["fp8"]), refused=r"is quantized \(fp8, e4m3\)"
+        but(QWEN3, quantization_config=QUANTIZED["fp8"]), stored=("float", (128, 128), "_scale_inv")
     ),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from eight_bits import store_in_eight_bits
 from parity import assert_close, continued, padded, prompts, randomized
 from published import PUBLISHED
 from safetensors.torch import load_file, save_file
@@ -26,6 +27,8 @@ def checkpoint(published, directory):
         CONFIG_MAPPING[published.attributes["model_type"]].from_dict(copy.deepcopy(published.attributes))
     )
     reference.save_pretrained(directory)
+    if published.stored:
+        reference = store_in_eight_bits(reference, directory, *published.stored)
     file = directory / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
     if published.bare:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers_neuronx.config.attributes import may_be_read, mention, quantized_with
+from transformers_neuronx.config.published import form_of
 from transformers_neuronx.config.sparse_attention import Pattern
 from transformers_neuronx.config.switches import (
     Blocks as Blocks,
@@ -155,7 +156,7 @@ INERT = frozenset(
     initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id model_type name_or_path
     output_attentions output_hidden_states pad_token_id problem_type resid_pdrop return_dict summary_activation
     summary_first_dropout summary_proj_to_labels summary_type summary_use_proj torch_dtype transformers_version
-    use_cache
+    use_cache quantization_config
 
     _attn_implementation_autoset auto_map finetuning_task predict_special_tokens prefix sep_token_id
     task_specific_params tokenizer_class torchscript use_bfloat16
@@ -255,10 +256,10 @@ class ModelConfig:
         """
         attributes = completed(attributes)
         family = str(attributes["model_type"])
-        if stored := quantized_with(attributes):
+        if (stored := quantized_with(attributes)) and form_of(attributes) is None:
             raise ConfigError(
                 f"the {family} checkpoint is quantized ({stored}), and such weights cannot be read; load the original "
-                "checkpoint, with a QuantizationConfig to quantize its weights"
+                "checkpoint, with a QuantizationConfig to quantize its weights, or one in FP8"
             )
         values = {f.name: _read(family, attributes, **f.metadata) for f in fields(cls)}
         fixed = {name: only for base in reversed(cls.__mro__) for name, only in vars(base).get("FIXED", {}).items()}

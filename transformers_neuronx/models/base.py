@@ -22,6 +22,7 @@ from transformers_neuronx.config import (
     completed,
     token_ids,
 )
+from transformers_neuronx.config.published import form_of
 from transformers_neuronx.engine.artifact_saving import save_artifact
 from transformers_neuronx.engine.artifacts import Artifact, holds_artifact, open_artifact
 from transformers_neuronx.engine.decoder import Decoder
@@ -41,6 +42,7 @@ from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import Turns
 from transformers_neuronx.weights.checkpoint import Checkpoint, open_weights
 from transformers_neuronx.weights.directories import PathOrName, load_config
+from transformers_neuronx.weights.published import switches_of
 from transformers_neuronx.weights.reading import expand
 from transformers_neuronx.weights.stored_module import PretrainedModel, Readers
 
@@ -123,6 +125,8 @@ class Model(PretrainedModel):
         self.switches = deepcopy(self.neuron_config)
         n_positions, context, batch_size, prompt_batch_size = self._sizes
         amp, quant = amp_and_quant(self._amp, vars(self.config).get("dtype"), self.switches.quant)
+        if quant is None and (form := form_of(self.config.to_dict())):
+            quant = switches_of(form, self.family.weights.table(self.model_config), self.model_config.n_layer)
         self.options = CompileOptions(
             buckets=self._buckets(n_positions, context),
             **self._batch_sizes(batch_size, prompt_batch_size),  # type: ignore[arg-type]

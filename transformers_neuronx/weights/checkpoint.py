@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from transformers_neuronx.support.files import explain
 from transformers_neuronx.weights.directories import PathOrName, resolve
 from transformers_neuronx.weights.formats import FORMATS, Readers, format_in, open_bin, open_safetensors
 from transformers_neuronx.weights.other_formats import refuse_other_formats
+from transformers_neuronx.weights.packed import Packed, PackedReaders
+from transformers_neuronx.weights.published import form_in, parts_of
 from transformers_neuronx.weights.saving import save_pretrained_split as save_pretrained_split, state_dict_of
 from transformers_neuronx.weights.stored_module import PretrainedModel as PretrainedModel
 
@@ -29,12 +32,15 @@ class Checkpoint:
 
     Also a context manager. Tensors that were read stay valid after `close`. As the files are mapped, they may be
     removed while tensors are in use, but not overwritten in place. If it is `on_disk`, other processes find it there.
+    Matrices in few bits are read as numbers; `packed` has them as they are stored.
     """
 
-    def __init__(self, directory: Path, readers: Readers, on_disk: bool = True) -> None:
+    def __init__(
+        self, directory: Path, readers: Readers, on_disk: bool = True, packed: PackedReaders | None = None
+    ) -> None:
         self.directory, self.on_disk = directory, on_disk
         self.names = frozenset(readers)
-        self._readers = readers
+        self._readers, self._packed = readers, packed or {}
 
     @property
     def readers(self) -> Readers:
@@ -52,27 +58,41 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of one tensor; raises as `read` does."""
-        return tuple(self.read(name).shape)
+        return tuple(self._stored(name).shape)
 
     def dtype(self, name: str) -> torch.dtype:
         """Stored element type of one tensor; raises as `read` does."""
-        return self.read(name).dtype
+        return self._stored(name).dtype
 
     def read(self, name: str) -> torch.Tensor:
         """Map one tensor from its file: bytes are read from the disk on access, writes never reach the file.
 
         CheckpointError if there is no such tensor, torch does not have its dtype, or the checkpoint was closed.
         """
+        with self._reading(name):
+            return self._readers[name](name)
+
+    def packed(self, name: str) -> Packed | None:
+        """Return a matrix as it is stored, if that is in few bits. Raises as `read` does."""
+        with self._reading(name):
+            return self._packed[name](name) if name in self._packed else None
+
+    def _stored(self, name: str) -> torch.Tensor:
+        packed = self.packed(name)
+        return self.read(name) if packed is None else packed.values
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
         if name not in self.names:
             raise CheckpointError(f"{self.directory}: no tensor {name!r} among the {len(self)} of this checkpoint")
         if name not in self._readers:
             raise CheckpointError(f"{self.directory}: cannot read {name!r}, the checkpoint was closed; open it again")
         with explain(f"{self.directory}: cannot read {name!r}", "save it in a dtype that torch has"):
-            return self._readers[name](name)
+            yield
 
     def close(self) -> None:
         """Release the files. `read` raises CheckpointError afterwards."""
-        self._readers = {}
+        self._readers, self._packed = {}, {}
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -101,7 +121,11 @@ def open_checkpoint(path_or_name: PathOrName, cache_dir: PathOrName | None = Non
     if not found:
         refuse_other_formats(directory)
         raise CheckpointError(f"{directory}: no checkpoint here; expected one of {', '.join(FORMATS)}")
-    return Checkpoint(directory, FORMATS[found](directory / found))
+    readers = FORMATS[found](directory / found)
+    if form := form_in(directory):
+        readers, packed = parts_of(directory, readers, form)
+        return Checkpoint(directory, readers, packed=packed)
+    return Checkpoint(directory, readers)
 
 
 def checkpoint_of(model: PreTrainedModel) -> Checkpoint:

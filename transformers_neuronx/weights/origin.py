@@ -22,6 +22,7 @@ from collections.abc import Iterable
 import torch
 
 from transformers_neuronx.weights.checkpoint import Checkpoint
+from transformers_neuronx.weights.packed import Packed
 
 RUNS, NUMBERS = 16, 1024
 
@@ -39,9 +40,19 @@ class Marked(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         tensor = super().read(name)
+        if self._checkpoint.packed(name) is None:
+            self._note(name, tensor)
+        return tensor
+
+    def _note(self, name: str, tensor: torch.Tensor) -> None:
         if (bare := name.removeprefix(self._prefix)) not in self.marks:
             self.marks[bare] = mark(tensor)
-        return tensor
+
+    def packed(self, name: str) -> Packed | None:
+        packed = self._checkpoint.packed(name)
+        if packed is not None:
+            self._note(name, packed.values)
+        return packed
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._checkpoint.shape(name)
@@ -56,7 +67,8 @@ def marks_in(checkpoint: Checkpoint, names: Iterable[str], prefix: str) -> Marks
     marks = {}
     for name in names:
         if name in found:
-            tensor = checkpoint.read(found[name])
+            packed = checkpoint.packed(found[name])
+            tensor = checkpoint.read(found[name]) if packed is None else packed.values
             for run in _runs(tensor):
                 _announce(run)
             marks[name] = mark(tensor)

@@ -15,7 +15,7 @@ import torch
 from transformers_neuronx.config.switches import QuantizationConfig
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.weights import panels
-from transformers_neuronx.weights.layouts import Layout
+from transformers_neuronx.weights.packed import Packed, Store
 from transformers_neuronx.weights.rows import SCALE, Weight
 from transformers_neuronx.weights.splits import HeadSplit, Split
 
@@ -35,13 +35,26 @@ class Storage:
     group: int | None = None
     scaled: bool = True
 
-    def scales(self, matrix: torch.Tensor) -> torch.Tensor:
+    def scales(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
         """Return the scale of each output or of its groups. f32[out], or [out, groups]; in bf16's precision for s4."""
+        if isinstance(matrix, Packed):
+            kept = self._kept(matrix)
+            return self.scales(matrix.numbers) if kept is None else kept
         return torch.cat([self._scales(outputs) for outputs in _in_blocks(matrix)])
 
-    def values(self, matrix: torch.Tensor) -> torch.Tensor:
+    def values(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
         """Return the array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
+        if isinstance(matrix, Packed):
+            if self._kept(matrix) is None:
+                return self.values(matrix.numbers)
+            missing = -matrix.values.shape[1] % (self.group or 1)
+            bits = matrix.values.view(torch.int8)  # torch cannot pad FP8
+            return torch.nn.functional.pad(bits, (0, missing)).view(matrix.values.dtype)
         return torch.cat([self._values(outputs) for outputs in _in_blocks(matrix)])
+
+    def _kept(self, matrix: Packed) -> torch.Tensor | None:
+        """Return the scales of a matrix that is stored in this way already."""
+        return matrix.in_groups(self.group) if self.scaled and matrix.dtype == self.dtype else None
 
     def _scales(self, matrix: torch.Tensor) -> torch.Tensor:
         if self.group is None:
@@ -184,7 +197,7 @@ def _fitting(storage: Storage, row: Weight) -> Storage:
     return replace(storage, group=group)
 
 
-def _row(row: Weight, name: str, sizes: tuple[int, ...], store: Layout, dtype: str, inputs: int | None) -> Weight:
+def _row(row: Weight, name: str, sizes: tuple[int, ...], store: Store, dtype: str, inputs: int | None) -> Weight:
     """Return a row whose elements each cover `inputs` inputs of the matrix; None means all of an output."""
     split = row.split
     if split is not None and row.reduces:

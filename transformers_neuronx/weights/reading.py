@@ -15,6 +15,7 @@ from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.weights import panels
 from transformers_neuronx.weights.checkpoint import Checkpoint
 from transformers_neuronx.weights.layouts import Layout
+from transformers_neuronx.weights.packed import Store
 from transformers_neuronx.weights.rows import Weight
 from transformers_neuronx.weights.splits import Split
 
@@ -99,12 +100,22 @@ def shards(
         groups.setdefault(identity, []).append(key)
 
     def pieces(
-        source: Any, layout: Layout, store: Layout | None, split: Split | None, word: int | None, element: str
+        source: Any, layout: Layout, store: Store | None, split: Split | None, word: int | None, element: str
     ) -> list[torch.Tensor]:
-        whole = layout(source() if callable(source) else checkpoint.read(source))
-        whole = store(whole) if store else whole
+        whole = _stored(checkpoint, source, layout, store)
         shares = split.cut(whole, degree, here) if split else [whole]
         return [panels.laid_out(share, word, to_torch(element)) for share in shares] if word else shares
 
     for how, keys in groups.items():
         yield Sharded(keys, how[-1], functools.partial(pieces, *how))
+
+
+def _stored(checkpoint: Checkpoint, source: Any, layout: Layout, store: Store | None) -> torch.Tensor:
+    """Read or compute a weight, lay it out, and make it what is stored, which a matrix in few bits may be already."""
+    if callable(source):
+        whole = layout(source())
+    elif store and (packed := checkpoint.packed(source)):
+        return store(packed.laid_out(layout))
+    else:
+        whole = layout(checkpoint.read(source))
+    return store(whole) if store else whole

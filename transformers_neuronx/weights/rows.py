@@ -13,6 +13,7 @@ import torch
 
 from transformers_neuronx.weights import panels
 from transformers_neuronx.weights.layouts import Layout, as_is
+from transformers_neuronx.weights.packed import Store
 from transformers_neuronx.weights.splits import Heads, Split
 
 SCALE = "_scale"  # suffix of a quantized weight's name in the row of its scales
@@ -39,7 +40,7 @@ class Weight:
     split: Split | None = None
     dtype: str | None = None
     value: Callable[[], torch.Tensor] | None = None
-    store: Layout | None = None
+    store: Store | None = None
     matrix: tuple[int, ...] | None = None
     word: int | None = None
     rounded: int | None = None
