@@ -27,6 +27,7 @@ ABOUT = machine()
 HALF = "bf16" if "avx512_bf16" in ABOUT["instructions"] else "f16"  # what llama.cpp multiplies fastest here
 FORMATS = {
     "ours": dict(bf16="bf16", s8="s8"),
+    "ours over HTTP": dict(bf16="bf16", s8="s8"),
     "openvino": dict(bf16="bf16", s8="int8"),
     "llama.cpp server": dict(bf16=HALF, s8="q8_0"),
     "vllm": dict(bf16="bf16", s8="int8"),

@@ -2,7 +2,7 @@
 
     python benchmarks/serving_chart.py benchmarks/results/serving.svg
 
-Each point is the median of all rounds.
+Each point is the median of all rounds. The dotted line is ours over HTTP.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from matplotlib.ticker import NullLocator
 
 LOADS = {"random": "prompts of 1,024 random tokens", "shared": "prompts that share 1,000 tokens"}
 WIDTHS = {"bf16": "16 bits", "s8": "8 bits"}
-PEERS = {"ours": "ours", "openvino": "openvino", "llama.cpp server": "llama.cpp", "vllm": "vllm"}
+PEERS = {"ours": "ours", "ours over HTTP": "ours", "openvino": "openvino", "llama.cpp server": "llama.cpp", "vllm": "vllm"}
 
 
 def rates(runs, load, width, engine):
@@ -38,7 +38,11 @@ def draw(runs, path):
             label, color = ENGINES[style]
             if not (found := rates(runs, load, width, engine)):
                 continue
-            axes.plot(*zip(*found.items(), strict=True), "o-", color=color, linewidth=2 + (engine == "ours"))
+            http = engine == "ours over HTTP"
+            how = dict(linestyle="dotted", linewidth=1) if http else dict(linewidth=2 + (engine == "ours"))
+            axes.plot(*zip(*found.items(), strict=True), marker="o", markersize=4, color=color, **how)
+            if http:  # it is told from its color, and beside the other line
+                continue
             clients, rate = [*found.items()][-1]
             axes.annotate(
                 f"{label} {rate:.3g}", (clients, rate), xytext=(6, 0), textcoords="offset points", va="center",

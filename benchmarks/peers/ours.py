@@ -78,7 +78,7 @@ class Engine:
 class Server:
     """An engine with a cache for all requests at once. Prompts are in chunks of 256 tokens, as OpenVINO's are."""
 
-    def __init__(self, task):
+    def __init__(self, task, tokenizer=None):
         amp, quant = FORMATS[task.format]
         longest = -(-(task.prompt + task.count) // 64) * 64
         model = NeuronAutoModelForCausalLM.from_pretrained(
@@ -87,7 +87,7 @@ class Server:
         )  # fmt: skip
         model.to_neuron(ahead=False)
         sizes = dict(rows=task.clients, step_tokens=256, joined_tokens=256)
-        self.engine = tnx.Engine(model, **sizes, cache_tokens=(1 + task.clients) * longest)
+        self.engine = tnx.Engine(model, **sizes, cache_tokens=(1 + task.clients) * longest, tokenizer=tokenizer)
 
     def answer(self, ids, count):
         return self.engine.submit(ids, tnx.SamplingParams(max_tokens=count, temperature=0, ignore_eos=True))
@@ -105,4 +105,5 @@ def perplexity(task):
     return dict(perplexity=math.exp(-scores.mean()), tokens=len(scores))
 
 
-run(prepare, load, perplexity=perplexity, serve=lambda task: serve(task, Server(task)))
+if __name__ == "__main__":  # ours_server imports this file
+    run(prepare, load, perplexity=perplexity, serve=lambda task: serve(task, Server(task)))
