@@ -66,7 +66,7 @@ def foretold(axes):
     stages = [alone + 1e3 * (hosts - 1) * (TRIPS[1] / 2e3 + OVERHEAD) for hosts in HOSTS]
     axes.plot(HOSTS, stages, color="gray", linestyle="dashed")
     axes.annotate("layers in stages", (16, stages[-1]), xytext=(4, -3), textcoords="offset points", fontsize=8)
-    axes.set_title("Llama-3.3-70B in bf16, hosts of 300 GB/s, 10 Gbit/s: by the formula", fontsize=9)
+    axes.set_title("Llama-3.3-70B in bf16, hosts of 300 GB/s: by the formula", fontsize=9)
     axes.set_xlabel("hosts", fontsize=9)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -17,7 +17,13 @@ from matplotlib.ticker import NullLocator
 
 LOADS = {"random": "prompts of 1,024 random tokens", "shared": "prompts that share 1,000 tokens"}
 WIDTHS = {"bf16": "16 bits", "s8": "8 bits"}
-PEERS = {"ours": "ours", "ours over HTTP": "ours", "openvino": "openvino", "llama.cpp server": "llama.cpp", "vllm": "vllm"}
+PEERS = {
+    "ours": "ours",
+    "ours over HTTP": "ours",
+    "openvino": "openvino",
+    "llama.cpp server": "llama.cpp",
+    "vllm": "vllm",
+}
 
 
 def rates(runs, load, width, engine):
@@ -53,7 +59,7 @@ def draw(runs, path):
         axes.set_xticks(clients := sorted({run["clients"] for run in runs}), map(str, clients))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(clients[0] * 0.9, clients[-1] * 3.2)
-        axes.set_ylim(0)
+        axes.set_ylim(0, 1.08 * max(run["tokens/s"] for run in runs if run["load"] == load and "error" not in run))
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("clients", fontsize=9)
     figure.supylabel("output tokens a second", fontsize=9)

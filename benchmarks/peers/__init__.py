@@ -37,7 +37,7 @@ PEERS = {
             "s4 g32 a8": "s4",
         },
     ),
-    "ours over HTTP": Peer("ours_server", {"bf16": "bf16", "s8": "s8"}, only_serves=True),
+    "ours over HTTP": Peer("ours_server", {"bf16": "bf16", "s8": "s8", "s8 a8": "s8"}, only_serves=True),
     "eager": Peer("huggingface", {"f32": "f32", "bf16": "bf16"}, (TORCH, TRANSFORMERS)),
     "compile": Peer("huggingface", {"f32": "f32", "bf16": "bf16"}, (TORCH, TRANSFORMERS)),
     "openvino": Peer(
