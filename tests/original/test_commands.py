@@ -38,7 +38,7 @@ def test_gpt2_demo_saves_and_runs(monkeypatch, tmp_path, capsys):
     assert sum(line.endswith(" ms") for line in lines) == 24 - len(
         AutoTokenizer.from_pretrained(TINY_KJV)(demos.PROMPT).input_ids
     )
-    assert sum(line.startswith(demos.PROMPT) for line in lines) == 2
+    assert sum(line.startswith(demos.PROMPT) for line in lines) >= 2  # what is drawn after it may say it again
     assert "these have no effect here: --device cpu" in err
 
 

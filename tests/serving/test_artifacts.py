@@ -528,7 +528,7 @@ def decoder_like(source):
             fingerprint=artifact.manifest["runtime"], suffix="executable", here=range(1), device_count=1
         ),
         weights={key_of(name): tensor for names, tensor in tensors for name in names},
-        programs=made_of(panels=True, in_place=True), origin={},
+        programs=made_of(panels=True, in_place=True, scatters=False), origin={},
     )
 
 tqdm.set_lock(threading.RLock())  # its own one is shared by forked processes: who is killed with it stops all others
