@@ -8,7 +8,8 @@ A copy that was trained further has other marks, even if 999 of 1000 numbers are
 copy with adapters merged into some of its tensors. A change of a few numbers or rows of a large tensor may be missed,
 for example that of one token's row in the embedding; `transformers-neuronx check` compares all bits.
 Numbers are compared as f32. So one checkpoint has the same marks in every file format, and in every type that holds
-its numbers. Tensors whose names differ between two checkpoints, such as stacked experts, are not compared.
+its numbers. Of matrices in few bits, stored numbers are compared, without their scales. Tensors whose names differ
+between two checkpoints, such as stacked experts, are not compared.
 """
 
 from __future__ import annotations

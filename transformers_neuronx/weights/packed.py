@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from transformers_neuronx.weights.layouts import Layout
+from transformers_neuronx.weights.layouts import Layout, as_is
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Packed:
 
     def laid_out(self, layout: Layout) -> Packed:
         """Return the matrix after a layout that chooses or reorders outputs."""
+        if layout is as_is:
+            return self
         scales = layout(self._scale_of_each())[:, :: self.group]
         return replace(self, values=layout(self.values), scales=scales)
 
@@ -41,6 +43,8 @@ class Packed:
         inputs = self.values.shape[1]
         if group is None:
             return self.scales[:, 0] if self.group >= inputs else None
+        if group == self.group:
+            return self.scales
         if self.group < inputs and self.group % group:
             return None
         return self._scale_of_each()[:, ::group]
