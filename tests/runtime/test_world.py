@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 
 import pytest
+from ports import free_port
 
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.runtimes import meeting
@@ -87,11 +88,6 @@ def test_each_process_has_as_many_devices():
         World(0, 3, "host", 1).devices(4)
 
 
-def free_port():
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return taken.getsockname()[1]
-
-
 @pytest.fixture
 def meet(monkeypatch):
     """`meet({rank: facts}, size)`: what each rank is told, or the error that it gets; ranks are threads."""
@@ -140,6 +136,20 @@ def test_one_who_does_not_come_is_an_error_in_all(meet):
 
 def test_without_rank_0_nobody_meets(meet):
     assert meet({1: {}}, 2)[1].startswith("rank 0 did not come to 127.0.0.1:")
+
+
+def test_nobody_meets_itself(meet, monkeypatch):
+    """A connection from a port to itself succeeds, although nobody listens there."""
+    port, connect, sockets = free_port(), socket.create_connection, []
+
+    def to_itself(address, timeout):
+        monkeypatch.setattr(socket, "create_connection", connect)
+        sockets.append(connect(address, timeout, source_address=address))
+        return sockets[0]
+
+    monkeypatch.setattr(socket, "create_connection", to_itself)
+    assert meet({1: {}}, 2, port)[1].startswith("rank 0 did not come to 127.0.0.1:")
+    assert sockets[0].fileno() == -1, "it must be closed, so that rank 0 can listen"
 
 
 def test_two_of_one_rank(meet, monkeypatch):
@@ -192,23 +202,35 @@ meeting.BEAT, meeting.SILENCE = 0.1, 1.0
 with_others = meeting.Meeting(world(2), {}, lambda address: {})
 atexit.register(with_others.leave)
 print("met", flush=True)
+sys.stdin.readline()  # a rank that is faster may end those that have not yet said that they have met
 exec(sys.argv[1])
 """
 WAIT = "time.sleep(60)"
 
 
-def processes(*what):
-    """Start a process for each rank, which does this when they have met."""
-    port = free_port()
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, each], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | dict(NEURONX_WORLD=f"{rank}/{len(what)}@127.0.0.1:{port}"),
-        )
-        for rank, each in enumerate(what)
-    ]  # fmt: skip
-    assert all(process.stdout.readline() == "met\n" for process in started)
-    return started
+@pytest.fixture
+def processes():
+    """`processes(*what)`: a process for each rank, which does this when all have met."""
+    started, pipes = [], dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+
+    def processes(*what):
+        port = free_port()
+        for rank, each in enumerate(what):
+            variables = os.environ | dict(NEURONX_WORLD=f"{rank}/{len(what)}@127.0.0.1:{port}")
+            command = [sys.executable, "-c", SCRIPT, each]
+            started.append(subprocess.Popen(command, **pipes, text=True, env=variables))
+        for process in started:
+            line = process.stdout.readline()
+            assert line == "met\n", process.communicate()
+        for process in started:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return list(started)
+
+    yield processes
+    for process in started:
+        with process:
+            process.kill()
 
 
 def ended(process):
@@ -216,14 +238,14 @@ def ended(process):
     return process.returncode, said.strip()
 
 
-def test_they_wait_for_each_other_at_the_end():
+def test_they_wait_for_each_other_at_the_end(processes):
     first, second = processes("", "time.sleep(0.5); print('later')")
     assert ended(first) == ended(second) == (0, "")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("how", "said"), [("KILL", "is gone"), ("STOP", "has not answered for 1 seconds")])
-def test_when_one_is_lost_all_end_with_a_sentence(rank, how, said):
+def test_when_one_is_lost_all_end_with_a_sentence(processes, rank, how, said):
     started = processes(WAIT, WAIT, WAIT)
     victim = started.pop(rank)
     victim.send_signal(signal.Signals[f"SIG{how}"])
@@ -234,14 +256,14 @@ def test_when_one_is_lost_all_end_with_a_sentence(rank, how, said):
     assert all(f"error: rank {rank} {said}; rank" in line and line.count("\n") == 0 for _, line in others)
 
 
-def test_who_ends_with_an_error_tells_the_others():
+def test_who_ends_with_an_error_tells_the_others(processes):
     first, second = processes(WAIT, "raise ValueError('no such weight')")
     assert ended(first) == (1, "error: rank 1 ended with ValueError: no such weight; rank 0 cannot go on without it")
     status, said = ended(second)
     assert status == 1 and said.endswith("ValueError: no such weight")
 
 
-def test_ranks_that_do_not_do_the_same():
+def test_ranks_that_do_not_do_the_same(processes):
     same = "with_others.note(b'a'); with_others.note({}); time.sleep(10)"
     for status, said in map(ended, processes(same.format("b'b'"), same.format("b'c'"))):
         assert status == 1 and "run different programs, or the same with other operands, at command 2" in said

@@ -130,7 +130,9 @@ class Meeting:
         while True:
             try:
                 connection = socket.create_connection((world.host, world.port), timeout=HELLO)
-                break
+                if connection.getsockname() != connection.getpeername():
+                    break
+                connection.close()  # on one host, before rank 0 listens, a socket can have been given this very port
             except OSError as error:
                 if monotonic() > until:
                     where = f"{world.host}:{world.port}"
