@@ -1,6 +1,7 @@
 // Every kernel at every level of instructions that the processor has, on memory of just the size that it may touch, by
 // threads that come late: for AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer. What comes out is held
 // against NumPy elsewhere; here the levels have to agree with each other.
+#include <array>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -107,26 +108,28 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   const int parts = 1 + static_cast<int>(Below(kMostParts));
   const auto activation = parts < 3 ? static_cast<Activation>(Below(6)) : Activation::kNone;
   const bool scaled = type == Type::kS8 || type == Type::kS4, biased = Below(2);
+  const Type scale_type = group ? std::array{Type::kF32, Type::kBF16, Type::kF16}[Below(3)] : Type::kF32;
+  const bool minima = group && Below(2);
   const int64_t rounded = scaled && Below(2) ? (group ? group : 32) : 0;
   auto x = Numbers(x_type, rows * inputs);
-  std::vector<char> weights[kMostParts], scales[kMostParts], biases[kMostParts];
+  std::vector<char> weights[kMostParts], scales[kMostParts], least[kMostParts], biases[kMostParts];
   for (int part = 0; part < parts; ++part) {
     const int64_t panels = (outputs + 15) / 16, size = scaled ? 1 : type == Type::kF32 ? 4 : 2;
     const int64_t word = type == Type::kF16 ? 1 : 4 / size, stored = type == Type::kS4 ? inputs / 2 : inputs;
     weights[part] = Numbers(type, panels * 16 * ((stored + word - 1) / word) * word);
-    scales[part] = group ? Numbers(type == Type::kS4 ? Type::kBF16 : Type::kF32, panels * 16 * (inputs / group))
-                         : Numbers(Type::kF32, outputs);
+    scales[part] = Numbers(scale_type, group ? panels * 16 * (inputs / group) : outputs);
+    least[part] = Numbers(scale_type, group ? panels * 16 * (inputs / group) : 0);
     biases[part] = Numbers(x_type, outputs);
   }
   std::vector<float> wanted;
   for (const Kernels* level : levels) {
     std::vector<char> y[kMostParts];
-    LinearArguments arguments = {rows,       inputs, group,    rounded, x_type, type, y_type,
+    LinearArguments arguments = {rows,       inputs, group,    rounded, x_type, type, scale_type, y_type,
                                  activation, parts,  x.data(), {},      nullptr};
     for (int part = 0; part < parts; ++part) {
       y[part].resize(rows * outputs * (y_type == Type::kF32 ? 4 : 2));
       arguments.weights[part] = {outputs, weights[part].data(), scaled ? scales[part].data() : nullptr,
-                                 biased ? biases[part].data() : nullptr, y[part].data()};
+                                 minima ? least[part].data() : nullptr, biased ? biases[part].data() : nullptr, y[part].data()};
     }
     void* scratch = std::aligned_alloc(64, (level->linear_scratch(arguments) + 63) / 64 * 64);
     arguments.scratch = scratch;

@@ -196,6 +196,25 @@ def test_linear_in_groups(write, stored, x_type, groups, outputs, group):
         check(write, xs, wide.reshape(outputs, -1), *operands, rounded=rounded)
 
 
+@pytest.mark.parametrize("x_type", ["f32", "bf16"])
+@pytest.mark.parametrize("of_groups", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(
+    ("stored", "group", "groups", "outputs"), [("s4", 32, 3, 33), ("s8", 16, 21, 6), ("s4", 64, 1, 1)]
+)
+def test_scales_of_every_type_and_minima(write, stored, group, groups, outputs, of_groups, x_type):
+    random, number = np.random.default_rng(0), element_type(of_groups).numpy
+    least, most = (-8, 8) if stored == "s4" else (0, 128)
+    values = random.integers(least, most, (outputs, groups * group)).astype(np.int8)
+    scale, minimum = (random.normal(size=(outputs, groups)).astype(number) for _ in range(2))
+    kept = torch_to_numpy(Storage("s4", group)._in_bytes(numpy_to_torch(values))) if stored == "s4" else values
+    one, lowest = (np.repeat(each.astype(np.float64), group, 1) for each in (scale, minimum))
+    operands = [laid_out(kept), laid_out(scale, 1), laid_out(minimum, 1)]
+    xs = activations(random, x_type, groups * group)
+    for rounded in (0, group):
+        check(write, xs, values * one, *operands[:2], rounded=rounded)
+        check(write, xs, (values - least) * one + lowest, *operands, rounded=rounded)
+
+
 def as_stored(values, stored):
     """Return the whole numbers of an array. Four bytes of s4 have four inputs in their low bits, then four more."""
     bytes_of = values.numpy().view(np.int8)
@@ -232,7 +251,7 @@ def test_several_layers_are_one_call_with_their_biases(write, storage, outputs, 
 
     def graph(x, *tensors):
         layers = [tensors[first : first + each] for first in range(0, len(tensors), each)]
-        parts = [Part(*layer) if storage == "s8" else Part(layer[0], bias=layer[1]) for layer in layers]
+        parts = [Part(*layer[:-1], bias=layer[-1]) for layer in layers]
         return _linear(x, parts, panels=matrices)
 
     program = compiled(write, graph, "linear", x, *operands)
@@ -402,7 +421,7 @@ def test_the_body_rounds_alike(run, inputs, dtype):
     np.testing.assert_allclose(got, in_eight_bits(x, 32), rtol=1e-6, atol=1e-37)
 
 
-@pytest.mark.parametrize("stored", ["f32", "s8", "s4"])
+@pytest.mark.parametrize("stored", ["f32", "s8", "s4", "minima"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_body_reads_panels_as_well(run, stored, rows):
     random = np.random.default_rng(0)
@@ -410,9 +429,12 @@ def test_the_body_reads_panels_as_well(run, stored, rows):
     if stored == "f32":
         operands, plain = [laid_out(matrix)], [matrix]
     else:
-        storage = Storage(stored, 16)
+        storage = Storage("s4" if stored == "minima" else stored, 16)
         values, scale = (torch_to_numpy(f(numpy_to_torch(matrix))) for f in (storage.values, storage.scales))
         operands, plain = [laid_out(values), laid_out(scale, 1)], [values, scale]
+        if stored == "minima":
+            operands.append(laid_out(scale / 2, 1))
+            plain.append(scale / 2)
     [got] = run(lambda x, *o: _linear_body(x, [Part(*o)], panels=[plain[0].shape]), x, *operands)
     [wanted] = run(lambda x, *o: _linear_body(x, [Part(*o)]), x, *plain)
     np.testing.assert_array_equal(got, wanted)

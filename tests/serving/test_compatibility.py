@@ -49,6 +49,7 @@ OTHER = {
     "quantize_method": "direct_cast",
     "no_quantize_list": ("mlp.down",),
     "group_size": 16,
+    "stored": {"attn.q.weight": {"s8/32, f16": [0]}},
     "activation_dtype": "s8",
     "sparse_attn": SparseAttnConfig("window", True, SlidingWindowAttnConfig(8)),
     "cast_logits_dtype": "bfloat16",

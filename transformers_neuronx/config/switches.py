@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -39,6 +39,10 @@ _MENTIONED: set[str] = set()  # switches that were logged
 _NAMES = Wanted(
     "a list of names",
     lambda value: isinstance(value, list | tuple) and all(isinstance(name, str) for name in value),
+)
+_STORAGES = Wanted(
+    "storages of matrices, and the layers of each",
+    lambda value: isinstance(value, Mapping) and all(isinstance(plan, Mapping) and plan for plan in value.values()),
 )
 _DTYPE = one_of("float32", "float16", "bfloat16")
 _TILES = Wanted(
@@ -161,6 +165,9 @@ class QuantizationConfig(Switches):
     Each output has a scale, or each group of `group_size` of its inputs has one; for s4 the default group is 32. With
     `quantize_method="direct_cast"`, for f8e4m3fn only, there is no scale. `no_quantize_list` names matrices that are
     not quantized in any layer, as the graph calls them ("mlp.down") or as the checkpoint does ("o_proj").
+    `stored` replaces all of this: for each matrix as the graph calls it, its storages ("s4/32, f16 with minima": type,
+    inputs of a group, type of scales), each with the numbers of its layers. Models of checkpoints that have several
+    fill it in.
     With `activation_dtype="s8"`, each step also rounds the activations that are multiplied by them, in the groups of
     the weights, or of 32. This is faster where products take the time, not the reading of weights.
     """
@@ -174,6 +181,7 @@ class QuantizationConfig(Switches):
     quantize_head: bool = works(False, TRUTH)
     quantize_embedding: bool = works(False, TRUTH)
     activation_dtype: str | None = works(None, or_none(one_of("s8")))
+    stored: Mapping[str, Mapping[str, Sequence[int]]] | None = works(None, or_none(_STORAGES))
 
     def settle(self, changed: str = "") -> None:
         if self.activation_dtype and self.quant_dtype not in ("s8", "s4"):

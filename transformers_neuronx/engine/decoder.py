@@ -224,7 +224,7 @@ class Decoder(ABC):
         if (layers, shared) not in self._operands:
             programs = self.programs
             outside = [self.weights[None, row.name] for row in (programs.shared_table if shared else [])]
-            named = ((layer, row.name) for layer in layers for row in programs.rows_of(programs.layers[layer]))
+            named = ((layer, row.name) for layer in layers for row in programs.rows_of(layer))
             self._operands[layers, shared] = [*outside, *(self.weights[key] for key in named)]
         return self._operands[layers, shared] + (memory or self.memory).operands(layers)
 

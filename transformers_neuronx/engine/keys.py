@@ -35,16 +35,21 @@ class ProgramKey:
         each = 1 if self.layerwise else self.layers_each(programs.options) or len(layers)
         if each >= len(layers) and not self.layerwise:
             return [programs.whole]
-        groups = [layers[first : first + each] for first in range(0, len(layers), each)]
-        return [Segment(True, (), False), *(Segment(False, group, False) for group in groups), Segment(False, (), True)]
+        parts = [slice(first, first + each) for first in range(0, len(layers), each)]
+        groups = [Segment(False, layers[part], False, programs.alike[part]) for part in parts]
+        return [Segment(True, (), False), *groups, Segment(False, (), True)]
 
 
 class Segment(NamedTuple):
-    """The part of the model in one program: the kinds of its layers, and whether it has the embedding and the head."""
+    """The part of the model in one program: the kinds of its layers, and whether it has the embedding and the head.
+
+    If layers of a kind are stored in several ways, `alike` has for each layer the first one that is stored alike.
+    """
 
     embed: bool
     layers: tuple[str, ...]
     head: bool
+    alike: tuple[int, ...] = ()
 
 
 def program_name(key: ProgramKey, segment: Segment) -> str:
@@ -59,4 +64,6 @@ def artifact_key(key: ProgramKey, segment: Segment, pages: str = "") -> str:
     `pages` are those of the `CacheLayout`.
     """
     layers = [f"{len([*same])}x{kind or 'layer'}" for kind, same in groupby(segment.layers)]
-    return " ".join([key.name, *[pages] * bool(pages), *["embed"] * segment.embed, *layers, *["head"] * segment.head])
+    stored = ["stored" + ",".join(map(str, segment.alike))] * bool(segment.alike)
+    parts = [*["embed"] * segment.embed, *layers, *stored, *["head"] * segment.head]
+    return " ".join([key.name, *[pages] * bool(pages), *parts])

@@ -67,6 +67,7 @@ class Programs:
         rows = [row for row in self.table if not (family.encoder and row.name.startswith(ENCODER_ONLY))]
         self.shared_table = [row for row in rows if not row.layered]
         self.layer_table = [row for row in rows if row.layered]
+        self.alike = self._alike()
 
     def _cache_of(self, kind: str) -> LayerCache:
         """Return what layers of a kind keep. A window that no sequence is longer than is none."""
@@ -101,9 +102,16 @@ class Programs:
         layers = cast(EncoderDecoderConfig, self.config).encoder_layers
         return [replace(row, layers=layers) if row.name.startswith(ENCODER_LAYER) else row for row in table]
 
-    def rows_of(self, kind: str) -> list[Weight]:
-        """The rows of the table that a layer of this kind has."""
-        return [row for row in self.layer_table if row.has(kind)]
+    def _alike(self) -> tuple[int, ...]:
+        """Return for each layer the first one with the same rows; nothing if all of a kind have the same."""
+        if all(row.only is None for row in self.layer_table):
+            return ()
+        rows = [tuple(map(id, self.rows_of(layer))) for layer in range(len(self.layers))]
+        return tuple(map(rows.index, rows))
+
+    def rows_of(self, layer: int) -> list[Weight]:
+        """The rows of the table that a layer has."""
+        return [row for row in self.layer_table if layer in row.numbers(self.layers)]
 
     def over(self, cache: CacheLayout) -> Self:
         """Return the programs for a cache of this layout."""
@@ -113,7 +121,7 @@ class Programs:
 
     @property
     def whole(self) -> Segment:
-        return Segment(True, self.layers, True)
+        return Segment(True, self.layers, True, self.alike)
 
     def widths(self, active: int) -> tuple[int, ...]:
         """Return the numbers of positions that programs of `active` tokens attend to, ascending.
@@ -148,7 +156,8 @@ class Programs:
         """
         tables = [self.shared_table] if segment.embed or segment.head else []
         shared = [declare(table, parameters, self.dtype, self.degree) for table in tables]
-        scopes = [(self.rows_of(kind), f"layer.{layer}.") for layer, kind in enumerate(segment.layers)]
+        alike = segment.alike or map(self.layers.index, segment.layers)
+        scopes = [(self.rows_of(same), f"layer.{layer}.") for layer, same in enumerate(alike)]
         layers = [declare(table, parameters, self.dtype, self.degree, scope) for table, scope in scopes]
         if layers and self.cache.memory:
             lengths, *arrays = self.cache.memory.declare(parameters, len(layers))

@@ -11,11 +11,13 @@ from transformers_neuronx.weights.parameters import Parameter
 def lookup(table: Parameter, indices: Tensor) -> Tensor:
     """Look up rows of a table that every device holds whole. table [v, h], indices s32[b, n] -> [b, n, h]"""
     # XLA:CPU looks up f32 only. Without the barrier it would widen the whole table before a loop.
-    stored = [table.tensor] if table.scale is None else [table.tensor, table.scale]
+    stored = [each for each in (table.tensor, table.scale, table.minimum) if each is not None]
     indices, *stored = hlo.optimization_barrier(indices, *stored)
-    rows, *scale = [_rows(each, indices) for each in stored]
+    rows, *of_groups = [_rows(each, indices) for each in stored]
     rows = hlo.slice(rows, -1, 0, table.sizes[1])
-    return numbers(rows, scale[0], table.dtype) if scale else rows
+    if not of_groups:
+        return rows
+    return numbers(rows, of_groups[0], table.dtype, *of_groups[1:])
 
 
 def _rows(table: Tensor, indices: Tensor) -> Tensor:

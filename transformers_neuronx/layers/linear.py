@@ -12,16 +12,16 @@ from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights.parameters import Parameter
 
 
-def _product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+def _product(x: Tensor, weight: Tensor, scale: Tensor | None = None, minimum: Tensor | None = None) -> Tensor:
     """Multiply x [..., in] by weight [out, in], summing in f32. -> f32[..., out]
 
-    A scale is f32[out], one per output, or [out, groups], one per group of a weight's row. 8-bit integers are exact in
-    every type of activations.
+    A scale is f32[out], one per output, or [out, groups], one per group of a weight's row, which can have a minimum,
+    too. 8-bit integers are exact in every type of activations.
     """
     if weight.dtype is not x.dtype:  # else XLA widens the weights of all layers ahead of time and keeps them
         x, weight = hlo.optimization_barrier(x, weight)
     if scale is not None and len(scale.sizes) == 2:
-        return _product(x, numbers(weight, scale, x.dtype.name))
+        return _product(x, numbers(weight, scale, x.dtype.name, minimum))
     *lead, features = x.sizes
     rows, weight = hlo.reshape(x, -1, features), hlo.convert(weight, x.dtype)
     count = rows.sizes[0]
@@ -37,10 +37,11 @@ def _product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
 
 
 class Part(NamedTuple):
-    """The tensors of one of the layers that are applied together: `scale` and `bias` if it has them."""
+    """The tensors of one of the layers that are applied together: those after its weight if it has them."""
 
     weight: Tensor
     scale: Tensor | None = None
+    minimum: Tensor | None = None
     bias: Tensor | None = None
 
 
@@ -61,17 +62,20 @@ def _linear_body(
     """
     x = as_rounded(x, rounded) if rounded else x
     products = []
-    for number, (weight, scale, bias) in enumerate(parts):
+    for number, (weight, scale, minimum, bias) in enumerate(parts):
         if panels:
             weight = as_matrix(weight, *panels[number])
-        if panels and scale is not None and len(scale.sizes) == 4:
-            scale = as_matrix(scale, panels[number][0], scale.sizes[1])
-        y = _product(x, weight, scale)
+            scale, minimum = (_of_groups(each, panels[number][0]) for each in (scale, minimum))
+        y = _product(x, weight, scale, minimum)
         products.append(hlo.convert(y if bias is None else y + hlo.convert(bias, "f32"), dtype))
     if activation:
         activated = ACTIVATIONS[activation](products[0])
         return activated if len(parts) == 1 else activated * products[1]
     return products[0] if len(parts) == 1 else tuple(products)
+
+
+def _of_groups(part: Tensor | None, outputs: int) -> Tensor | None:
+    return as_matrix(part, outputs, part.sizes[1]) if part is not None and len(part.sizes) == 4 else part
 
 
 _linear = hlo.composite("linear", _linear_body)
@@ -80,7 +84,9 @@ _linear = hlo.composite("linear", _linear_body)
 def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", biased: bool = True) -> Any:
     """Apply layers of the same storage, which need no sum over the devices, as one operation."""
     biased = biased and hasattr(layers[0], "bias")
-    parts = [Part(w.weight.tensor, w.weight.scale, w.bias.tensor if biased else None) for w in layers]
+    weights = [w.weight for w in layers]
+    biases = [w.bias.tensor if biased else None for w in layers]
+    parts = [Part(w.tensor, w.scale, w.minimum, bias) for w, bias in zip(weights, biases, strict=True)]
     attributes: dict[str, Any] = dict(activation=activation, dtype=dtype)
     row = layers[0].weight.row
     if row.word:

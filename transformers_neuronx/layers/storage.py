@@ -5,19 +5,26 @@ from __future__ import annotations
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.pyhlo.dtypes import INTEGERS
+from transformers_neuronx.weights.packed import LEAST
 from transformers_neuronx.weights.quantization import LARGEST, PACKED, interleaved
 
 
-def numbers(values: Tensor, scale: Tensor, dtype: str) -> Tensor:
-    """Dequantize values [..., stored] with a scale [...], or [..., groups] for groups of them. -> [..., in]"""
+def numbers(values: Tensor, scale: Tensor, dtype: str, minimum: Tensor | None = None) -> Tensor:
+    """Dequantize values [..., stored] with a scale [...], or [..., groups] for groups of them. -> [..., in]
+
+    With a minimum [..., groups], that is what a group's smallest value stands for.
+    """
     *lead, size = values.sizes
     scale = hlo.reshape(hlo.convert(scale, "f32"), *lead, -1, 1)
-    groups = scale.sizes[-2]
+    groups, least = scale.sizes[-2], LEAST["s4" if values.dtype.name == PACKED else "s8"]
     if values.dtype.name == PACKED:
         both = hlo.bitcast_convert(hlo.reshape(values, *lead, -1, interleaved(2 * size // groups) // 2), "s8")
         values = hlo.concatenate([hlo.shift_right(hlo.shift_left(both, 4), 4), hlo.shift_right(both, 4)], -1)
     values = hlo.convert(hlo.reshape(values, *lead, groups, -1), "f32")
-    return hlo.convert(hlo.reshape(values * scale, *lead, -1), dtype)
+    if minimum is None:
+        return hlo.convert(hlo.reshape(values * scale, *lead, -1), dtype)
+    minimum = hlo.reshape(hlo.convert(minimum, "f32"), *lead, -1, 1)
+    return hlo.convert(hlo.reshape((values - float(least)) * scale + minimum, *lead, -1), dtype)
 
 
 def as_matrix(panels: Tensor, outputs: int, inputs: int) -> Tensor:

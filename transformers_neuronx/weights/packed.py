@@ -10,48 +10,70 @@ import torch
 
 from transformers_neuronx.weights.layouts import Layout, as_is
 
+# The value that stands for a group's minimum, if it has one. Values of a type in fewer bits begin there.
+LEAST = {"s4": -8, "s8": 0}
+
 
 @dataclass(frozen=True)
 class Packed:
-    """The matrix `values * scales`: values [out, in] of type `dtype`, scales f32[out, groups of `group` inputs each].
+    """The matrix `values * scales`, or with minima `(values - LEAST[dtype]) * scales + minima`.
 
-    The last group may have fewer inputs.
+    values [out, in] of type `dtype`, as int8 for s4; scales and minima f32[out, groups of `group` inputs each]. The
+    last group may have fewer inputs. In the checkpoint it is `transposed` if it is [in, out] there.
     """
 
     dtype: str
     values: torch.Tensor
     scales: torch.Tensor
     group: int
+    minima: torch.Tensor | None = None
+    transposed: bool = False
 
     @property
     def numbers(self) -> torch.Tensor:
         """The matrix. f32[out, in]"""
-        return self.values.float() * self._scale_of_each()
+        values, scales = self.values.float(), self._of_each(self.scales)
+        return values * scales if self.minima is None else self._above(values) * scales + self._of_each(self.minima)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes in the checkpoint."""
+        return tuple(self.values.T.shape if self.transposed else self.values.shape)
 
     def laid_out(self, layout: Layout) -> Packed:
         """Return the matrix after a layout that chooses or reorders outputs."""
         if layout is as_is:
             return self
-        scales = layout(self._scale_of_each())[:, :: self.group]
-        return replace(self, values=layout(self.values), scales=scales)
 
-    def in_groups(self, group: int | None) -> torch.Tensor | None:
-        """Return the scale of each output, f32[out], or of each group of its inputs, f32[out, groups].
+        def applied(values: torch.Tensor) -> torch.Tensor:
+            return layout(values.T if self.transposed else values)
 
-        None if a group has several scales.
+        def parts(each: torch.Tensor) -> torch.Tensor:
+            return applied(self._of_each(each))[:, :: self.group]
+
+        minima = None if self.minima is None else parts(self.minima)
+        values, scales = applied(self.values), parts(self.scales)
+        return replace(self, values=values, scales=scales, minima=minima, transposed=False)
+
+    def in_groups(self, group: int | None, parts: torch.Tensor) -> torch.Tensor | None:
+        """Return the scale or minimum of each output, f32[out], or of each group of its inputs, f32[out, groups].
+
+        None if a group has several.
         """
         inputs = self.values.shape[1]
         if group is None:
-            return self.scales[:, 0] if self.group >= inputs else None
+            return parts[:, 0] if self.group >= inputs else None
         if group == self.group:
-            return self.scales
+            return parts
         if self.group < inputs and self.group % group:
             return None
-        return self._scale_of_each()[:, ::group]
+        return self._of_each(parts)[:, ::group]
 
-    def _scale_of_each(self) -> torch.Tensor:
-        inputs = self.values.shape[1]
-        return self.scales.repeat_interleave(self.group, 1)[:, :inputs]
+    def _above(self, values: torch.Tensor) -> torch.Tensor:
+        return values - LEAST[self.dtype]
+
+    def _of_each(self, parts: torch.Tensor) -> torch.Tensor:
+        return parts.repeat_interleave(self.group, 1)[:, : self.values.shape[1]]
 
 
 PackedReaders: TypeAlias = Mapping[str, Callable[[str], Packed]]  # name of a matrix -> what reads it, given that name

@@ -9,14 +9,15 @@ from typing import Any
 
 from transformers_neuronx.hlo import Parameters
 from transformers_neuronx.pyhlo import Tensor, dtype_named
-from transformers_neuronx.weights.rows import SCALE, Weight
+from transformers_neuronx.weights.rows import MINIMUM, SCALE, Weight
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A weight inside a graph: one device's shard, and the row that it is a shard of.
 
-    `dtype` is the element type of the activations; with a `scale`, the tensor must be multiplied by it.
+    `dtype` is the element type of the activations; with a `scale`, the tensor must be multiplied by it. A `minimum` is
+    what the smallest value of a group stands for.
     """
 
     tensor: Tensor
@@ -24,6 +25,7 @@ class Parameter:
     degree: int
     dtype: str
     scale: Tensor | None = None
+    minimum: Tensor | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -33,7 +35,8 @@ class Parameter:
     @property
     def storage(self) -> tuple[Any, ...]:
         """A key that is equal for weights that one operation can multiply."""
-        return self.row.word, self.row.rounded, self.tensor.dtype.name, self.scale is None
+        of_scale = None if self.scale is None else (self.scale.dtype.name, len(self.scale.sizes), self.scale.sizes[1:2])
+        return self.row.word, self.row.rounded, self.tensor.dtype.name, of_scale, self.minimum is None
 
 
 def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "") -> Any:
@@ -42,11 +45,12 @@ def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree:
     add = parameters.add
     shares = {r.name: add(dtype_named(r.dtype or dtype)[r.held(degree)], scope + r.name, weight=True) for r in table}
     for row in table:
-        if row.name.endswith(SCALE):
+        if row.name.endswith((SCALE, MINIMUM)):
             continue
         *path, leaf = row.name.split(".")
         node = root
         for part in path:
             node = node.__dict__.setdefault(part, SimpleNamespace())
-        setattr(node, leaf, Parameter(shares[row.name], row, degree, dtype, shares.get(row.name + SCALE)))
+        scale, minimum = (shares.get(row.name + suffix) for suffix in (SCALE, MINIMUM))
+        setattr(node, leaf, Parameter(shares[row.name], row, degree, dtype, scale, minimum))
     return root

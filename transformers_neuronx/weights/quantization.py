@@ -7,6 +7,7 @@ each `group` of an output's inputs. `layers.linear` multiplies by it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,64 +15,119 @@ import torch
 
 from transformers_neuronx.config.switches import QuantizationConfig
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.weights import panels
-from transformers_neuronx.weights.packed import Packed, Store
-from transformers_neuronx.weights.rows import SCALE, Weight
+from transformers_neuronx.weights.packed import LEAST, Packed, Store
+from transformers_neuronx.weights.rows import MINIMUM, SCALE, Weight
 from transformers_neuronx.weights.splits import HeadSplit, Split
 
 # The value that the largest number of a group becomes. For s4 it is -8, as there is no +8. The scale then has the
 # opposite sign of the number.
 LARGEST = {"s8": 127.0, "s4": -8.0, "f8e4m3fn": 448.0}
+STEPS = {"s8": 127, "s4": 15}  # from the smallest value of a group with a minimum to the largest
 ROUNDED = 32  # 8-bit activations that share a scale, if weights have no groups
 BLOCK = 2**18  # numbers rounded at once, so that intermediates stay in a core's cache
+PLAIN = "plain"  # the storage of a matrix in the type of activations
 PACKED = "u8"  # two s4: the first half of `interleaved` inputs in the low bits, the second half in the high ones
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How a matrix is stored: its element type, the inputs that share a scale (None: all), whether it has scales."""
+    """How a matrix is stored: its element type, the inputs that share a scale (None: all), whether it has scales.
+
+    `scale_type` is the type of scales, and of the minima of groups if it is `with_minima`. By default it is bf16 for
+    s4, else f32.
+    """
 
     dtype: str
     group: int | None = None
     scaled: bool = True
+    scale_type: str = ""
+    with_minima: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale_type", self.scale_type or ("bf16" if self.dtype == "s4" else "f32"))
+
+    @staticmethod
+    def of(text: str) -> Storage | None:
+        """Read a storage as `str` writes it; None for `PLAIN`. Raises ConfigError for anything else."""
+        if text == PLAIN:
+            return None
+        match = re.fullmatch(r"(s8|s4|f8e4m3fn)(?:/([1-9]\d{0,8}))?, (f32|f16|bf16)( with minima)?", text)
+        if match is None or (match[4] and (match[2] is None or match[1] not in LEAST)):
+            raise ConfigError(f"a matrix must be stored as {PLAIN!r}, or as in 's4/32, f16 with minima', got {text!r}")
+        return Storage(match[1], int(match[2]) if match[2] else None, True, match[3], bool(match[4]))
+
+    def __str__(self) -> str:
+        of = "" if self.group is None else f"/{self.group}"
+        return f"{self.dtype}{of}, {self.scale_type}{' with minima' if self.with_minima else ''}"
 
     def scales(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
-        """Return the scale of each output or of its groups. f32[out], or [out, groups]; in bf16's precision for s4."""
-        if isinstance(matrix, Packed):
-            kept = self._kept(matrix)
-            return self.scales(matrix.numbers) if kept is None else kept
-        return torch.cat([self._scales(outputs) for outputs in _in_blocks(matrix)])
+        """Return the scale of each output or of its groups. f32[out], or [out, groups]; as precise as `scale_type`."""
+        return self._of_groups(matrix, 0)
+
+    def minima(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
+        """Return what the smallest value of each group stands for. f32[out, groups], as precise as `scale_type`"""
+        return self._of_groups(matrix, 1)
 
     def values(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
         """Return the array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
         if isinstance(matrix, Packed):
-            if self._kept(matrix) is None:
+            if not self._keeps(matrix):
                 return self.values(matrix.numbers)
             missing = -matrix.values.shape[1] % (self.group or 1)
-            bits = matrix.values.view(torch.int8)  # torch cannot pad FP8
-            return torch.nn.functional.pad(bits, (0, missing)).view(matrix.values.dtype)
+            bits = torch.nn.functional.pad(matrix.values.view(torch.int8), (0, missing))  # torch cannot pad FP8
+            return self._in_bytes(bits) if self.dtype == "s4" else bits.view(matrix.values.dtype)
         return torch.cat([self._values(outputs) for outputs in _in_blocks(matrix)])
 
-    def _kept(self, matrix: Packed) -> torch.Tensor | None:
-        """Return the scales of a matrix that is stored in this way already."""
-        return matrix.in_groups(self.group) if self.scaled and matrix.dtype == self.dtype else None
+    def _of_groups(self, matrix: torch.Tensor | Packed, which: int) -> torch.Tensor:
+        if isinstance(matrix, Packed):
+            if not self._keeps(matrix):
+                return self._of_groups(matrix.numbers, which)
+            parts = (matrix.scales, matrix.minima)[which]
+            kept = None if parts is None else matrix.in_groups(self.group, parts)
+            assert kept is not None
+            return kept
+        return torch.cat([self._scales(outputs)[which] for outputs in _in_blocks(matrix)])
 
-    def _scales(self, matrix: torch.Tensor) -> torch.Tensor:
+    def _keeps(self, matrix: Packed) -> bool:
+        """Whether a matrix is stored in this way already."""
+        alike = self.scaled and matrix.dtype == self.dtype and (matrix.minima is not None) == self.with_minima
+        return alike and matrix.in_groups(self.group, matrix.scales) is not None
+
+    def _scales(self, matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scales and minima; without any, minima are zeros."""
         if self.group is None:
-            return matrix.float().abs().amax(1) / LARGEST[self.dtype]
+            scales = matrix.float().abs().amax(1) / LARGEST[self.dtype]
+            return scales, torch.zeros_like(scales)
         least, most = torch.aminmax(self._groups(matrix), dim=2)
+        if self.with_minima:
+            return self._as_kept((most - least) / STEPS[self.dtype]), self._as_kept(least)
         if self.dtype == "s4":
-            return (torch.where(most > -least, most, least) / LARGEST["s4"]).bfloat16().float()
-        return torch.maximum(most, -least) / LARGEST[self.dtype]
+            scales = torch.where(most > -least, most, least) / LARGEST["s4"]
+        else:
+            scales = torch.maximum(most, -least) / LARGEST[self.dtype]
+        return self._as_kept(scales), torch.zeros_like(scales)
+
+    def _as_kept(self, scales: torch.Tensor) -> torch.Tensor:
+        return scales.to(to_torch(self.scale_type)).float()
 
     def _values(self, matrix: torch.Tensor) -> torch.Tensor:
+        scales, minima = self._scales(matrix)
         if self.group is None:
-            return self._rounded(matrix.float(), self._scales(matrix)[:, None] if self.scaled else torch.ones(()))
-        values = self._rounded(self._groups(matrix), self._scales(matrix)[..., None])
-        if self.dtype == "s4":
-            low, high = torch.unflatten(values, 2, (-1, 2, interleaved(self.group) // 2)).unbind(3)
-            values = ((low & 15) | (high << 4)).view(torch.uint8).flatten(2)
-        return values.flatten(1)
+            return self._rounded(matrix.float(), scales[:, None] if self.scaled else torch.ones(()))
+        numbers = self._groups(matrix)
+        if self.with_minima:
+            values = self._rounded(numbers - minima[..., None], scales[..., None], LEAST[self.dtype])
+        else:
+            values = self._rounded(numbers, scales[..., None])
+        return self._in_bytes(values.flatten(1)) if self.dtype == "s4" else values.flatten(1)
+
+    def _in_bytes(self, values: torch.Tensor) -> torch.Tensor:
+        """Put two s4 into each byte. int8[out, in] -> u8[out, in / 2]"""
+        assert self.group is not None
+        low, high = torch.unflatten(values, 1, (-1, 2, interleaved(self.group) // 2)).unbind(2)
+        return ((low & 15) | (high << 4)).view(torch.uint8).flatten(1)
 
     def _groups(self, matrix: torch.Tensor) -> torch.Tensor:
         """Reshape to f32[out, groups, group], with zeros at the end of the last group."""
@@ -79,12 +135,28 @@ class Storage:
         padded = torch.nn.functional.pad(matrix.float(), (0, -matrix.shape[1] % self.group))
         return torch.unflatten(padded, 1, (-1, self.group))
 
-    def _rounded(self, matrix: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Divide by the scale and round. Where the scale is zero, so are all numbers, and they stay zero."""
+    def _rounded(self, matrix: torch.Tensor, scale: torch.Tensor, least: int = 0) -> torch.Tensor:
+        """Divide by the scale, round, and add `least`. Where the scale is zero, so are all numbers, and stay zero."""
         scaled, limit = matrix / torch.where(scale == 0, 1, scale), abs(LARGEST[self.dtype])
         if self.dtype == "f8e4m3fn":
             return scaled.clamp_(-limit, limit).to(torch.float8_e4m3fn)
-        return scaled.round_().clamp_(-limit, 7 if self.dtype == "s4" else limit).to(torch.int8)
+        scaled = scaled.round_().add_(least)
+        return scaled.clamp_(-limit, 7 if self.dtype == "s4" else limit).to(torch.int8)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is stored of a matrix: its values, scales or minima. Rows of the table with equal ones can share a tensor.
+
+    Methods of equal storages are not equal.
+    """
+
+    storage: Storage
+    name: str
+
+    def __call__(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
+        found: torch.Tensor = getattr(self.storage, self.name)(matrix)
+        return found
 
 
 def interleaved(group: int) -> int:
@@ -104,6 +176,8 @@ def quantized(table: Sequence[Weight], config: QuantizationConfig | None) -> lis
     """
     if config is None:
         return list(table)
+    if config.stored is not None:
+        return _as_told(table, config)
     unknown = [name for name in config.no_quantize_list if not any(_is_named(row, name) for row in table)]
     if unknown:
         layers = sorted({row.name.removesuffix(".weight") for row in table if row.multiplies})
@@ -117,16 +191,35 @@ def quantized(table: Sequence[Weight], config: QuantizationConfig | None) -> lis
     return out
 
 
+def _as_told(table: Sequence[Weight], config: QuantizationConfig) -> list[Weight]:
+    """Store each matrix as `config.stored` says. If its layers differ, each way is rows of their own."""
+    assert config.stored is not None
+    plans = {
+        name: [(Storage.of(text), layers) for text, layers in plan.items()] for name, plan in config.stored.items()
+    }
+    if unknown := plans.keys() - {row.name for row in table}:
+        raise ConfigError(f"stored must be for matrices of the model, got {', '.join(sorted(unknown))}")
+    group = math.lcm(*(storage.group or 1 for plan in plans.values() for storage, _ in plan if storage))
+    out = []
+    for row in table:
+        row = replace(row, split=_in_groups(row.split, group))
+        plan = plans.get(row.name, [(None, ())])
+        for storage, layers in plan:
+            own = row if len(plan) == 1 else replace(row, only=frozenset(layers))
+            out += [own] if storage is None else _stored(own, storage, config.activation_dtype is not None)
+    return out
+
+
 def in_panels(table: Sequence[Weight], dtype: str) -> list[Weight]:
     """Put the matrices of linear layers, and the embedding that can be one, in panels of words.
 
     `dtype` is that of the activations. Types without words, and groups that words do not divide, are left unchanged.
     """
-    rows = {row.name: row for row in table}
+    rows = {(row.name, row.only): row for row in table}
     out = []
     for row in table:
-        name = row.name.removesuffix(SCALE)
-        if not _has_words(rows[name], rows.get(name + SCALE), dtype):
+        name = row.name.removesuffix(SCALE).removesuffix(MINIMUM)
+        if not _has_words(rows[name, row.only], rows.get((name + SCALE, row.only)), dtype):
             out.append(row)
         elif row.name == name:
             out.append(replace(row, word=panels.WORDS[row.dtype or dtype]))
@@ -168,19 +261,24 @@ def _in_groups(split: Split | None, group: int | None) -> Split | None:
 
 
 def _stored(row: Weight, storage: Storage, rounding: bool) -> list[Weight]:
-    """Return the quantized row, and the row of its scales, if it has any."""
+    """Return the quantized row, and the rows of its scales and minima, if it has any."""
     storage = _fitting(storage, row)
     row = replace(row, rounded=storage.group or ROUNDED) if rounding else row
     (outputs, inputs), group = row.shape, storage.group
     groups = [] if group is None else [-(-inputs // group)]
     whole = inputs if group is None else groups[0] * group
     if storage.dtype == "s4":
-        weight = _row(row, row.name, (outputs, whole // 2), storage.values, PACKED, 2)
+        weight = _row(row, row.name, (outputs, whole // 2), _Part(storage, "values"), PACKED, 2)
     else:
-        weight = _row(row, row.name, (outputs, whole), storage.values, storage.dtype, 1)
-    scales = "bf16" if storage.dtype == "s4" else "f32"
-    scale = _row(row, row.name + SCALE, (outputs, *groups), storage.scales, scales, group)
-    return [weight, scale] if storage.scaled else [weight]
+        weight = _row(row, row.name, (outputs, whole), _Part(storage, "values"), storage.dtype, 1)
+    rows = [weight]
+    if storage.scaled:
+        store = _Part(storage, "scales")
+        rows.append(_row(row, row.name + SCALE, (outputs, *groups), store, storage.scale_type, group))
+    if storage.with_minima:
+        store = _Part(storage, "minima")
+        rows.append(_row(row, row.name + MINIMUM, (outputs, *groups), store, storage.scale_type, group))
+    return rows
 
 
 def _fitting(storage: Storage, row: Weight) -> Storage:

@@ -16,7 +16,8 @@ from transformers_neuronx.weights.layouts import Layout, as_is
 from transformers_neuronx.weights.packed import Store
 from transformers_neuronx.weights.splits import Heads, Split
 
-SCALE = "_scale"  # suffix of a quantized weight's name in the row of its scales
+# Suffixes of a quantized weight's name in the rows of its scales and minima.
+SCALE, MINIMUM = "_scale", "_minimum"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Weight:
     computed, not read; its `source` only says whether every layer has it. With a `word`, devices hold their shards in
     panels of words of that many elements. With `rounded`, activations are rounded to 8 bits before the product, with
     one scale per `rounded` inputs. `layers` is the number of layers that have it, if they are not the
-    decoder's. `kinds` are the kinds of layers that have it, if not all do.
+    decoder's. `kinds` are the kinds of layers that have it, if not all do, and `only` their numbers.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Weight:
     rounded: int | None = None
     layers: int | None = None
     kinds: frozenset[str] | None = None
+    only: frozenset[int] | None = None
 
     def has(self, kind: str) -> bool:
         """Whether a layer of this kind has it."""
@@ -53,7 +55,9 @@ class Weight:
 
     def numbers(self, kinds: Sequence[str]) -> list[int]:
         """The numbers of the layers that have it, given the kind of each layer of the decoder."""
-        return [*range(self.layers)] if self.layers else [n for n, kind in enumerate(kinds) if self.has(kind)]
+        if self.layers:
+            return [*range(self.layers)]
+        return [n for n, kind in enumerate(kinds) if self.has(kind) and (self.only is None or n in self.only)]
 
     @property
     def layered(self) -> bool:

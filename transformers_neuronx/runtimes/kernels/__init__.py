@@ -89,9 +89,9 @@ def _type(shape: ShapeProto) -> str:
 
 
 def _linear(attributes: Mapping[str, Any], operands: Operands) -> bool:
-    weights, scales, biases = (operands[f"parts.{name}"] for name in ("weight", "scale", "bias"))
-    complete = all(len(given) in (0, len(weights)) for given in (scales, biases))
-    kinds = {_type(x) for x in weights}, {(_type(x), *x.dimensions[1:]) for x in scales}
+    weights, *others = (operands[f"parts.{name}"] for name in ("weight", "scale", "minimum", "bias"))
+    complete, scales, minima = all(len(given) in (0, len(weights)) for given in others), *others[:2]
+    kinds = {_type(x) for x in weights}, {(_type(x), *x.dimensions[1:]) for x in [*scales, *minima]}
     if not complete or not _within("parts", len(weights)) or any(len(each) > 1 for each in kinds):
         return False
     return _multiplies(attributes.get("rounded", 0), operands["x"][0], weights[0], *scales[:1])
@@ -107,7 +107,7 @@ def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapePro
         groups.add(inputs // scale.dimensions[1] if inputs % scale.dimensions[1] == 0 else 1)
     alike = len(groups) < 2 and all(_within("group", group) and group % word == 0 for group in groups)
     kind = stored, _type(scale), len(scale.dimensions)
-    return alike and kind in (("u8", "bf16", 4), ("s8", "f32", 4), ("s8", "f32", 1))
+    return alike and (kind == ("s8", "f32", 1) or (stored in ("u8", "s8") and kind[2] == 4))
 
 
 def _attention(_: Mapping[str, Any], operands: Operands) -> bool:
@@ -147,7 +147,8 @@ KERNELS: Mapping[str, Kernel] = dict(
         {
             "x": Operand(FLOATS),
             "parts.weight": Operand((*FLOATS, "s8", "u8"), 4),  # in panels
-            "parts.scale": Operand(["f32", "bf16"], optional=True),
+            "parts.scale": Operand(FLOATS, optional=True),
+            "parts.minimum": Operand(FLOATS, 4, optional=True),
             "parts.bias": Operand("x", 1, optional=True),
             "residual": Operand(FLOATS, optional=True),  # that `_add_within` finds
         },

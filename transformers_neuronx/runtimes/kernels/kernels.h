@@ -19,14 +19,16 @@ struct Pool {
 enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu, kTanh };
 
 // One weight of a linear layer, and its result:
-//   data   [outputs, inputs], in panels
-//   scale  null; or f32[outputs] for s8; or [outputs, inputs / group] in panels, f32 for s8 and bf16 for s4
-//   bias   null; or [outputs], of the activations' type
-//   y      [rows, outputs]
+//   data     [outputs, inputs], in panels
+//   scale    null; or f32[outputs] for s8; or [outputs, inputs / group] in panels
+//   minimum  null; or as a scale of groups: what a group's smallest value stands for, which is -8 for s4, and 0 for s8
+//   bias     null; or [outputs], of the activations' type
+//   y        [rows, outputs]
 struct Weight {
   int64_t outputs;
   const void* data;
   const void* scale;
+  const void* minimum;
   const void* bias;
   void* y;
 };
@@ -43,7 +45,7 @@ constexpr int64_t kLargestGroup = 4096;  // of inputs, so that their sums fit in
 //   scratch     `linear_scratch(…)` bytes
 struct LinearArguments {
   int64_t rows, inputs, group, rounded;
-  Type x_type, weight_type, y_type;
+  Type x_type, weight_type, scale_type, y_type;  // minima have the type of scales
   Activation activation;
   int parts;
   const void* x;
@@ -52,6 +54,7 @@ struct LinearArguments {
   void* scratch;
 
   bool Gated() const { return activation != Activation::kNone && parts > 1; }
+  bool HasMinima() const { return weights[0].minimum; }
 };
 
 // Attention over the cache, after the new keys and values were written to it:

@@ -39,18 +39,17 @@ constexpr bool kPairsPay = false;
 
 // Activations as floats. Members of every kind:
 //   BYTES    size of a word
-//   Scale    type of a group's scale
 //   RUN      words that are summed before their sum is added to the total, if groups do not determine it: few enough
 //            for small errors, or none, and enough to make totals cheap
 //   OFFSET   parts are weights plus OFFSET; sums start lower to compensate
+//   LEAST    the value that stands for a group's minimum
 //   ROUNDED  whether activations are rounded, and each run has its own factor
 struct Single {
   static constexpr bool ROUNDED = false;
   using Active = float;
   using Sums = Floats;
   using Vector = Floats;
-  using Scale = float;
-  static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, RUN = 256, OFFSET = 0;
+  static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, RUN = 256, OFFSET = 0, LEAST = 0;
   static Vector Repeat(const int32_t* x) { return Cast<Floats>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) { return sums + w * x; }
 };
@@ -74,8 +73,7 @@ struct BF16 {
   using Sums = Floats;
   using Vector = __m512bh;
   using Words = __m512bh;
-  using Scale = float;
-  static constexpr int PARTS = 1, PER_PART = 2, BYTES = 4, RUN = 256, OFFSET = 0;
+  static constexpr int PARTS = 1, PER_PART = 2, BYTES = 4, RUN = 256, OFFSET = 0, LEAST = 0;
   static Words Read(const char* at) { return Load<Words>(at); }
   template <int PART>
   static Vector Part(Words w) { return w; }
@@ -113,8 +111,7 @@ struct WideS8 : Single {
 };
 
 struct WideS4 : WideS8 {
-  using Scale = BFloat16;
-  static constexpr int PARTS = 8;
+  static constexpr int PARTS = 8, LEAST = -8;
   template <int PART>
   static Vector Part(Words w) { return AsFloats(w << (28 - 8 * (PART % 4) - PART / 4 * 4) >> 28); }
 };
@@ -133,15 +130,13 @@ struct Whole {
 };
 
 struct S8 : Whole {
-  using Scale = float;
-  static constexpr int PARTS = 2, OFFSET = 0, ORDER[] = {0, 2, 1, 3};
+  static constexpr int PARTS = 2, OFFSET = 0, LEAST = 0, ORDER[] = {0, 2, 1, 3};
   template <int PART>
   static Vector Part(Words w) { return (PART ? w : w << 8) >> 8; }
 };
 
 struct S4 : Whole {
-  using Scale = BFloat16;
-  static constexpr int PARTS = 4, OFFSET = 8, ORDER[] = {0, 2, 4, 6, 1, 3, 5, 7};
+  static constexpr int PARTS = 4, OFFSET = 8, LEAST = -8, ORDER[] = {0, 2, 4, 6, 1, 3, 5, 7};
   static Words Read(const char* at) { return Load<Words>(at) ^ static_cast<int16_t>(0x8888); }
   template <int PART>
   static Vector Part(Words w) { return Cast<Vector>(Cast<UShorts>(w) >> 4 * PART & 15); }
@@ -166,16 +161,14 @@ struct Byte {
 };
 
 struct ByteS8 : Byte {
-  using Scale = float;
-  static constexpr int PARTS = 1, OFFSET = 128, ORDER[] = {0, 1, 2, 3};
+  static constexpr int PARTS = 1, OFFSET = 128, LEAST = 0, ORDER[] = {0, 1, 2, 3};
   static Words Read(const char* at) { return Load<Words>(at) ^ uint8_t{0x80}; }
   template <int PART>
   static Vector Part(Words w) { return w; }
 };
 
 struct ByteS4 : Byte {
-  using Scale = BFloat16;
-  static constexpr int PARTS = 2, OFFSET = 8, ORDER[] = {0, 1, 2, 3, 4, 5, 6, 7};
+  static constexpr int PARTS = 2, OFFSET = 8, LEAST = -8, ORDER[] = {0, 1, 2, 3, 4, 5, 6, 7};
   static Words Read(const char* at) { return Load<Words>(at) ^ uint8_t{0x88}; }
   template <int PART>
   static Vector Part(Words w) { return PART ? Cast<Vector>(Cast<UShorts>(w) >> 4) & 15 : w & 15; }

@@ -38,7 +38,7 @@ struct Product {
   int64_t panel_bytes;
   bool in_place;   // whether activations are used without a copy
   int64_t stride;  // of a row
-  int32_t* x;      // [rows, stride]: the activations of all parts, then the initial sum of each run, and its factor
+  int32_t* x;      // [rows, stride]: the activations of all parts, then of each run the initial sum, factor and total
   float* factors;  // [rows]
 
   explicit Product(const LinearArguments& a) : a(a) {
@@ -49,8 +49,9 @@ struct Product {
     panel_bytes = words * kLine;
     const int64_t row = words * Kind::PARTS;
     in_place = Prepared(a, static_cast<typename Kind::Active*>(nullptr)) && a.inputs % kInputs<Kind> == 0 &&
+               !a.HasMinima() &&
                (kRows + kPanels <= kRoom || a.rows == 1 || row % kPage != 0);
-    stride = in_place ? row : RoundUp(row + 2 * runs, kPanel) + kPanel;
+    stride = in_place ? row : RoundUp(row + 3 * runs, kPanel) + kPanel;
     factors = static_cast<float*>(a.scratch);
     x = static_cast<int32_t*>(in_place ? const_cast<void*>(a.x) : factors + RoundUp(a.rows, kPanel));
   }
@@ -58,6 +59,7 @@ struct Product {
   int64_t Bytes() const { return (RoundUp(a.rows, kPanel) + (in_place ? 0 : a.rows * stride)) * sizeof *x; }
   int32_t* Begins(int64_t row) const { return x + row * stride + words * Kind::PARTS; }
   float* Factors(int64_t row) const { return reinterpret_cast<float*>(Begins(row) + runs); }
+  float* Totals(int64_t row) const { return Factors(row) + runs; }  // by which minima are multiplied
 
   void PrepareRow(int64_t row) const {
     auto* active = reinterpret_cast<typename Kind::Active*>(x + row * stride);
@@ -66,6 +68,13 @@ struct Product {
     } else {
       Prepare(a, row * a.inputs, active);
       memset(active + a.inputs, 0, (words * kInputs<Kind> - a.inputs) * sizeof *active);  // the rest of the last word
+      if constexpr (std::is_same<typename Kind::Active, float>::value) {
+        for (int64_t i = 0; i < runs && a.HasMinima(); ++i) {
+          float sum = 0;
+          for (int64_t j = 0; j < run * kInputs<Kind>; ++j) sum += active[i * run * kInputs<Kind> + j];
+          Totals(row)[i] = sum;
+        }
+      }
     }
   }
 
@@ -76,10 +85,11 @@ struct Product {
       const int64_t at = i * together;
       Factors(row)[i] = Round<Kind>(a, first + at, Least(a.inputs - at, together), 127, active + at);
     }
-    for (int64_t i = 0; i < runs && Kind::OFFSET; ++i) {
+    for (int64_t i = 0; i < runs && (Kind::OFFSET || a.HasMinima()); ++i) {
       int32_t sum = 0;
       for (int64_t j = i * together; j < Least(words * kInputs<Kind>, (i + 1) * together); ++j) sum += active[j];
       Begins(row)[i] = -Kind::OFFSET * sum;
+      Totals(row)[i] = a.rounded ? Factors(row)[i] * sum : sum;
     }
   }
 
@@ -105,9 +115,13 @@ struct Product {
       }
       UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
         if (a.group) {
-          const Floats scale = Scale(weight, panel + j / kColumns, i, j % kColumns);
+          const Floats scale = OfGroup(weight.scale, panel + j / kColumns, i, j % kColumns);
           UNROLL for (int k = 0; k < ROWS; ++k)
             totals[k][j] += AsFloats(sums[k][j]) * (Kind::ROUNDED ? scale * Factors(row + k)[i] : scale);
+          if (weight.minimum) {
+            const Floats zero = OfGroup(weight.minimum, panel + j / kColumns, i, j % kColumns) - scale * Kind::LEAST;
+            UNROLL for (int k = 0; k < ROWS; ++k) totals[k][j] += zero * Totals(row + k)[i];
+          }
         } else {
           UNROLL for (int k = 0; k < ROWS; ++k)
             totals[k][j] += Kind::ROUNDED ? AsFloats(sums[k][j]) * Factors(row + k)[i] : AsFloats(sums[k][j]);
@@ -132,10 +146,14 @@ struct Product {
     }
   }
 
-  // The scales of one group for a vector of outputs.
-  Floats Scale(const Weight& weight, int64_t panel, int64_t group, int column) const {
-    const auto* scales = static_cast<const typename Kind::Scale*>(weight.scale);
-    return Widened(scales + (panel * runs + group) * kPanel + column * kLanes);
+  // The scales or minima of one group for a vector of outputs.
+  Floats OfGroup(const void* parts, int64_t panel, int64_t group, int column) const {
+    const int64_t at = (panel * runs + group) * kPanel + column * kLanes;
+    switch (a.scale_type) {
+      case Type::kBF16: return Widened(static_cast<const BFloat16*>(parts) + at);
+      case Type::kF16: return Widened(static_cast<const Float16*>(parts) + at);
+      default: return Widened(static_cast<const float*>(parts) + at);
+    }
   }
 
   template <int ROWS, int PANELS, int ASKS>

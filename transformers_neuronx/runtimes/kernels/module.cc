@@ -90,23 +90,55 @@ Activation ActivationOf(const Call& call) {
 }
 
 struct Part {
-  std::string_view weight, scale, bias;
+  std::string_view weight, scale, minimum, bias;
 };
-constexpr Part kParts[kMostParts] = {{"parts.0.weight", "parts.0.scale", "parts.0.bias"},
-                                     {"parts.1.weight", "parts.1.scale", "parts.1.bias"},
-                                     {"parts.2.weight", "parts.2.scale", "parts.2.bias"}};
+constexpr Part kParts[kMostParts] = {{"parts.0.weight", "parts.0.scale", "parts.0.minimum", "parts.0.bias"},
+                                     {"parts.1.weight", "parts.1.scale", "parts.1.minimum", "parts.1.bias"},
+                                     {"parts.2.weight", "parts.2.scale", "parts.2.minimum", "parts.2.bias"}};
+
+// What the parts of a linear layer have in common: the first part determines it.
+struct Alike {
+  int64_t words = kAny, word = kAny, groups = kAny;
+  ffi::DataType weight = ffi::DataType::INVALID, scale = ffi::DataType::INVALID;
+  bool grouped = false, minima = false;
+};
+
+// Reads the weight of a part with `outputs`, and what belongs to it.
+Weight PartOf(Call& call, const Part& names, ffi::DataType x, int64_t outputs, Alike& alike) {
+  const bool first = alike.weight == ffi::DataType::INVALID;
+  int64_t panels = (outputs + kPanel - 1) / kPanel, panel = kPanel, one = 1;
+  const auto weight = call.Operand(names.weight, {x, ffi::S8, ffi::U8}, {&panels, &alike.words, &panel, &alike.word});
+  call.Must(first || weight.type == alike.weight, weight, "of the first weight's type");
+  alike.weight = weight.type;
+  Array scale, minimum;
+  if (weight.type == ffi::S8 || weight.type == ffi::U8) {
+    scale = call.Next(names.scale);
+    alike.grouped = first ? weight.type == ffi::U8 || scale.Rank() == 4 : alike.grouped;
+    if (alike.grouped) {
+      call.Expect(scale, kFloats, {&panels, &alike.groups, &panel, &one});
+      minimum = call.Optional(names.minimum, {scale.type}, {&panels, &alike.groups, &panel, &one});
+    } else {
+      call.Expect(scale, {ffi::F32}, {&outputs});
+    }
+    call.Must(first || scale.type == alike.scale, scale, "of the first scale's type");
+    call.Must(first || bool(minimum) == alike.minima, "all parts must have minima, or none");
+    alike.scale = scale.type;
+    alike.minima = bool(minimum);
+  }
+  const Array bias = call.Optional(names.bias, {x}, {&outputs});
+  return {outputs, weight.data, scale.data, minimum.data, bias.data, nullptr};
+}
 
 // With an activation there is one result, otherwise one of each part.
 void Linear(Call& call, const Pool& pool) {
-  int64_t rows = kAny, inputs = kAny, outputs = kAny, words = kAny, word = kAny, groups = kAny, panel = kPanel, one = 1;
+  int64_t rows = kAny, inputs = kAny, outputs = kAny;
   const Array x = call.Operand("x", kFloats, {&rows, &inputs}, kInRows);
   LinearArguments arguments = {};
   arguments.activation = ActivationOf(call);
   arguments.rounded = call.Attribute<int64_t>("rounded");
   const bool activated = arguments.activation != Activation::kNone;
   Array y;
-  ffi::DataType stored = ffi::DataType::INVALID;
-  bool grouped = false;
+  Alike alike;
   int& parts = arguments.parts;
   for (; parts < kMostParts && (parts == 0 || call.Has(kParts[parts].weight)); ++parts) {
     const bool first = parts == 0;
@@ -116,32 +148,20 @@ void Linear(Call& call, const Pool& pool) {
       call.Must(first || own.type == y.type, own, "of the first result's type");
       y = own;
     }
-    int64_t panels = (outputs + kPanel - 1) / kPanel;
-    const auto weight = call.Operand(kParts[parts].weight, {x.type, ffi::S8, ffi::U8}, {&panels, &words, &panel, &word});
-    call.Must(first || weight.type == stored, weight, "of the first weight's type");
-    stored = weight.type;
-    Array scale;
-    if (stored == ffi::S8 || stored == ffi::U8) {
-      scale = call.Next(kParts[parts].scale);
-      grouped = first ? stored == ffi::U8 || scale.Rank() == 4 : grouped;
-      if (grouped)
-        call.Expect(scale, {stored == ffi::U8 ? ffi::BF16 : ffi::F32}, {&panels, &groups, &panel, &one});
-      else
-        call.Expect(scale, {ffi::F32}, {&outputs});
-    }
-    const Array bias = call.Optional(kParts[parts].bias, {x.type}, {&outputs});
-    arguments.weights[parts] = {outputs, weight.data, scale.data, bias.data, y.data};
+    arguments.weights[parts] = PartOf(call, kParts[parts], x.type, outputs, alike);
+    arguments.weights[parts].y = y.data;
   }
   const Array residual = call.Optional("residual", {y.type}, {&rows, &outputs}, kInRows);
   call.Done();
   call.Must(!activated || parts < 3, "an activation must have one part or two");
   call.Must(!residual || activated || parts == 1, "a residual must have one result");
 
-  const bool floats = stored == x.type;
-  const int64_t in_word = floats && stored != ffi::BF16 ? 1 : floats ? 2 : 4, of_word = stored == ffi::U8 ? 8 : in_word;
-  call.Must(word == in_word && words == (inputs + of_word - 1) / of_word, "weights must be in panels of all inputs of x");
-  call.Must(!grouped || (groups > 0 && inputs % groups == 0), "each scale must be of as many inputs");
-  arguments.group = grouped ? inputs / groups : 0;
+  const bool floats = alike.weight == x.type, grouped = alike.grouped;
+  const int64_t in_word = floats && x.type != ffi::BF16 ? 1 : floats ? 2 : 4;
+  const int64_t of_word = alike.weight == ffi::U8 ? 8 : in_word, words = (inputs + of_word - 1) / of_word;
+  call.Must(alike.word == in_word && alike.words == words, "weights must be in panels of all inputs of x");
+  call.Must(!grouped || (alike.groups > 0 && inputs % alike.groups == 0), "each scale must be of as many inputs");
+  arguments.group = grouped ? inputs / alike.groups : 0;
   for (const int64_t group : {arguments.group, arguments.rounded})
     call.Must(group >= 0 && group <= kLargestGroup && group % of_word == 0, "groups must be of whole words, and small");
   call.Must(!grouped || arguments.group > 0, "groups must have inputs");
@@ -151,7 +171,8 @@ void Linear(Call& call, const Pool& pool) {
   arguments.rows = rows;
   arguments.inputs = inputs;
   arguments.x_type = TypeOf(x.type);
-  arguments.weight_type = TypeOf(stored);
+  arguments.weight_type = TypeOf(alike.weight);
+  arguments.scale_type = TypeOf(alike.scale);
   arguments.y_type = TypeOf(y.type);
   arguments.x = x.data;
   arguments.residual = residual.data;
