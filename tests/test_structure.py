@@ -20,13 +20,17 @@ ORDER = [
 # In these packages, each file imports only those before it. The package itself, `__init__`, comes last.
 INSIDE = {
     "support": ["progress", "files", "arguments", "turns", "entropy"],
-    "config": ["constants", "sparse_attention", "attributes", "declarations", "workers", "switches", "published"],
+    "config": [
+        "constants", "sparse_attention", "attributes", "declarations", "workers", "switches", "gguf_metadata",
+        "gguf_positions", "gguf", "published",
+    ],
     "pyhlo": [
         "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",
     ],
     "weights": [
-        "layouts", "packed", "panels", "splits", "rows", "other_formats", "formats", "published", "directories",
-        "saving", "stored_module", "checkpoint", "origin", "parameters", "reading", "quantization",
+        "layouts", "packed", "panels", "splits", "rows", "quantization", "other_formats", "formats", "gguf_file",
+        "gguf_blocks", "gguf", "published", "directories", "saving", "stored_module", "checkpoint", "origin",
+        "parameters", "reading",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from resource import RUSAGE_SELF, getrusage
 from typing import Annotated, Any
 
 import typer
@@ -68,9 +69,10 @@ def generate(
         return
     writer.start()
     messages = [dict(role="system", content=encodable(system, "--system"))] if system else []
-    for line in _lines(prompt):
-        messages.append(dict(role="user", content=encodable(line, "a line")))
-        messages.append(dict(role="assistant", content=writer.answer(line, messages)))
+    with closing(writer):
+        for line in _lines(prompt):
+            messages.append(dict(role="user", content=encodable(line, "a line")))
+            messages.append(dict(role="assistant", content=writer.answer(line, messages)))
 
 
 def _check(chat: bool, system: str | None, tokenizer: Any) -> None:
@@ -97,6 +99,18 @@ class Writer:
         if not self.started:
             self.model.to_neuron()
             self.started = True
+
+    def close(self) -> None:
+        """Report how fast all answers were, and how much memory was used."""
+        metrics = self.model.metrics
+        totals, held = metrics.totals, metrics.held
+        if self.as_json or not totals.new_tokens:
+            return
+        rate = totals.new_tokens / (totals.first.total + totals.each.total)
+        peak = getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # kibibytes on Linux
+        sizes = dict(weights=held.weights, cache=held.caches, peak=peak)
+        memory = ", ".join(f"{what} {size / 2**20:,.0f} MiB" for what, size in sizes.items())
+        typer.secho(f"[{totals.new_tokens} tokens in all, {rate:.0f} a second; {memory}]", err=True, dim=True)
 
     def answer(self, line: str, messages: list[dict[str, str]]) -> str:
         options: dict[str, Any] = dict(add_generation_prompt=True, tokenize=True, return_dict=True)

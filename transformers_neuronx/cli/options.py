@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.runtimes import RUNTIMES
 from transformers_neuronx.support.files import explain, read_json
 from transformers_neuronx.weights.directories import (
+    gguf_at,
     load_config,
     load_generation_config,
     load_pooling,
@@ -57,7 +59,7 @@ def _counted(least: float, also: int | None) -> Callable[[Any], Any]:
     return check
 
 
-WHAT = "Directory of a checkpoint or an artifact, or a name on the Hugging Face hub."
+WHAT = "Directory of a checkpoint or an artifact, a GGUF file, or a name on the Hugging Face hub."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=WHAT)]
 MaybeModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=WHAT, show_default=False)]
 NameOrPath = Annotated[str | None, option("--model-name-or-path", help="Same as MODEL.", panel=WHERE)]
@@ -207,9 +209,12 @@ class Source:
         """Return the model's tokenizer."""
         from transformers import AutoTokenizer  # takes seconds
 
-        directory, advice = resolve_tokenizer(self.path, self.cache_dir), "save one there: tokenizer.save_pretrained(…)"
-        with explain(f"{self.path}: its tokenizer cannot be read", advice):
-            tokenizer = AutoTokenizer.from_pretrained(directory)
+        file, advice = gguf_at(self.path), "save one there: tokenizer.save_pretrained(…)"
+        if file and find_spec("gguf") is None:
+            raise CheckpointError('the tokenizer of a GGUF file needs gguf: pip install "transformers-neuronx[gguf]"')
+        directory = file.parent if file else resolve_tokenizer(self.path, self.cache_dir)
+        with explain(f"{self.path}: its tokenizer cannot be read", "take another file" if file else advice):
+            tokenizer = AutoTokenizer.from_pretrained(directory, **dict(gguf_file=file.name) if file else {})
         if not tokenizer("a").input_ids:  # Transformers returns an empty one if there are no files
             raise CheckpointError(f"{self.path} has no tokenizer; {advice}")
         return tokenizer

@@ -1,7 +1,8 @@
 """How quantized checkpoints are published, as their configurations say.
 
-Two kinds are read: compressed-tensors with 8 bits, whole numbers or FP8; and the FP8 of Qwen, DeepSeek and others, with
-a scale for each block of a matrix. What they say of activations is not followed: these stay in the model's type.
+Three kinds are read: compressed-tensors with 8 bits, whole numbers or FP8; the FP8 of Qwen, DeepSeek and others, with a
+scale for each block of a matrix; and files of GGUF, where each matrix has its own type. What they say of activations is
+not followed: these stay in the model's type.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from transformers_neuronx.config.gguf import GGUF
 
 QUANTIZATION = "quantization_config"  # the attribute of a configuration
 TYPES = {"int": "s8", "float": "f8e4m3fn"}
@@ -37,12 +40,25 @@ class Form:
         return any(map(meant, self.ignored))
 
 
-def form_of(attributes: Mapping[str, Any]) -> Form | None:
+@dataclass(frozen=True)
+class Mixed:
+    """The ggml type of each matrix of a checkpoint, by its name."""
+
+    kinds: Mapping[str, str]
+
+
+def form_of(attributes: Mapping[str, Any]) -> Form | Mixed | None:
     """Return the form of a configuration's weights; None if they are not quantized, or in a way that is not read."""
     how = attributes.get(QUANTIZATION)
     if not isinstance(how, Mapping):
         return None
-    return {"compressed-tensors": _compressed, "fp8": _fp8}.get(str(how.get("quant_method")), lambda _: None)(how)
+    forms = {"compressed-tensors": _compressed, "fp8": _fp8, GGUF: _gguf}
+    return forms.get(str(how.get("quant_method")), lambda _: None)(how)
+
+
+def _gguf(how: Mapping[str, Any]) -> Mixed | None:
+    matrices = how.get("matrices")
+    return Mixed(matrices) if isinstance(matrices, Mapping) else None
 
 
 def _compressed(how: Mapping[str, Any]) -> Form | None:

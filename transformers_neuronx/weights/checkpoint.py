@@ -15,8 +15,9 @@ import torch
 
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support.files import explain
-from transformers_neuronx.weights.directories import PathOrName, resolve
+from transformers_neuronx.weights.directories import PathOrName, gguf_at, resolve
 from transformers_neuronx.weights.formats import FORMATS, Readers, format_in, open_bin, open_safetensors
+from transformers_neuronx.weights.gguf import open_gguf
 from transformers_neuronx.weights.other_formats import refuse_other_formats
 from transformers_neuronx.weights.packed import Packed, PackedReaders
 from transformers_neuronx.weights.published import form_in, parts_of
@@ -32,15 +33,17 @@ class Checkpoint:
 
     Also a context manager. Tensors that were read stay valid after `close`. As the files are mapped, they may be
     removed while tensors are in use, but not overwritten in place. If it is `on_disk`, other processes find it there.
-    Matrices in few bits are read as numbers; `packed` has them as they are stored.
+    Matrices in few bits are read as numbers; `packed` has them as they are stored. `shapes` are those that are known
+    without reading.
     """
 
     def __init__(
-        self, directory: Path, readers: Readers, on_disk: bool = True, packed: PackedReaders | None = None
-    ) -> None:
+        self, directory: Path, readers: Readers, on_disk: bool = True, packed: PackedReaders | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:  # fmt: skip
         self.directory, self.on_disk = directory, on_disk
         self.names = frozenset(readers)
-        self._readers, self._packed = readers, packed or {}
+        self._readers, self._packed, self._shapes = readers, packed or {}, shapes or {}
 
     @property
     def readers(self) -> Readers:
@@ -58,11 +61,15 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of one tensor; raises as `read` does."""
-        return tuple(self._stored(name).shape)
+        if name in self._shapes:
+            return self._shapes[name]
+        packed = self.packed(name)
+        return tuple(self.read(name).shape) if packed is None else packed.shape
 
     def dtype(self, name: str) -> torch.dtype:
         """Stored element type of one tensor; raises as `read` does."""
-        return self._stored(name).dtype
+        packed = self.packed(name)
+        return self.read(name).dtype if packed is None else packed.values.dtype
 
     def read(self, name: str) -> torch.Tensor:
         """Map one tensor from its file: bytes are read from the disk on access, writes never reach the file.
@@ -76,10 +83,6 @@ class Checkpoint:
         """Return a matrix as it is stored, if that is in few bits. Raises as `read` does."""
         with self._reading(name):
             return self._packed[name](name) if name in self._packed else None
-
-    def _stored(self, name: str) -> torch.Tensor:
-        packed = self.packed(name)
-        return self.read(name) if packed is None else packed.values
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -102,20 +105,24 @@ class Checkpoint:
 
 
 def open_weights(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Checkpoint:
-    """Open a checkpoint as `open_checkpoint` does, or a single file: safetensors, or a state dict from `torch.save`."""
+    """Open a checkpoint as `open_checkpoint` does, or a single file: safetensors, GGUF, or what `torch.save` made of a
+    state dict.
+    """
     path = Path(os.path.expanduser(path_or_name))
-    if not path.is_file():
+    if not path.is_file() or gguf_at(path):
         return open_checkpoint(path_or_name, cache_dir)
-    refuse_other_formats(path)
     return Checkpoint(path, open_safetensors(path) if path.suffix == ".safetensors" else open_bin(path))
 
 
 def open_checkpoint(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Checkpoint:
-    """Open the checkpoint of a directory or a hub model in the first format of `FORMATS` that it has.
+    """Open the checkpoint of a directory or a hub model in the first format of `FORMATS` that it has, or in GGUF.
 
     CheckpointError if a file is missing, truncated, contradicts its index, points outside the directory, or is a pickle
     of more than tensors. The error names the file, and the tensor if one is affected.
     """
+    if file := gguf_at(path_or_name):
+        readers, packed, shapes = open_gguf(file)
+        return Checkpoint(file, readers, packed=packed, shapes=shapes)
     directory = resolve(path_or_name, cache_dir)
     found = format_in(directory)
     if not found:

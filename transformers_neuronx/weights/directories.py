@@ -12,6 +12,8 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: i
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support.files import explain, kind, read_json
 from transformers_neuronx.weights.formats import format_in
+from transformers_neuronx.weights.gguf import attributes_of
+from transformers_neuronx.weights.gguf_file import PART, begins_as_gguf
 from transformers_neuronx.weights.other_formats import ADAPTER_FILE, refuse_other_formats
 
 PathOrName: TypeAlias = str | os.PathLike[str]
@@ -47,11 +49,31 @@ def resolve_tokenizer(path_or_name: PathOrName, cache_dir: PathOrName | None = N
     return found or _download(os.fspath(path_or_name), [*CONFIG_FILES, *TOKENIZER_FILES], cache_dir, ignore=["*/*"])
 
 
+def gguf_at(path_or_name: PathOrName) -> Path | None:
+    """Return the GGUF file that is meant: a file, or the only model of a directory without a configuration.
+
+    Of a split model, that is the first file. CheckpointError for a directory of several models.
+    """
+    path = Path(os.path.expanduser(path_or_name))
+    if path.is_file():
+        return path if path.suffix == ".gguf" or begins_as_gguf(path) else None
+    if not path.is_dir() or os.path.lexists(path / "config.json") or format_in(path):
+        return None
+    names = sorted(file.name for file in path.glob("*.gguf"))
+    models = [name for name in names if not (part := PART.fullmatch(name)) or part["number"] == "00001"]
+    if len(models) > 1:
+        raise CheckpointError(f"{path}: expected one model, found {', '.join(models)}; pass the path of one of them")
+    return path / models[0] if models else None
+
+
 def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
-    """Parse `config.json`, with the start and end tokens of `generation_config.json` if it has any.
+    """Parse `config.json`, with the start and end tokens of `generation_config.json` if it has any; or the metadata of
+    a GGUF file.
 
     Nothing else of a hub model is downloaded. CheckpointError if it is missing or broken.
     """
+    if file := gguf_at(path_or_name):
+        return attributes_of(file)
     directory = _config_directory(path_or_name, cache_dir)
     if not os.path.lexists(directory / "config.json"):
         refuse_other_formats(directory)
@@ -62,6 +84,8 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
 
 def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
     """Parse `generation_config.json`; empty if there is none. CheckpointError if it is broken."""
+    if gguf_at(path_or_name):
+        return {}
     path = _config_directory(path_or_name, cache_dir) / GENERATION_CONFIG
     return read_json(path) if path.exists() else {}
 
@@ -70,6 +94,8 @@ def load_pooling(path_or_name: PathOrName, cache_dir: PathOrName | None = None) 
     """Return how a checkpoint of Sentence Transformers pools hidden states: "last", "mean" or "cls"; "last" if it does
     not say. CheckpointError for another way.
     """
+    if gguf_at(path_or_name):
+        return "last"
     path = _config_directory(path_or_name, cache_dir) / POOLING_FILE
     given = read_json(path) if path.exists() else dict(pooling_mode="lasttoken")
     modes = [name.removeprefix("pooling_mode_") for name, used in given.items() if used is True and "_mode_" in name]

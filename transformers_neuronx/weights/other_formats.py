@@ -31,19 +31,6 @@ def refuse_other_formats(path: Path) -> None:
             f"{path}: expected a checkpoint, found weights that AWS's library has split for its devices; load the "
             "checkpoint they were made from, and save it with save(…, sharded_weights=True)"
         )
-    for file in sorted(path.glob("*.gguf")) if path.is_dir() else [path]:
-        if file.suffix == ".gguf" or (file.is_file() and _begins_with(file, b"GGUF")):
-            raise CheckpointError(
-                f"{file}: weights in GGUF cannot be read; convert them to a checkpoint with Transformers: "
-                f"from_pretrained(…, gguf_file={file.name!r}, quantization_config=GgufConfig(dequantize=True)) and "
-                "save_pretrained(…)"
-            )
-
-
-def _begins_with(path: Path, mark: bytes) -> bool:
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read(len(mark)) == mark
-    return False
 
 
 def random_tensor(path: Path) -> Callable[[str], torch.Tensor]:

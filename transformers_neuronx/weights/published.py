@@ -6,18 +6,21 @@ What is stored passes through: devices get the checkpoint's own numbers and scal
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from transformers_neuronx.config.published import Form, form_of
+from transformers_neuronx.config.gguf import STORED
+from transformers_neuronx.config.published import Form, Mixed, form_of
 from transformers_neuronx.config.switches import QuantizationConfig
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.support.files import read_json
 from transformers_neuronx.weights.formats import Readers
 from transformers_neuronx.weights.packed import Packed, PackedReaders
+from transformers_neuronx.weights.quantization import PLAIN
 from transformers_neuronx.weights.rows import Weight
 
 SCALES = (".weight_scale", ".weight_scale_inv")  # ends of the names of a matrix's scales
@@ -27,14 +30,17 @@ OTHERS = re.compile(r"\.(input|output|k|v|q)_scale$")  # scales of activations a
 def form_in(directory: Path) -> Form | None:
     """Return the form of a directory's weights, if its configuration says that they are quantized."""
     path = directory / "config.json"
-    return form_of(read_json(path)) if path.exists() else None
+    form = form_of(read_json(path)) if path.exists() else None
+    return form if isinstance(form, Form) else None
 
 
-def switches_of(form: Form, table: Sequence[Weight], layers: int) -> QuantizationConfig:
+def switches_of(form: Form | Mixed, table: Sequence[Weight], layers: int) -> QuantizationConfig:
     """Return the options by which a model stores its matrices as the checkpoint does.
 
-    Matrices that are not quantized in every layer are in the type of activations in all.
+    If all have one form, those that are not quantized in every layer are in the type of activations in all.
     """
+    if isinstance(form, Mixed):
+        return _mixed(form, table, layers)
     embeddings = {name for row in table if row.name == "embed" for name in row.source.split("|")}
 
     def is_plain(row: Weight) -> bool:
@@ -48,6 +54,23 @@ def switches_of(form: Form, table: Sequence[Weight], layers: int) -> Quantizatio
         quantize_head=not any(row.name == "head.weight" for row in plain),
         no_quantize_list=[row.name.removesuffix(".weight") for row in plain if row.name != "head.weight"],
     )
+
+
+def _mixed(form: Mixed, table: Sequence[Weight], layers: int) -> QuantizationConfig:
+    """The options by which each matrix of each layer is stored in its own way."""
+    stored: dict[str, dict[str, list[int]]] = {}
+    for row in table:
+        if not (row.multiplies or row.name in ("embed", "head.weight")):
+            continue
+        plan: dict[str, list[int]] = {}
+        for layer in range(row.layers or layers) if row.layered else [0]:
+            names = row.at(layer).source.split("|")
+            kind = next((form.kinds[name] for name in names if name in form.kinds), "")
+            plan.setdefault(str(STORED[kind]) if kind in STORED else PLAIN, []).append(layer)
+        if plan.keys() != {PLAIN}:
+            stored[row.name] = plan
+    types = Counter(text[:2] for plan in stored.values() for text, numbers in plan.items() for _ in numbers)
+    return QuantizationConfig(max(types, key=types.__getitem__, default="s8"), stored=stored)
 
 
 def _modules(row: Weight, layers: int) -> list[str]:

@@ -1,0 +1,158 @@
+"""Models from GGUF files: matrices stay in the types of the file, which differ from matrix to matrix and by layer."""
+
+import pytest
+import torch
+from gguf_files import PACKED, with_numbers, write_gguf
+from parity import assert_close, prompts, randomized
+from transformers import AutoConfig
+
+from transformers_neuronx import NeuronAutoModelForCausalLM
+from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.llama.model import LlamaForSampling
+
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2")
+SIZES = dict(
+    vocab_size=96, hidden_size=192, intermediate_size=192, num_hidden_layers=3, num_attention_heads=6,
+    num_key_value_heads=3, head_dim=32, max_position_embeddings=32, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+)  # fmt: skip
+OF_FAMILY = dict(
+    gpt2=dict(n_embd=192, n_inner=768, n_layer=3, n_head=6, n_positions=32),
+    gemma2=dict(query_pre_attn_scalar=32, sliding_window=5, attn_logit_softcapping=3.0),
+    mistral=dict(sliding_window=5),
+    mixtral=dict(num_local_experts=3),
+)
+# As files of llama.cpp mix types: another one for some matrices, and for some layers of these. Some matrices are plain.
+MIXED = {
+    r"(embed_tokens|wte)": "Q8_0",
+    r"\.1\..*(v_proj|qkv|c_attn|down_proj|w2|mlp\.c_proj)": "Q5_1",
+    r"(v_proj|qkv|c_attn|down_proj|w2|mlp\.c_proj)": "Q4_0",
+    r"(o_proj|attn\.c_proj)": "F16",
+    r"(q_proj|k_proj|up_proj|w1|w3|c_fc)": "Q4_1",
+    r"gate_proj": "Q5_0",
+}
+
+
+def reference_of(family, directory, types, **sizes):
+    """Write a model's file into a directory. Return the model of Transformers with the same numbers in f32."""
+    config = AutoConfig.for_model(family, **SIZES | OF_FAMILY.get(family, {}) | sizes)
+    model = randomized(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 0.3 if weight.ndim > 1 else 1  # else, with so many inputs, layers magnify every rounding
+    held = write_gguf(directory / "model.gguf", model, types)
+    return with_numbers(model, held, directory / "reference")
+
+
+def loaded(path, **options):
+    model = NeuronAutoModelForCausalLM.from_pretrained(path, n_positions=32, context_length_estimate=16, **options)
+    model.to_neuron()
+    return model
+
+
+def logits(model):
+    [ids] = prompts(model.config.vocab_size, [13])
+    return model.forward(torch.tensor([ids]), output_all_logits=True)[0]
+
+
+def expected(reference):
+    [ids] = prompts(reference.config.vocab_size, [13])
+    with torch.inference_mode():
+        return reference(torch.tensor([ids])).logits[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_file(family, tmp_path, compiled_when_needed):
+    reference = reference_of(family, tmp_path, MIXED)
+    model = loaded(tmp_path / "model.gguf")
+    assert_close(logits(model), expected(reference))
+    stored = model.options.quant.stored
+    assert {"s8/32, f16", "s4/32, f16", "s8/32, f16 with minima", "s4/32, f16 with minima"} == {
+        text for plan in stored.values() for text in plan if text != "plain"
+    } | ({"s4/32, f16 with minima"} if family == "phi3" else set())
+    assert any(len(plan) > 1 for plan in stored.values()), "a layer must differ from others"
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_every_type(kind, tmp_path, compiled_when_needed):
+    sizes = dict(hidden_size=256, intermediate_size=256, head_dim=64, num_attention_heads=4, num_key_value_heads=2)
+    reference = reference_of("llama", tmp_path, kind, num_hidden_layers=1, **sizes)
+    assert_close(logits(loaded(tmp_path / "model.gguf")), expected(reference))
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.few(3)
+def test_over_several_devices(family, degree, tmp_path, compiled_when_needed):
+    reference = reference_of(family, tmp_path, MIXED)
+    assert_close(logits(loaded(tmp_path / "model.gguf", tp_degree=degree)), expected(reference))
+
+
+def test_groups_of_layers_and_an_artifact(tmp_path):
+    """Layers that are stored differently are different programs, also where all else is alike."""
+    reference = reference_of("qwen3", tmp_path, MIXED)
+    model = loaded(tmp_path / "model.gguf", unroll=1, context_unroll=1)
+    wanted = expected(reference)
+    assert_close(logits(model), wanted)
+    [ids] = prompts(model.config.vocab_size, [9])
+    ids = torch.tensor([ids])
+    tokens = reference.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None)
+    assert torch.equal(model.sample(ids, 17, top_k=1, eos_token_override=-1), tokens)
+    model.save(tmp_path / "artifact", sharded_weights=True)
+    again = loaded(tmp_path / "artifact")
+    assert again.options.quant.stored == model.options.quant.stored
+    assert_close(logits(again), wanted)
+
+
+@pytest.mark.parametrize("amp", ["bf16", "f16"])
+def test_in_other_types_of_activations(amp, tmp_path, compiled_when_needed):
+    reference = reference_of("llama", tmp_path, MIXED)
+    wanted, got = expected(reference), logits(loaded(tmp_path / "model.gguf", amp=amp))
+    assert (got - wanted).abs().max() < (0.03 if amp == "bf16" else 0.004) * wanted.abs().max()
+
+
+def test_plain_numbers_have_no_storages(tmp_path, compiled_when_needed):
+    reference = reference_of("llama", tmp_path, "F16")
+    model = loaded(tmp_path / "model.gguf")
+    assert model.options.quant is None and model.config.dtype == "float16"
+    assert_close(logits(model), expected(reference))
+
+
+def test_other_options_quantize_again(tmp_path, compiled_when_needed):
+    reference = reference_of("llama", tmp_path, MIXED)
+    other = NeuronConfig(quant=QuantizationConfig("s8"))
+    difference = logits(loaded(tmp_path / "model.gguf", neuron_config=other)) - expected(reference)
+    assert 1e-4 < difference.abs().max() / expected(reference).abs().max() < 0.05
+
+
+def test_weights_of_another_file_get_the_same_storages(tmp_path, compiled_when_needed):
+    """Those are quantized as the first file is: programs stay as they are."""
+    reference = reference_of("llama", tmp_path, MIXED)
+    model = loaded(tmp_path / "model.gguf", weights=tmp_path / "reference")
+    difference = (logits(model) - expected(reference)).abs().max()
+    assert difference < 0.02 * expected(reference).abs().max()
+
+
+def test_a_directory_has_one_model(tmp_path, compiled_when_needed):
+    reference = reference_of("llama", tmp_path, "Q8_0")
+    assert_close(logits(loaded(tmp_path)), expected(reference))
+    (tmp_path / "model.gguf").rename(tmp_path / "weights.bin")
+    assert_close(logits(loaded(tmp_path / "weights.bin")), expected(reference))
+    for name in ("one.gguf", "other.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=r"expected one model, found one.gguf, other.gguf; pass the path of one"):
+        loaded(tmp_path)
+
+
+def test_what_is_stored_must_be_a_matrix_of_the_model():
+    sizes = dict(model_type="llama", vocab_size=32, hidden_size=32, num_attention_heads=1, num_hidden_layers=1)
+    for stored, said in (
+        ({"attn.w.weight": {"plain": [0]}}, r"stored must be for matrices of the model, got attn\.w\.weight"),
+        ({"attn.q.weight": {"s5/32, f16": [0]}}, r"must be stored as 'plain', or as in 's4/32, f16 with minima'"),
+        ({"attn.q.weight": {"s8, f32 with minima": [0]}}, "must be stored as"),
+    ):
+        config = NeuronConfig(quant=QuantizationConfig(stored=stored))
+        with pytest.raises(ConfigError, match=said):
+            LlamaForSampling(sizes, n_positions=16, neuron_config=config).cpu_compile()
+    with pytest.raises(ConfigError, match="stored"):
+        QuantizationConfig(stored={"attn.q.weight": "s8"})

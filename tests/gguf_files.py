@@ -1,0 +1,251 @@
+"""Writes GGUF files of Transformers' models as llama.cpp's converter does, with the names and types of gguf."""
+
+import math
+import re
+import struct
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Types, quants
+from safetensors.torch import save_file
+
+ARCHITECTURES = dict(mistral="llama", mixtral="llama")  # others have the name of the model type
+# The places in a block of its scale and, after it, of the scale of minima, and how large that is beside the first.
+SCALES = dict(
+    Q4_0=[(0, 1)], Q4_1=[(0, 1), (2, -7.5)], Q5_0=[(0, 1)], Q5_1=[(0, 1), (2, -15.5)], Q8_0=[(0, 1)],
+    Q2_K=[(80, 1), (82, 1.5)], Q3_K=[(108, 1)], Q4_K=[(0, 1), (2, 7.5)], Q5_K=[(0, 1), (2, 15.5)], Q6_K=[(208, 1)],
+)  # fmt: skip
+PACKED = tuple(SCALES)
+IN_PYTHON = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # types that the package can quantize to
+
+
+def write_gguf(path, model, types="F32", change=None, split=0):
+    """Write a model's file, and return the tensors that it has, under the names of a checkpoint: f32, or f16 and bf16.
+
+    `types` is the ggml type of all matrices, or a type for each pattern of checkpoints' names; what it does not fit
+    is F32. Numbers of K types are drawn. `change` may change the writer before it writes. With `split`, files have so
+    many tensors each.
+    """
+    config = model.config
+    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(config.model_type, config.model_type), split_max_tensors=split)
+    describe(writer, config)
+    held = {}
+    generator = np.random.default_rng(0)
+    for stored, names, tensor, undo in converted(model):
+        kind = type_of(types, names[0], tensor)
+        data, numbers = encoded(tensor, kind, generator)
+        writer.add_tensor(stored, data, raw_dtype=Types[kind])
+        held |= zip(names, undo(numbers), strict=True)
+    if factors := llama3_factors(config):
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+    for name in ("long", "short") if config.model_type == "phi3" else ():
+        if factors := config.rope_parameters.get(f"{name}_factor"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(factors, np.float32))
+    if change:
+        change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return held
+
+
+def with_numbers(model, held, directory):
+    """Return the model of Transformers with the tensors that `write_gguf` has returned. Uses a new directory."""
+    model.config.save_pretrained(directory)
+    tensors = {name: tensor.float().contiguous() for name, tensor in held.items()}
+    save_file(tensors, directory / "model.safetensors", metadata=dict(format="pt"))
+    return type(model).from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def describe(writer, config):
+    """Write the metadata that llama.cpp's converter writes for such a model."""
+    rope, family = getattr(config, "rope_parameters", None) or {}, config.model_type
+    writer.add_type("model")
+    writer.add_name("a tiny model")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(4 * config.n_embd if family == "gpt2" else config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    if family == "gpt2":
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        if family != "gemma2":
+            writer.add_rope_freq_base(rope["rope_theta"])
+        if family in ("llama", "mistral", "mixtral"):
+            writer.add_vocab_size(config.vocab_size)
+            writer.add_rope_dimension_count(head_dim)
+        if family in ("gemma2", "qwen3") or getattr(config, "head_dim", None) not in (None, head_dim):
+            writer.add_key_length(head_dim)
+            writer.add_value_length(head_dim)
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if family == "phi3":
+        size = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * size))
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if family == "mixtral":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    window = getattr(config, "sliding_window", None)
+    if family in ("gemma2", "phi3") or (family in ("mistral", "mixtral") and window):
+        writer.add_sliding_window(window or 0)
+    describe_scaling(writer, config, rope)
+    describe_tokens(writer, config)
+
+
+def describe_scaling(writer, config, rope):
+    kind = rope.get("rope_type")
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "attention_factor" in rope:
+            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        if "beta_fast" in rope:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    if kind == "longrope":
+        length = config.original_max_position_embeddings
+        ratio = config.max_position_embeddings / length
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(ratio) / math.log(length)) if ratio > 1 else 1.0)
+
+
+def describe_tokens(writer, config):
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"<{number}>" for number in range(config.vocab_size)])
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_scores([-float(number) for number in range(config.vocab_size)])
+    writer.add_token_merges(["< 1", "<1 >"])
+    if config.bos_token_id is not None:
+        writer.add_bos_token_id(config.bos_token_id)
+    if config.eos_token_id is not None:
+        writer.add_eos_token_id(config.eos_token_id)
+    if config.pad_token_id is not None:
+        writer.add_pad_token_id(config.pad_token_id)
+
+
+def converted(model):
+    """Yield each tensor of the file: its name there, its names in a checkpoint, itself, and what undoes the conversion.
+
+    What undoes it returns a tensor for each of the names.
+    """
+    config = model.config
+    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
+    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    for name, tensor in model.state_dict().items():
+        if name in tied or name.endswith((".attn.bias", ".attn.masked_bias")):
+            continue
+        tensor = tensor.detach().float()
+        if ".mlp.experts." in name:
+            yield from stacked(names, name, tensor)
+            continue
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        yield stored, *one(config, name, tensor)
+
+
+def stacked(names, name, tensor):
+    """Yield the tensors of experts, as `converted` does: in the model, gates and ups are one, [experts, 2 inner, h]."""
+    start = name.split(".mlp.")[0]
+    gates = name.endswith("gate_up_proj")
+    for end, part in zip(("w1", "w3") if gates else ("w2",), tensor.chunk(1 + gates, 1), strict=True):
+        merged = names.get_name(f"{start}.block_sparse_moe.experts.{end}")
+        each = [f"{start}.block_sparse_moe.experts.{n}.{end}.weight" for n in range(len(tensor))]
+        yield f"{merged}.weight", each, part.contiguous(), list
+
+
+def one(config, name, tensor):
+    if config.model_type in ("llama", "mistral", "mixtral") and re.search(r"\.[qk]_proj\.", name):
+        heads = config.num_attention_heads if ".q_proj" in name else config.num_key_value_heads
+        rows = torch.arange(len(tensor)).reshape(heads, 2, -1).swapaxes(1, 2).flatten()
+        back = torch.empty_like(rows)
+        back[rows] = torch.arange(len(rows))
+        return [name], tensor[rows], lambda numbers: [numbers[back]]
+    if config.model_type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        return [name], tensor.T.contiguous(), lambda numbers: [numbers.T]
+    if config.model_type == "gemma2" and name.endswith("norm.weight"):
+        return [name], tensor + 1, lambda numbers: [numbers - 1]
+    return [name.replace(".mlp.gate.", ".block_sparse_moe.gate.")], tensor, lambda numbers: [numbers]
+
+
+def type_of(types, name, tensor):
+    """Return the type of a tensor. Of vectors, routers and positions it is F32, as llama.cpp has it."""
+    if isinstance(types, str):
+        types = {r"^(?!.*(wpe|\.gate\.)).*weight": types}
+    kind = next((kind for pattern, kind in types.items() if re.search(pattern, name)), "F32")
+    fits = tensor.ndim > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[Types[kind]][0] == 0
+    return kind if fits else "F32"
+
+
+def encoded(tensor, kind, generator):
+    """Return a tensor's data in a type, and the tensor that they are."""
+    if kind == "F32":
+        return tensor.numpy(), tensor
+    if kind in IN_PYTHON:
+        data = quants.quantize(tensor.numpy(), Types[kind])
+        numbers = torch.from_numpy(quants.dequantize(data, Types[kind]).copy())
+        return data, numbers.to(dict(F16=torch.float16, BF16=torch.bfloat16).get(kind, torch.float32))
+    data = drawn(kind, tensor.shape, generator, deviation=float(tensor.std()))
+    return data, torch.from_numpy(quants.dequantize(data, Types[kind]))
+
+
+def drawn(kind, shape, generator, deviation=0.3):
+    """Return random blocks of a type, u8[…, bytes of a row]: all bits are drawn, and scales are finite."""
+    numbers, size = gguf.GGML_QUANT_SIZES[Types[kind]]
+    blocks = generator.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), dtype=np.uint8)
+
+    def scaled(by):
+        for at, factor in SCALES[kind]:
+            scales = (draws * factor * by).astype(np.float16)
+            blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+        return blocks.reshape(*shape[:-1], -1)
+
+    draws = generator.uniform(0.5, 1.5, blocks.shape[:-1])
+    whole = quants.dequantize(scaled(0.01), Types[kind])
+    return scaled(0.01 * deviation / whole.std())
+
+
+def llama3_factors(config):
+    """The factors that llama.cpp's converter writes for LLaMA 3.1 and later; none for other models."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "llama3":
+        return []
+    dim = config.head_dim
+    frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    factors = []
+    for length in 2 * math.pi / frequencies:
+        turns = rope["original_max_position_embeddings"] / length
+        smooth = (turns - low) / (high - low)
+        between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+        factors.append(float(1 if turns > high else rope["factor"] if turns < low else between))
+    return factors
+
+
+# Files written by hand, right or wrong.
+
+TEXT, LIST = 8, 9
+
+
+def text(value):
+    value = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(value)) + value
+
+
+def raw(values=(), tensors=(), data=b"", magic=b"GGUF", version=3, counts=None, alignment=32):
+    """Return a file's bytes: values are (key, number of the type, bytes), tensors (name, dims, type, offset)."""
+    head = magic + struct.pack("<I", version) + struct.pack("<QQ", *(counts or (len(tensors), len(values))))
+    for key, kind, value in values:
+        head += text(key) + struct.pack("<I", kind) + value
+    for name, dims, kind, offset in tensors:
+        head += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+    return head + bytes(-len(head) % alignment) + data

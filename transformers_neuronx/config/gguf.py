@@ -1,0 +1,141 @@
+"""The configuration of a model in a GGUF file: Hugging Face's attributes, from the file's metadata.
+
+What the metadata leaves out is what llama.cpp takes for it. A key of the model that is not known here is refused, since
+it may change results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from transformers_neuronx.config.gguf_metadata import OTHER, Described
+from transformers_neuronx.config.gguf_positions import positions
+
+GGUF = "gguf"  # the quant_method of such a configuration
+
+
+class Stored(NamedTuple):
+    """How matrices of a ggml type are stored here: the type of their values, and how many inputs share a scale.
+
+    `scales` is the type that holds scales exactly, and the minima of groups, if they have `minima`.
+    """
+
+    dtype: str
+    group: int
+    scales: str
+    minima: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.dtype}/{self.group}, {self.scales}{' with minima' if self.minima else ''}"
+
+
+STORED: Mapping[str, Stored] = {
+    "Q4_0": Stored("s4", 32, "f16"),
+    "Q4_1": Stored("s4", 32, "f16", True),
+    "Q5_0": Stored("s8", 32, "f16"),
+    "Q5_1": Stored("s8", 32, "f16", True),
+    "Q8_0": Stored("s8", 32, "f16"),
+    "Q2_K": Stored("s4", 16, "f32", True),
+    "Q3_K": Stored("s4", 16, "f32"),
+    "Q4_K": Stored("s4", 32, "f32", True),
+    "Q5_K": Stored("s8", 32, "f32", True),
+    "Q6_K": Stored("s8", 16, "f32"),
+}
+
+_SIZES = dict(
+    context_length="max_position_embeddings",
+    block_count="num_hidden_layers",
+    embedding_length="hidden_size",
+    feed_forward_length="intermediate_size",
+)
+_SIZES_OF_GPT2 = dict(
+    context_length="n_positions", block_count="n_layer", embedding_length="n_embd", feed_forward_length="n_inner"
+)
+_KNOWN = frozenset(
+    """
+    attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_epsilon
+    attention.layer_norm_rms_epsilon attention.sliding_window attention.value_length attn_logit_softcapping block_count
+    context_length embedding_length expert_count expert_used_count feed_forward_length final_logit_softcapping
+    rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.attn_factor rope.scaling.factor
+    rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.type rope.scaling.yarn_attn_factor
+    rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow tensor_data_layout vocab_size
+    """.split()
+)
+
+
+def attributes(file: Described) -> dict[str, Any]:
+    """Return the attributes that config.json would have. CheckpointError if one is missing or not supported."""
+    start = f"{file.architecture}."
+    if unknown := [key for key in file.metadata if key.startswith(start) and key.removeprefix(start) not in _KNOWN]:
+        raise file.refused(f"the metadata has keys that are not supported: {', '.join(unknown)}", OTHER)
+    embeddings = file.shapes.get("token_embd.weight", ())
+    if len(embeddings) != 2:
+        raise file.refused(f"expected a matrix token_embd.weight, got sizes {list(embeddings)}")
+    layers, count = {name.split(".")[1] for name in file.shapes if name.startswith("blk.")}, file.whole("block_count")
+    if len(layers) != count or layers != {str(number) for number in range(count)}:
+        raise file.refused(
+            f"expected tensors of {count} layers, as {start}block_count says, got those of {len(layers)}"
+        )
+    # Ends of a text, of a turn, and of a call of a tool. The vocabulary's size is that of the tensor: llama.cpp may
+    # have another, of tokens without those that only fill the tensor up.
+    ends = [end for end in map(file.token, ("eos", "eot", "eom")) if end is not None]
+    return dict(
+        model_type=file.model_type,
+        vocab_size=embeddings[0],
+        tie_word_embeddings="output.weight" not in file.shapes,
+        bos_token_id=file.token("bos"),
+        eos_token_id=list(dict.fromkeys(ends)) if len(set(ends)) > 1 else next(iter(ends), None),
+        pad_token_id=file.token("padding"),
+        **(_of_gpt2(file) if file.architecture == "gpt2" else _of_a_rotated(file)),
+    )
+
+
+def _of_gpt2(file: Described) -> dict[str, Any]:
+    return {name: file.whole(key) for key, name in _SIZES_OF_GPT2.items()} | dict(
+        n_head=file.whole("attention.head_count"),
+        layer_norm_epsilon=file.real("attention.layer_norm_epsilon"),
+        activation_function="gelu_new",
+    )
+
+
+def _of_a_rotated(file: Described) -> dict[str, Any]:
+    """The attributes of a model with rotary positions."""
+    heads, hidden = file.whole("attention.head_count"), file.whole("embedding_length")
+    # LLaMA's older files have the size of heads as the number of features that rotate.
+    rotated = file.whole("rope.dimension_count", 0) if file.architecture == "llama" else 0
+    size = file.whole("attention.key_length", rotated or hidden // heads)
+    values = file.whole("attention.value_length", size)
+    if size < 1 or size != values:
+        raise file.refused(f"expected heads with as many features in keys as in values, got {size} and {values}", OTHER)
+    return {name: file.whole(key) for key, name in _SIZES.items()} | dict(
+        num_attention_heads=heads,
+        num_key_value_heads=file.whole("attention.head_count_kv", heads),
+        head_dim=size,
+        rms_norm_eps=file.real("attention.layer_norm_rms_epsilon"),
+        **positions(file, size),
+        **_of_family(file, size),
+    )
+
+
+def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
+    """The attributes that not every model with rotary positions has."""
+    family, window = file.model_type, dict(sliding_window=file.window)
+    if family == "gemma2":
+        # As llama.cpp takes it: in the model of 46 layers, with 27 billion weights, queries are scaled otherwise.
+        share = file.whole("embedding_length") // file.whole("attention.head_count")
+        return window | dict(
+            hidden_activation="gelu_pytorch_tanh",
+            query_pre_attn_scalar=share if file.whole("block_count") == 46 else head_dim,
+            attn_logit_softcapping=file.real("attn_logit_softcapping", 50.0),
+            final_logit_softcapping=file.real("final_logit_softcapping", 30.0),
+        )
+    biased = any(f"blk.0.attn_{part}.bias" in file.shapes for part in ("q", "k", "v", "output"))
+    own: dict[str, Any] = window if family in ("mistral", "mixtral", "phi3") else {}
+    if family == "mixtral":
+        own |= dict(num_local_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
+    if family in ("llama", "qwen3"):
+        own |= dict(attention_bias=biased)
+    if family == "llama":
+        own |= dict(mlp_bias="blk.0.ffn_up.bias" in file.shapes)
+    return dict(hidden_act="silu", **own)

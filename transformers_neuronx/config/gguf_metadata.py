@@ -1,0 +1,92 @@
+"""What a GGUF file says of its model, read with the type that each value must have."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers_neuronx.errors import CheckpointError
+
+ARCHITECTURES = ("gemma2", "gpt2", "llama", "phi3", "qwen2", "qwen3")  # Mistral's and Mixtral's is llama
+AGAIN = "download or convert it again"
+OTHER = "take another model"
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a file says of its model: metadata, shapes of tensors, and what reads the numbers of a small tensor."""
+
+    path: str
+    metadata: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    numbers: Callable[[str], Sequence[float]]
+
+    def refused(self, wrong: str, advice: str = AGAIN) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {wrong}; {advice}")
+
+    @property
+    def architecture(self) -> str:
+        kind, name = self._value("general.type", str, "model"), self._value("general.architecture", str)
+        if kind != "model":
+            raise self.refused(f"expected a model, found a file of type {kind!r}", "pass the model's own file")
+        if name not in ARCHITECTURES:
+            listed = ", ".join(ARCHITECTURES)
+            raise self.refused(f"the architecture {name!r} cannot be read: supported are {listed}", OTHER)
+        return str(name)
+
+    @property
+    def model_type(self) -> str:
+        """The model type in Transformers."""
+        if self.architecture == "llama" and self.whole("expert_count", 0):
+            return "mixtral"
+        return "mistral" if self.architecture == "llama" and self.window else self.architecture
+
+    @property
+    def window(self) -> int | None:
+        """The most positions that attention reads, with a token's own; None: no limit."""
+        return self.whole("attention.sliding_window", 4096 if self.architecture == "gemma2" else 0) or None
+
+    def whole(self, key: str, default: int = _REQUIRED) -> int:
+        """Return a number of the model's metadata: a positive one, or the default."""
+        full = f"{self.architecture}.{key}"
+        found = self._value(full, int, default)
+        if not (1 <= found < 1 << 40 or found == default):
+            raise self.refused(f"the metadata has {full!r} = {found}, expected a positive number")
+        return int(found)
+
+    def real(self, key: str, default: float = _REQUIRED) -> float:
+        """Return a number of the model's metadata as it was before it was rounded to f32: positive, or the default."""
+        full = f"{self.architecture}.{key}"
+        found = self._value(full, (float, int), default)
+        if not (found == default or (math.isfinite(found) and found > 0)):
+            raise self.refused(f"the metadata has {full!r} = {found}, expected a positive number")
+        return _decimal(found)
+
+    def text(self, key: str, default: str) -> str:
+        return str(self._value(f"{self.architecture}.{key}", str, default))
+
+    def token(self, name: str) -> int | None:
+        """Return the number of a special token, if the file has it."""
+        found = self._value(f"tokenizer.ggml.{name}_token_id", int, -1)
+        return int(found) if found >= 0 else None
+
+    def _value(self, key: str, kind: type | tuple[type, ...], default: Any = _REQUIRED) -> Any:
+        found = self.metadata.get(key, default)
+        if found is _REQUIRED:
+            raise self.refused(f"the metadata lacks {key!r}")
+        if not isinstance(found, kind) or isinstance(found, bool):
+            wanted = "text" if kind is str else "one number"
+            raise self.refused(f"the metadata has {key!r} = {str(found)[:60]}, expected {wanted}")
+        return found
+
+
+def _decimal(number: float) -> float:
+    """Return the shortest decimal number with the same f32; the number itself if it is not one in f32."""
+    if abs(number) > 3e38 or struct.unpack("f", struct.pack("f", number))[0] != number:
+        return float(number)
+    shorter = (float(f"{number:.{digits}g}") for digits in range(1, 10))
+    return next(each for each in shorter if struct.pack("f", each) == struct.pack("f", number))
