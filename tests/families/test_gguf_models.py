@@ -1,5 +1,6 @@
 """Models from GGUF files: matrices stay in the types of the file, which differ from matrix to matrix and by layer."""
 
+import json
 import re
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def expected(reference):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.few(4)
 def test_logits_are_those_of_the_file(family, tmp_path, compiled_when_needed):
     reference = reference_of(family, tmp_path, MIXED)
     model = loaded(tmp_path / "model.gguf")
@@ -78,6 +80,7 @@ def test_logits_are_those_of_the_file(family, tmp_path, compiled_when_needed):
 
 
 @pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.few(3)
 def test_every_type(kind, tmp_path, compiled_when_needed):
     sizes = dict(hidden_size=256, intermediate_size=256, head_dim=64, num_attention_heads=4, num_key_value_heads=2)
     reference = reference_of("llama", tmp_path, kind, num_hidden_layers=1, **sizes)
@@ -146,6 +149,18 @@ def test_a_directory_has_one_model(tmp_path, compiled_when_needed):
         (tmp_path / name).touch()
     with pytest.raises(CheckpointError, match=r"expected one model, found one.gguf, other.gguf; pass the path of one"):
         loaded(tmp_path)
+
+
+def test_commands_take_a_file(tmp_path, command):
+    reference, file = reference_of("llama", tmp_path, MIXED), tmp_path / "model.gguf"
+    printed, _ = command("inspect", file, "--json", "--n-positions", 32)
+    weights = json.loads(printed)["weights"]
+    layers = [(each["name"], each["layers"]) for each in weights if each["name"].startswith("mlp.down.weight")]
+    scales = ("mlp.down.weight", 2), ("mlp.down.weight_scale", 2)
+    assert layers == [*scales, ("mlp.down.weight", 1), ("mlp.down.weight_scale", 1), ("mlp.down.weight_minimum", 1)]
+    assert sum(each["elements"] * each["layers"] for each in weights) == reference.num_parameters()
+    printed, _ = command("plan", file, "--json", "--n-positions", 32)
+    assert "s4" in printed
 
 
 def test_what_is_stored_must_be_a_matrix_of_the_model():

@@ -23,9 +23,11 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.support import files
+from transformers_neuronx.weights.directories import gguf_at
 
 ModelOrModule = Annotated[
-    str, typer.Argument(metavar="WHAT", help="An artifact, a checkpoint, a name on the hub, or an HLO module (.pb).")
+    str,
+    typer.Argument(metavar="WHAT", help="An artifact, a checkpoint, a name on the hub, a GGUF file or an HLO module."),
 ]
 Html = Annotated[str | None, o.option("--html", help="Write an HTML page to this file.")]
 Hlo = Annotated[str | None, o.option("--hlo", help="Show only the HLO of the program with this name.")]
@@ -66,7 +68,7 @@ def inspect(
 
 def _facts(source: str, cache_dir: str | None, how: o.How, **options: Any) -> ModelFacts | ModuleFacts:
     path = Path(source).expanduser()
-    if path.is_file():
+    if path.is_file() and not gguf_at(path):
         with files.explain(f"{source}: not a module", "expected an HloModuleProto, as NEURONX_DUMP_TO writes them"):
             return facts_of(HloModuleProto.FromString(path.read_bytes()))
     if holds_artifact(source):
