@@ -201,6 +201,7 @@ def test_linear_in_groups(write, stored, x_type, groups, outputs, group):
 @pytest.mark.parametrize(
     ("stored", "group", "groups", "outputs"), [("s4", 32, 3, 33), ("s8", 16, 21, 6), ("s4", 64, 1, 1)]
 )
+@pytest.mark.few(7)
 def test_scales_of_every_type_and_minima(write, stored, group, groups, outputs, of_groups, x_type):
     random, number = np.random.default_rng(0), element_type(of_groups).numpy
     least, most = (-8, 8) if stored == "s4" else (0, 128)
