@@ -29,7 +29,7 @@ INSIDE = {
     ],
     "weights": [
         "layouts", "packed", "panels", "splits", "rows", "quantization", "other_formats", "formats", "gguf_file",
-        "gguf_blocks", "gguf", "published", "directories", "saving", "stored_module", "checkpoint", "origin",
+        "gguf_blocks", "gguf", "words", "published", "directories", "saving", "stored_module", "checkpoint", "origin",
         "parameters", "reading",
     ],
     "engine": [

@@ -13,7 +13,7 @@ class Published:
     """`attributes` are those of `config.json`; `mentioned` are those that Transformers does not read.
 
     `refused` is the reason, as a pattern, if the configuration is refused. `buffers` are additional tensors of the
-    checkpoint. A `bare` checkpoint has no head, and no prefix in its names. `stored` is how it has weights in 8 bits.
+    checkpoint. A `bare` checkpoint has no head, and no prefix in its names. `stored` is how it has weights in 8 bits, and `words` in words.
     """
 
     attributes: dict[str, Any]
@@ -22,6 +22,7 @@ class Published:
     buffers: tuple[str, ...] = ()
     bare: bool = False
     stored: tuple[Any, ...] = ()
+    words: tuple[Any, ...] = ()
 
 
 def but(base: dict[str, Any], *missing: str, **changes: Any) -> dict[str, Any]:
@@ -227,10 +228,10 @@ THIRD = {
     ),
     "a fine-tune": Published(but(LLAMA3, **TUNED), tuple(TUNED)),
     "TheBloke/Llama-2-7B-GPTQ": Published(
-        but(LLAMA2, quantization_config=QUANTIZED["gptq"]), refused=r"is quantized \(gptq, 4 bits\)"
+        but(LLAMA2, quantization_config=QUANTIZED["gptq"]), words=("gptq", 4, 128, False)
     ),
     "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4": Published(
-        but(LLAMA31, quantization_config=QUANTIZED["awq"]), refused=r"is quantized \(awq, 4 bits\)"
+        but(LLAMA31, quantization_config=QUANTIZED["awq"]), words=("awq", 4, 128, True)
     ),
     "unsloth/llama-3-8b-bnb-4bit": Published(
         but(LLAMA3, quantization_config=QUANTIZED["nf4"], unsloth_version="2024.9"),

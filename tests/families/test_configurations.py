@@ -103,8 +103,8 @@ def test_what_other_code_gives_a_meaning_is_refused(family):
 @pytest.mark.parametrize(
     ("quantized", "form"),
     [
-        (dict(quantization_config=GPTQ), "gptq, 4 bits"),
-        (dict(quantization_config=dict(quant_method="awq", w_bit=4, version="gemm")), "awq, 4 bits"),
+        (dict(quantization_config=GPTQ | dict(bits=3)), "gptq, 3 bits"),
+        (dict(quantization_config=dict(quant_method="awq", w_bit=4, version="gemv")), "awq, 4 bits"),
         (dict(quantization_config=FP8 | dict(fmt="e5m2")), "fp8, e5m2"),
         (dict(quantization_config=PACKED), "compressed-tensors, pack-quantized"),
         (dict(quantization_config=NF4), "bitsandbytes, 4 bits"),

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from eight_bits import store_in_eight_bits
+from four_bits import store_in_words
 from parity import assert_close, continued, padded, prompts, randomized
 from published import PUBLISHED
 from safetensors.torch import load_file, save_file
@@ -29,6 +30,8 @@ def checkpoint(published, directory):
     reference.save_pretrained(directory)
     if published.stored:
         reference = store_in_eight_bits(reference, directory, *published.stored)
+    if published.words:
+        reference = store_in_words(reference, directory, *published.words)
     file = directory / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
     if published.bare:

@@ -1,8 +1,8 @@
 """How quantized checkpoints are published, as their configurations say.
 
-Three kinds are read: compressed-tensors with 8 bits, whole numbers or FP8; the FP8 of Qwen, DeepSeek and others, with a
-scale for each block of a matrix; and files of GGUF, where each matrix has its own type. What they say of activations is
-not followed: these stay in the model's type.
+These are read: compressed-tensors with whole numbers of 4 or 8 bits, or FP8; the FP8 of Qwen, DeepSeek and others, with
+a scale for each block of a matrix; GPTQ and AWQ; and files of GGUF, where each matrix has its own type. What they say
+of activations is not followed: these stay in the model's type.
 """
 
 from __future__ import annotations
@@ -15,19 +15,29 @@ from typing import Any
 from transformers_neuronx.config.gguf import GGUF
 
 QUANTIZATION = "quantization_config"  # the attribute of a configuration
-TYPES = {"int": "s8", "float": "f8e4m3fn"}
+TYPES: Mapping[tuple[str, Any], str] = {("int", 8): "s8", ("int", 4): "s4", ("float", 8): "f8e4m3fn"}
 
 
 @dataclass(frozen=True)
 class Form:
     """How matrices are stored: their type, and how many outputs and inputs share a scale; None means all.
 
-    `ignored` are names of modules that are not quantized, or patterns of them after "re:".
+    `ignored` are names of modules that are not quantized, or patterns of them after "re:". `packing` is how whole
+    numbers are packed into words of 32 bits, if they are: as in "compressed", "gptq", "gptq_v2" or "awq". With
+    `zeros`, each group of inputs has a number that stands for zero.
     """
 
     dtype: str
     block: tuple[int | None, int | None]
     ignored: tuple[str, ...]
+    packing: str = ""
+    zeros: bool = False
+
+    @property
+    def storage(self) -> str:
+        """How a model stores such a matrix. Scales in f32 hold those of every type, and minima, exactly."""
+        group = "" if self.block[1] is None else f"/{self.block[1]}"
+        return f"{self.dtype}{group}, f32{' with minima' if self.zeros else ''}"
 
     def ignores(self, module: str) -> bool:
         """Whether a module is not quantized."""
@@ -52,7 +62,7 @@ def form_of(attributes: Mapping[str, Any]) -> Form | Mixed | None:
     how = attributes.get(QUANTIZATION)
     if not isinstance(how, Mapping):
         return None
-    forms = {"compressed-tensors": _compressed, "fp8": _fp8, GGUF: _gguf}
+    forms = {"compressed-tensors": _compressed, "fp8": _fp8, "gptq": _gptq, "awq": _awq, GGUF: _gguf}
     return forms.get(str(how.get("quant_method")), lambda _: None)(how)
 
 
@@ -64,8 +74,9 @@ def _gguf(how: Mapping[str, Any]) -> Mixed | None:
 def _compressed(how: Mapping[str, Any]) -> Form | None:
     groups = [group.get("weights") or {} for group in how.get("config_groups", {}).values()]
     sparse = (how.get("sparsity_config") or {}).get("format", "dense") != "dense"
-    packed = how.get("format") not in ("int-quantized", "float-quantized", "naive-quantized")
-    if not groups or any(group != groups[0] for group in groups) or sparse or packed:
+    packed = how.get("format") == "pack-quantized"
+    known = packed or how.get("format") in ("int-quantized", "float-quantized", "naive-quantized")
+    if not groups or any(group != groups[0] for group in groups) or sparse or not known:
         return None
     weights, size = groups[0], groups[0].get("group_size")
     strategy = weights.get("strategy") or ("tensor" if size is None else "channel" if size < 0 else "group")
@@ -75,14 +86,30 @@ def _compressed(how: Mapping[str, Any]) -> Form | None:
         group=(1, size),
         block=tuple(weights.get("block_structure") or (None, None)),
     )
-    dtype, block = TYPES.get(str(weights.get("type"))), blocks.get(strategy)
-    if weights.get("num_bits") != 8 or not weights.get("symmetric", True) or dtype is None or block is None:
+    dtype, block = TYPES.get((str(weights.get("type")), weights.get("num_bits"))), blocks.get(strategy)
+    zeros = not weights.get("symmetric", True)
+    if dtype is None or block is None or (zeros or dtype == "s4") > (packed and block[1] is not None):
         return None
-    return Form(dtype, block, tuple(how.get("ignore") or ()))
+    return Form(dtype, block, tuple(how.get("ignore") or ()), "compressed" if packed else "", zeros)
+
+
+def _gptq(how: Mapping[str, Any]) -> Form | None:
+    size, packing = int(how.get("group_size") or -1), str(how.get("checkpoint_format", "gptq"))
+    dtype = TYPES.get(("int", how.get("bits")))
+    if dtype is None or size < 2 or packing not in ("gptq", "gptq_v2"):
+        return None
+    return Form(dtype, (1, size), ("lm_head",), packing, zeros=not how.get("sym", True))
+
+
+def _awq(how: Mapping[str, Any]) -> Form | None:
+    bits, size = (how.get(name, how.get(older)) for name, older in (("bits", "w_bit"), ("group_size", "q_group_size")))
+    if bits != 4 or not isinstance(size, int) or size < 2 or str(how.get("version", "gemm")).lower() != "gemm":
+        return None
+    return Form("s4", (1, size), (*(how.get("modules_to_not_convert") or ()), "lm_head"), "awq", zeros=True)
 
 
 def _fp8(how: Mapping[str, Any]) -> Form | None:
     if how.get("fmt", "e4m3") != "e4m3":
         return None
     outputs, inputs = how.get("weight_block_size") or (None, None)
-    return Form(TYPES["float"], (outputs, inputs), (*(how.get("modules_to_not_convert") or ()), "lm_head"))
+    return Form(TYPES["float", 8], (outputs, inputs), (*(how.get("modules_to_not_convert") or ()), "lm_head"))

@@ -18,12 +18,17 @@ from transformers_neuronx.config.switches import QuantizationConfig
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.support.files import read_json
+from transformers_neuronx.weights import words
 from transformers_neuronx.weights.formats import Readers
 from transformers_neuronx.weights.packed import Packed, PackedReaders
 from transformers_neuronx.weights.quantization import PLAIN
 from transformers_neuronx.weights.rows import Weight
 
 SCALES = (".weight_scale", ".weight_scale_inv")  # ends of the names of a matrix's scales
+PARTS = dict(  # ends of the names of parts: values, scales, zeros, the group of each input, sizes of the matrix
+    compressed=(".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape"),
+    gptq=(".qweight", ".scales", ".qzeros", ".g_idx", ".shape"),
+)
 OTHERS = re.compile(r"\.(input|output|k|v|q)_scale$")  # scales of activations and caches
 
 
@@ -35,29 +40,8 @@ def form_in(directory: Path) -> Form | None:
 
 
 def switches_of(form: Form | Mixed, table: Sequence[Weight], layers: int) -> QuantizationConfig:
-    """Return the options by which a model stores its matrices as the checkpoint does.
-
-    If all have one form, those that are not quantized in every layer are in the type of activations in all.
-    """
-    if isinstance(form, Mixed):
-        return _mixed(form, table, layers)
+    """Return the options by which a model stores each matrix of each layer as the checkpoint does."""
     embeddings = {name for row in table if row.name == "embed" for name in row.source.split("|")}
-
-    def is_plain(row: Weight) -> bool:
-        tied = not embeddings.isdisjoint(row.source.split("|"))
-        return tied or any(map(form.ignores, _modules(row, layers)))
-
-    plain = [row for row in table if row.multiplies and is_plain(row)]
-    return QuantizationConfig(
-        quant_dtype=form.dtype,
-        group_size=form.block[1],
-        quantize_head=not any(row.name == "head.weight" for row in plain),
-        no_quantize_list=[row.name.removesuffix(".weight") for row in plain if row.name != "head.weight"],
-    )
-
-
-def _mixed(form: Mixed, table: Sequence[Weight], layers: int) -> QuantizationConfig:
-    """The options by which each matrix of each layer is stored in its own way."""
     stored: dict[str, dict[str, list[int]]] = {}
     for row in table:
         if not (row.multiplies or row.name in ("embed", "head.weight")):
@@ -65,18 +49,17 @@ def _mixed(form: Mixed, table: Sequence[Weight], layers: int) -> QuantizationCon
         plan: dict[str, list[int]] = {}
         for layer in range(row.layers or layers) if row.layered else [0]:
             names = row.at(layer).source.split("|")
-            kind = next((form.kinds[name] for name in names if name in form.kinds), "")
-            plan.setdefault(str(STORED[kind]) if kind in STORED else PLAIN, []).append(layer)
+            if isinstance(form, Mixed):
+                kind = next((form.kinds[name] for name in names if name in form.kinds), "")
+                text = str(STORED[kind]) if kind in STORED else PLAIN
+            else:
+                plain = not embeddings.isdisjoint(names) or any(form.ignores(n.removesuffix(".weight")) for n in names)
+                text = PLAIN if plain else form.storage
+            plan.setdefault(text, []).append(layer)
         if plan.keys() != {PLAIN}:
             stored[row.name] = plan
-    types = Counter(text[:2] for plan in stored.values() for text, numbers in plan.items() for _ in numbers)
+    types = Counter(re.split("[/,]", text)[0] for plan in stored.values() for text in plan if text != PLAIN)
     return QuantizationConfig(max(types, key=types.__getitem__, default="s8"), stored=stored)
-
-
-def _modules(row: Weight, layers: int) -> list[str]:
-    """The names of a row's modules in a checkpoint: of all layers, and all alternatives."""
-    names = [name.removesuffix(".weight") for name in row.source.split("|")]
-    return [name.replace("{}", str(layer)) for name in names for layer in range(row.layers or layers)]
 
 
 def parts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, PackedReaders]:
@@ -84,6 +67,8 @@ def parts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, Pa
 
     Those of matrices in few bits come as numbers, and for themselves as they are stored.
     """
+    if form.packing:
+        return _words_of(directory, readers, form)
     scales = {name.rpartition("_scale")[0]: name for name in readers if name.endswith(SCALES)}
 
     def read(name: str) -> Packed:
@@ -93,6 +78,23 @@ def parts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, Pa
     hidden = {*scales.values(), *filter(OTHERS.search, readers)}
     whole = {name: reader for name, reader in readers.items() if name not in hidden}
     return whole | dict.fromkeys(scales, lambda name: read(name).numbers), dict.fromkeys(scales, read)
+
+
+def _words_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, PackedReaders]:
+    """The same for matrices whose numbers are packed into words."""
+    names = PARTS["compressed" if form.packing == "compressed" else "gptq"]
+    ends = dict(zip(("values", "scales", "zeros", "groups", "sizes"), names, strict=True))
+    modules = {name.removesuffix(ends["values"]) for name in readers if name.endswith(ends["values"])}
+
+    def read(name: str) -> Packed:
+        parts = {part: name.removesuffix(".weight") + end for part, end in ends.items()}
+        found = {part: readers[full](full) for part, full in parts.items() if full in readers}
+        return words.packed(f"{directory}: {name}", form, found)
+
+    hidden = {module + end for module in modules for end in names}
+    matrices = [f"{module}.weight" for module in modules]
+    whole = {name: reader for name, reader in readers.items() if name not in hidden}
+    return whole | dict.fromkeys(matrices, lambda name: read(name).numbers), dict.fromkeys(matrices, read)
 
 
 def _packed(what: str, form: Form, values: torch.Tensor, scales: torch.Tensor) -> Packed:

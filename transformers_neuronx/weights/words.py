@@ -1,0 +1,87 @@
+"""Matrices of whole numbers that are packed into words of 32 bits, as compressed-tensors, GPTQ and AWQ have them.
+
+A word has eight numbers of 4 bits, or four of 8 bits, the first in the lowest bits. Numbers are unsigned, and one of
+them stands for zero: the middle one, or one for each group of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from transformers_neuronx.config.published import Form
+from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.weights.packed import LEAST, Packed
+
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where a word has the number of each of eight outputs
+
+
+def packed(what: str, form: Form, parts: Mapping[str, torch.Tensor]) -> Packed:
+    """Return the matrix of these parts: values, scales, and maybe zeros, the group of each input, and sizes.
+
+    CheckpointError, which begins with `what`, if one is missing or they do not fit each other.
+    """
+    for part in ("values", "scales", *["zeros"] * form.zeros):
+        if part not in parts:
+            raise CheckpointError(f"{what}: its {part} are missing")
+    bits, group = (4 if form.dtype == "s4" else 8), form.block[1]
+    values, zeros = _oriented(what, form, parts, bits)
+    outputs, inputs = values.shape
+    group = group or inputs
+    count = -(-inputs // group)
+    scales = parts["scales"].float()
+    scales = scales if form.packing == "compressed" else scales.T
+    if list(scales.shape) != [outputs, count] or (zeros is not None and zeros.shape != scales.shape):
+        got = ", ".join(str(list(each.shape)) for each in (values, scales, zeros) if each is not None)
+        raise CheckpointError(
+            f"{what}: expected scales of groups of {group} inputs, got values, scales and zeros {got}"
+        )
+    _want_order(what, parts.get("groups"), group, inputs)
+    middle = 1 << (bits - 1)
+    minima = None
+    if form.zeros:
+        assert zeros is not None
+        minima = scales * (middle + LEAST[form.dtype] - zeros.float())
+    elif zeros is not None and not (zeros == middle).all():
+        raise CheckpointError(f"{what}: config.json says that {middle} stands for zero, and other numbers do")
+    return Packed(form.dtype, (values.int() - middle).to(torch.int8), scales.contiguous(), group, minima)
+
+
+def _oriented(
+    what: str, form: Form, parts: Mapping[str, torch.Tensor], bits: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return values u8[out, in] and zeros u8[out, groups]."""
+    values, zeros = parts["values"], parts.get("zeros")
+    for part in [values] if zeros is None else [values, zeros]:
+        if part.dtype is not torch.int32 or part.ndim != 2:
+            got = f"{str(part.dtype).removeprefix('torch.')}{list(part.shape)}"
+            raise CheckpointError(f"{what}: expected words, int32 of two dimensions, got {got}")
+    if form.packing == "compressed":
+        given = parts.get("sizes", torch.tensor([len(values), values.shape[1] * 32 // bits])).flatten().tolist()
+        if len(given) != 2 or given[0] != len(values) or not 0 < given[1] <= values.shape[1] * 32 // bits:
+            raise CheckpointError(f"{what}: expected the sizes of a matrix in {list(values.shape)} words, got {given}")
+        found = _numbers(values, bits)[:, : given[1]]
+        return found, None if zeros is None else _numbers(zeros.T, bits).T[: given[0]]
+    if form.packing == "awq":
+        return _of_awq(values).T, None if zeros is None else _of_awq(zeros).T
+    earlier = 1 if form.packing == "gptq" else 0  # its zeros are one too low
+    return _numbers(values.T, bits), None if zeros is None else (_numbers(zeros, bits) + earlier).T
+
+
+def _want_order(what: str, groups: torch.Tensor | None, group: int, inputs: int) -> None:
+    if groups is not None and not torch.equal(groups.flatten().long(), torch.arange(inputs) // group):
+        raise CheckpointError(
+            f"{what}: its inputs are not in the order of their groups (act-order), which cannot be read; take a "
+            "checkpoint that was quantized without it"
+        )
+
+
+def _numbers(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the numbers of words [..., n]. -> u8[..., n * 32 / bits]"""
+    found = words.contiguous().view(torch.uint8)
+    return found if bits == 8 else torch.stack([found & 15, found >> 4], -1).flatten(-2)
+
+
+def _of_awq(words: torch.Tensor) -> torch.Tensor:
+    return torch.unflatten(_numbers(words, 4), -1, (-1, 8))[..., AWQ_PLACES].flatten(-2)
