@@ -13,7 +13,8 @@ class Published:
     """`attributes` are those of `config.json`; `mentioned` are those that Transformers does not read.
 
     `refused` is the reason, as a pattern, if the configuration is refused. `buffers` are additional tensors of the
-    checkpoint. A `bare` checkpoint has no head, and no prefix in its names. `stored` is how it has weights in 8 bits, and `words` in words.
+    checkpoint. A `bare` checkpoint has no head, and no prefix in its names. `stored` is how it has weights in 8 bits,
+    and `words` how it has them in words.
     """
 
     attributes: dict[str, Any]
