@@ -97,6 +97,11 @@ class TestWhichTokensAreDrawn:
     def test_one_token_that_dominates_is_drawn_always(self, draw):
         assert set(draw(np.tile([0.0, 200.0, 0.0], (1000, 1)), Rules(0, seed=0)).tolist()) == {1}
 
+    @pytest.mark.parametrize(("number", "drawn"), [(1e-300, {1}), (1e-40, {1}), (4e307, {0, 1, 2})])
+    def test_a_temperature_beyond_f32_has_its_effect(self, draw, number, drawn):
+        rules = Rules(0, temperature=number, repetition_penalty=number, seed=0)
+        assert set(draw(np.tile([30.0, 31.0, -30.0], (1000, 1)), rules).tolist()) == drawn
+
     def test_of_level_tokens_all_are_kept(self, draw):
         level = np.tile([2.0, 1.0, 1.0, 1.0, 0.0], (2000, 1))
         assert set(draw(level, Rules(2, seed=0)).tolist()) == {0, 1, 2, 3}

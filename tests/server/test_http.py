@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from contextlib import closing
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -16,6 +17,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from transformers_neuronx import Engine, serving
+from transformers_neuronx.server.answers import Choice
 from transformers_neuronx.server.logs import JsonLines
 
 COMPLETION = "/v1/completions"
@@ -182,6 +184,8 @@ HOSTILE = {
     "a bias": (dict(prompt="a", logit_bias={"5": 1e308}), 400),
     "a stop token": (dict(prompt="a", min_tokens=2, stop_token_ids=[5000]), 400),
     "a tiny temperature": (dict(prompt="a", temperature=1e-300, max_tokens=2), 200),
+    "a huge temperature": (dict(prompt="a", temperature=4e307, max_tokens=2), 200),
+    "a huge penalty": (dict(prompt="a", repetition_penalty=4e307), 400),
     "a schema of itself": (dict(prompt="a", structured_outputs=dict(json={"$ref": "#"})), 400),
     "a grammar of itself": (dict(prompt="a", structured_outputs=dict(grammar="start: start")), 400),
     "a large expression": (dict(prompt="a", structured_outputs=dict(regex="(a{1000}){1000}")), 400),
@@ -317,3 +321,13 @@ def test_an_application_inside_of_another(engine):
     assert answer["usage"]["completion_tokens"] == 2
     assert TestClient(whole).get("/llm/v1/models").status_code == 401
     assert TestClient(whole).get("/llm/health").status_code == 200
+
+
+def test_text_that_comes_after_its_token_is_told():
+    """An engine's thread may be between the two when a stream looks."""
+    handle = SimpleNamespace(tokens=[1], text="", finish_reason=None)
+    choice = Choice(0, handle)
+    assert choice.news(scores=False).text == ""
+    handle.text, handle.finish_reason = "a", "length"
+    assert choice.news(scores=False).text == "a"
+    assert choice.news(scores=False) is None and choice.ended

@@ -14,6 +14,9 @@ from transformers_neuronx.support import entropy
 
 Array = np.ndarray[Any, Any]
 ALL = 2**31 - 1  # tokens, at most
+# Bounds in which temperatures and penalties have their effect in full: one token is left, or all are alike. Logits that
+# both were applied to are still finite in f32.
+LEAST, MOST = 1e-15, 1e15
 Number = float | Sequence[float]
 
 
@@ -73,7 +76,8 @@ class Rules:
         """Return the columns, of 32 bits, each one value or one for each of `rows` rows."""
         columns = {"top_k": np.minimum(self.top_k, ALL).astype(np.int32)}
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            columns[name] = np.asarray(getattr(self, name), np.float32)
+            least = 0.0 if name == "min_p" else LEAST
+            columns[name] = np.clip(getattr(self, name), least, MOST).astype(np.float32)
         columns["seed"] = self._seeds
         for name, value in columns.items():
             if value.ndim and len(value) != rows:

@@ -59,7 +59,8 @@ class Choice:
         """Return what was not told yet; None if nothing is."""
         self.ended = self.handle.finish_reason is not None  # first: after the end nothing changes
         tokens, text = self.handle.tokens[self.told :], self.handle.text[self.characters :]
-        if not tokens and not (self.ended and self.reader):
+        # There may be text without tokens: an engine takes over a token, and then what it shows.
+        if not (tokens or text or (self.ended and self.reader)):
             return None
         scored = self._scored(tokens) if scores else None
         begun = self.before if self.told == 0 else ""
