@@ -54,9 +54,11 @@ class Storage:
         if text == PLAIN:
             return None
         match = re.fullmatch(r"(s8|s4|f8e4m3fn)(?:/([1-9]\d{0,8}))?, (f32|f16|bf16)( with minima)?", text)
-        if match is None or (match[4] and (match[2] is None or match[1] not in LEAST)):
+        group = int(match[2]) if match and match[2] else None
+        needs_group = match is not None and (match[1] == "s4" or match[4])
+        if match is None or (needs_group and (group is None or group % 2 or match[1] not in LEAST)):
             raise ConfigError(f"a matrix must be stored as {PLAIN!r}, or as in 's4/32, f16 with minima', got {text!r}")
-        return Storage(match[1], int(match[2]) if match[2] else None, True, match[3], bool(match[4]))
+        return Storage(match[1], group, True, match[3], bool(match[4]))
 
     def __str__(self) -> str:
         of = "" if self.group is None else f"/{self.group}"
