@@ -29,8 +29,8 @@ INSIDE = {
     ],
     "weights": [
         "layouts", "packed", "panels", "splits", "rows", "quantization", "other_formats", "formats", "gguf_file",
-        "gguf_blocks", "gguf", "words", "published", "directories", "saving", "stored_module", "checkpoint", "origin",
-        "parameters", "reading",
+        "gguf_blocks", "gguf", "words", "published", "directories", "saving", "stored_module", "checkpoint",
+        "adapters", "origin", "parameters", "reading",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",

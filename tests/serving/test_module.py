@@ -384,11 +384,11 @@ def test_a_directory_of_an_adapter_says_what_to_do(find, tmp_path):
     with pytest.raises(CheckpointError) as refused:
         find(tmp_path)
     assert str(refused.value) == (
-        f"{tmp_path}: expected a model, found an adapter (adapter_config.json) for owner/base; merge it "
-        "into that model with PEFT's merge_and_unload(), and save the result with save_pretrained(…)"
+        f"{tmp_path}: expected a model, found an adapter (adapter_config.json) for owner/base; load that model with "
+        f"from_pretrained(…, adapter={str(tmp_path)!r})"
     )
     (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"\(adapter_config.json\); merge it into its model"):
+    with pytest.raises(CheckpointError, match=r"\(adapter_config.json\); load its model with"):
         find(tmp_path)
 
 

@@ -40,6 +40,7 @@ from transformers_neuronx.serving.paged_slots import decoder_of
 from transformers_neuronx.support.arguments import mention_unknown, path_in, take_in_order
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import Turns
+from transformers_neuronx.weights.adapters import adapted
 from transformers_neuronx.weights.checkpoint import Checkpoint, open_weights
 from transformers_neuronx.weights.directories import PathOrName, load_config
 from transformers_neuronx.weights.published import switches_of
@@ -178,6 +179,7 @@ class Model(PretrainedModel):
         *values: Any,
         weights: PathOrName | None = None,
         cache_dir: PathOrName | None = None,
+        adapter: PathOrName | None = None,
         **options: Any,
     ) -> Self:
         """Create a model from a checkpoint. Weights are read later, by `to_neuron`.
@@ -187,6 +189,7 @@ class Model(PretrainedModel):
           options that are not given are then those of the saved model.
         - `weights`: another checkpoint, or a single file of weights, to read the weights from. Default: `path_or_name`.
         - `cache_dir`: directory for models of the hub. Default: the hub's own cache.
+        - `adapter`: directory of a LoRA adapter that PEFT has saved, which is merged into the weights as they are read.
         - `values`, `options`: the other arguments of the constructor.
 
         Raises CheckpointError if a file is missing or damaged, and ConfigError for options as the constructor does, for
@@ -196,7 +199,11 @@ class Model(PretrainedModel):
         if not holds_artifact(path_or_name):
             model = cls(load_config(path_or_name, cache_dir), *values, **options)
             model._weights = open_weights(path_or_name if weights is None else weights, cache_dir)
+            if adapter is not None:
+                model._weights = adapted(model._weights, adapter)
             return model
+        if adapter is not None:
+            raise ConfigError(f"an adapter needs a checkpoint, got the artifact {os.fspath(path_or_name)}")
         artifact = open_artifact(path_or_name)
         model = cls(artifact.attributes(cls.family), *values, **artifact.options() | options)
         artifact.check(cls.family, model.model_config, model.options)

@@ -50,6 +50,11 @@ class Checkpoint:
         """For each tensor, the function that reads it."""
         return dict.fromkeys(sorted(self.names), self.read)
 
+    @property
+    def packed_readers(self) -> PackedReaders:
+        """For each matrix in few bits, the function that reads it as it is stored."""
+        return self._packed
+
     def __contains__(self, name: object) -> bool:
         return name in self.names
 

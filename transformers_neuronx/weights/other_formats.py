@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +24,8 @@ def refuse_other_formats(path: Path) -> None:
             base = read_json(adapter).get("base_model_name_or_path")
         whose, its = (f" for {base}", "that") if base else ("", "its")
         raise CheckpointError(
-            f"{path}: expected a model, found an adapter ({ADAPTER_FILE}){whose}; merge it into {its} model with "
-            "PEFT's merge_and_unload(), and save the result with save_pretrained(…)"
+            f"{path}: expected a model, found an adapter ({ADAPTER_FILE}){whose}; load {its} model with "
+            f"from_pretrained(…, adapter={os.fspath(path)!r})"
         )
     if (path / "DecoderLMHead.safetensors").is_file():
         raise CheckpointError(

@@ -1,0 +1,149 @@
+"""LoRA adapters as PEFT saves them: merged into the weights of a checkpoint while these are read.
+
+An adapter has two small matrices for each matrix that it changes, and maybe whole weights that replace others.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transformers_neuronx.errors import CheckpointError
+from transformers_neuronx.support.files import AGAIN, read_json
+from transformers_neuronx.weights.checkpoint import Checkpoint
+from transformers_neuronx.weights.formats import Readers, open_bin, open_safetensors
+from transformers_neuronx.weights.other_formats import ADAPTER_FILE
+
+START = "base_model.model."  # of all names
+# Ends of the names of a matrix's parts. An embedding's are applied to columns of A. The magnitudes are DoRA's.
+PARTS = {
+    ".lora_A.weight": "a",
+    ".lora_B.weight": "b",
+    ".lora_embedding_A": "a",
+    ".lora_embedding_B": "b",
+    ".lora_magnitude_vector": "magnitude",
+    ".lora_magnitude_vector.weight": "magnitude",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an adapter does to a matrix: adds `scale * b @ a`, then maybe scales each output to a magnitude.
+
+    a [rank, in], b [out, rank], magnitude [out]. The matrix is [in, out] in the checkpoint if it is `transposed`.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+    transposed: bool
+    magnitude: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sizes of the matrix in the checkpoint."""
+        sizes = self.b.shape[0], self.a.shape[1]
+        return sizes[::-1] if self.transposed else sizes
+
+    def applied(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the matrix after the change. f32"""
+        matrix = weight.T.float() if self.transposed else weight.float()
+        matrix = matrix + self.scale * (self.b.float() @ self.a.float())
+        if self.magnitude is not None:
+            matrix = matrix * (self.magnitude.float().flatten() / matrix.norm(dim=1)).unsqueeze(1)
+        return matrix.T if self.transposed else matrix
+
+
+def adapted(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -> Checkpoint:
+    """Return the checkpoint with the adapter of a directory merged into it. Weights are still read one at a time.
+
+    Matrices in few bits that it changes come as numbers. CheckpointError if the adapter is damaged, is not LoRA, or
+    changes what the checkpoint does not have.
+    """
+    path = Path(os.path.expanduser(directory))
+    readers, config = _opened(path), read_json(path / ADAPTER_FILE)
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(f"{path}: expected an adapter of LoRA, got peft_type={config.get('peft_type')!r}")
+    changes, whole = _changes(path, config, readers, checkpoint)
+    own: Readers = dict(checkpoint.readers)
+    for name, change in changes.items():
+        own[name] = partial(_merged, checkpoint, change)
+    for name, part in whole.items():
+        own[name] = partial(_replaced, readers, part)
+    changed = changes.keys() | whole.keys()
+    packed = {name: reader for name, reader in checkpoint.packed_readers.items() if name not in changed}
+    return Checkpoint(checkpoint.directory, own, on_disk=False, packed=packed)
+
+
+def _merged(checkpoint: Checkpoint, change: Change, name: str) -> torch.Tensor:
+    return change.applied(checkpoint.read(name))
+
+
+def _replaced(readers: Readers, part: str, _: str) -> torch.Tensor:
+    return readers[part](part)
+
+
+def _opened(path: Path) -> Readers:
+    safe, old = path / "adapter_model.safetensors", path / "adapter_model.bin"
+    return open_bin(old) if old.exists() and not safe.exists() else open_safetensors(safe)
+
+
+def _changes(
+    path: Path, config: Mapping[str, Any], readers: Readers, checkpoint: Checkpoint
+) -> tuple[dict[str, Change], dict[str, str]]:
+    """Return the change of each matrix by its name in the checkpoint, and the tensors that replace others."""
+    parts: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    for full in readers:
+        name = full.removeprefix(START)
+        end = next((end for end in PARTS if name.endswith(end)), None)
+        if end is not None:
+            parts.setdefault(name.removesuffix(end), {})[PARTS[end]] = full
+        elif ".lora_" in name:
+            raise CheckpointError(f"{path}: {full!r} is a part of LoRA that cannot be read; merge it with PEFT")
+        else:
+            whole[_found(path, checkpoint, name)] = full
+    changes = {}
+    for module, own in parts.items():
+        if not {"a", "b"} <= own.keys():
+            raise CheckpointError(f"{path}: {module} has {', '.join(sorted(own))} alone; {AGAIN}")
+        name = _found(path, checkpoint, f"{module}.weight")
+        tensors = {part: readers[full](full) for part, full in own.items()}
+        is_embedding = "lora_embedding" in own["a"]
+        changes[name] = change = Change(
+            **tensors,
+            scale=_scale(config, module, len(tensors["a"])),
+            transposed=bool(config.get("fan_in_fan_out")) or is_embedding,
+        )
+        if not tensors["a"].ndim == tensors["b"].ndim == 2 or change.shape != checkpoint.shape(name):
+            sizes = [list(tensor.shape) for tensor in tensors.values()]
+            wanted = list(checkpoint.shape(name))
+            raise CheckpointError(f"{path}: the adapter of {module} has sizes {sizes}, and the matrix {wanted}")
+    return changes, whole
+
+
+def _found(path: Path, checkpoint: Checkpoint, name: str) -> str:
+    """Return a name as the checkpoint has it: that of a bare model lacks the first part."""
+    for known in (name, name.partition(".")[2]):
+        if known in checkpoint:
+            return known
+    raise CheckpointError(f"{path}: the adapter changes {name!r}, which {checkpoint.directory} does not have")
+
+
+def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """Return the factor of a matrix's change: patterns of names may give it another alpha."""
+    alpha = _of_pattern(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", rank))
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    names: Iterable[str] = (name for name in patterns if re.fullmatch(rf"(.*\.)?({name})", module))
+    return next((patterns[name] for name in names), default)
