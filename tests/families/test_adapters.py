@@ -159,9 +159,19 @@ def test_what_cannot_be_merged(tmp_path):
         with_adapter(tmp_path / "base", tmp_path / "adapter")
     with pytest.raises(CheckpointError, match=r"found an adapter .*; load its model with from_pretrained\(…, adapter="):
         loaded(tmp_path / "adapter")
+    for own, said in ((False, "needs weights=… for the adapter"), (True, "has its own weights, got others: ")):
+        loaded(tmp_path / "base").save(tmp_path / "artifact", sharded_weights=own)
+        with pytest.raises(ConfigError, match=said):
+            with_adapter(tmp_path / "artifact", tmp_path / "adapter")
+
+
+def test_an_artifact_takes_weights_with_an_adapter(tmp_path, compiled_when_needed):
+    reference = base("llama", tmp_path / "base")
+    tensors = drawn(reference, "llama")
+    adapter = write_adapter(tmp_path / "adapter", tensors)
     loaded(tmp_path / "base").save(tmp_path / "artifact")
-    with pytest.raises(ConfigError, match="an adapter needs a checkpoint, got the artifact"):
-        with_adapter(tmp_path / "artifact", tmp_path / "adapter")
+    model = with_adapter(tmp_path / "artifact", adapter, weights=tmp_path / "base")
+    assert_close(logits(model), expected(merged(reference, tensors)))
 
 
 @pytest.mark.slow

@@ -50,6 +50,11 @@ from transformers_neuronx.weights.stored_module import PretrainedModel, Readers
 _SWITCHES = [switch.name for switch in fields(NeuronConfig)]
 
 
+def _opened(path: PathOrName, cache_dir: PathOrName | None, adapter: PathOrName | None) -> Checkpoint:
+    checkpoint = open_weights(path, cache_dir)
+    return checkpoint if adapter is None else adapted(checkpoint, adapter)
+
+
 class Model(PretrainedModel):
     """A decoder of one family, compiled for fixed shapes. The arguments of the constructor:
 
@@ -184,36 +189,33 @@ class Model(PretrainedModel):
     ) -> Self:
         """Create a model from a checkpoint. Weights are read later, by `to_neuron`.
 
-        - `path_or_name`: a directory, or the name of a model on the Hugging Face hub. The directory may be one of
-          Transformers (safetensors or `pytorch_model.bin`, sharded or not), of `save_pretrained_split`, or of `save`;
-          options that are not given are then those of the saved model.
+        - `path_or_name`: a directory, a GGUF file, or the name of a model on the Hugging Face hub. The directory may be
+          one of Transformers (safetensors or `pytorch_model.bin`, sharded or not), of `save_pretrained_split`, or of
+          `save`; options that are not given are then those of the saved model.
         - `weights`: another checkpoint, or a single file of weights, to read the weights from. Default: `path_or_name`.
         - `cache_dir`: directory for models of the hub. Default: the hub's own cache.
         - `adapter`: directory of a LoRA adapter that PEFT has saved, which is merged into the weights as they are read.
         - `values`, `options`: the other arguments of the constructor.
 
         Raises CheckpointError if a file is missing or damaged, and ConfigError for options as the constructor does, for
-        a saved model that differs from the options, and for `weights` if the saved model has weights.
+        a saved model that differs from the options, and for `weights` or an `adapter` if the saved model has weights.
         """
         path_or_name = path_in(path_or_name, options)
         if not holds_artifact(path_or_name):
             model = cls(load_config(path_or_name, cache_dir), *values, **options)
-            model._weights = open_weights(path_or_name if weights is None else weights, cache_dir)
-            if adapter is not None:
-                model._weights = adapted(model._weights, adapter)
+            model._weights = _opened(path_or_name if weights is None else weights, cache_dir, adapter)
             return model
-        if adapter is not None:
-            raise ConfigError(f"an adapter needs a checkpoint, got the artifact {os.fspath(path_or_name)}")
         artifact = open_artifact(path_or_name)
         model = cls(artifact.attributes(cls.family), *values, **artifact.options() | options)
         artifact.check(cls.family, model.model_config, model.options)
-        if weights is not None and artifact.has_weights:
-            raise ConfigError(f"the artifact {os.fspath(path_or_name)} has its own weights, got others: {weights}")
+        if (other := weights or adapter) and (artifact.has_weights or weights is None):
+            why = "has its own weights, got others:" if artifact.has_weights else "needs weights=… for the adapter"
+            raise ConfigError(f"the artifact {os.fspath(path_or_name)} {why} {other}")
         model._artifact = artifact
         if artifact.has_weights:
             model._weights = artifact
         elif weights is not None:
-            model._weights = open_weights(weights, cache_dir)
+            model._weights = _opened(weights, cache_dir, adapter)
         return model
 
     def save(self, directory: str | os.PathLike[str], sharded_weights: bool = False) -> None:
