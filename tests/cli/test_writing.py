@@ -96,7 +96,9 @@ def test_a_conversation(command, tmp_path):
     new = model.generate(ids["input_ids"], max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1] :]
     assert second["completion"] == tokenizer.decode(new, skip_special_tokens=True)
     printed, said = command(*options, "Who art thou?")
-    assert printed == first["completion"] + "\n" and said.count("tokens") == 1
+    assert printed == first["completion"] + "\n" and said.count("tokens") == 2
+    memory = r"weights [1-9]\d* MiB, cache [1-9]\d* MiB, peak [1-9][\d,]+ MiB"
+    assert re.search(rf"^\[8 tokens in all, [1-9]\d* a second; {memory}\]$", said, re.M)
     _, said = command(*options[:-4], "-n", 3000, "--json", "Who art thou?")
     assert said.startswith("only ") and said.endswith("the model takes 512 tokens in all\n")
 

@@ -59,7 +59,7 @@ def published(directory, family, form, **more):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.few(12)
+@pytest.mark.few(10)
 def test_logits_are_those_of_the_numbers(family, form, tmp_path, compiled_when_needed):
     reference = published(tmp_path, family, form)
     model = loaded(tmp_path)
@@ -69,7 +69,7 @@ def test_logits_are_those_of_the_numbers(family, form, tmp_path, compiled_when_n
 
 @pytest.mark.parametrize("degree", [2, 3])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_over_several_devices(form, degree, tmp_path, compiled_when_needed):
     reference = published(tmp_path, "qwen3", form)
     assert_close(logits(loaded(tmp_path, degree)), expected(reference))

@@ -247,6 +247,7 @@ def test_matrices_in_few_bits(family, tmp_path):
     assert with_numbers(model, held, tmp_path / "numbers").dtype == torch.float32
 
 
+@pytest.mark.slow  # needs accelerate, which `make test-all` installs
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("mistral", "mixtral")])
 def test_transformers_reads_the_same_numbers(family, tmp_path):
     """Given the configuration: it does not read the size of Qwen3's heads."""
