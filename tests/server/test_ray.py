@@ -132,8 +132,9 @@ def test_a_thousand_requests_while_replicas_are_killed(model):
         killer.join()
         print({("answered" if end == wanted else end): count for end, count in ends.items()}, len(killed), "kills")
         lost = ends.total() - ends[wanted]
-        assert killed and set(ends) <= {wanted, "cut", "error event"}
-        assert lost <= 8 * len(killed), "only streams under way at a kill"
+        # Ray's proxy answers with 500 itself if a replica is killed before the first byte of its answer.
+        assert killed and set(ends) <= {wanted, "cut", "error event", "status 500"}
+        assert lost <= 8 * len(killed), "only requests under way at a kill"
         wait_for(2)
         assert streamed(port) == wanted
 
