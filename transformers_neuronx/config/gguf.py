@@ -15,6 +15,12 @@ from transformers_neuronx.config.gguf_positions import positions
 GGUF = "gguf"  # the quant_method of such a configuration
 
 
+def storage(dtype: str, group: int | None, scales: str, minima: bool) -> str:
+    """Return how a matrix is stored, as `weights.quantization` reads it: "s4/32, f16 with minima"."""
+    of = "" if group is None else f"/{group}"
+    return f"{dtype}{of}, {scales}{' with minima' if minima else ''}"
+
+
 class Stored(NamedTuple):
     """How matrices of a ggml type are stored here: the type of their values, and how many inputs share a scale.
 
@@ -27,7 +33,7 @@ class Stored(NamedTuple):
     minima: bool = False
 
     def __str__(self) -> str:
-        return f"{self.dtype}/{self.group}, {self.scales}{' with minima' if self.minima else ''}"
+        return storage(*self)
 
 
 STORED: Mapping[str, Stored] = {

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers_neuronx.config.gguf import GGUF
+from transformers_neuronx.config.gguf import GGUF, storage
 
 QUANTIZATION = "quantization_config"  # the attribute of a configuration
 TYPES: Mapping[tuple[str, Any], str] = {("int", 8): "s8", ("int", 4): "s4", ("float", 8): "f8e4m3fn"}
@@ -36,8 +36,7 @@ class Form:
     @property
     def storage(self) -> str:
         """How a model stores such a matrix. Scales in f32 hold those of every type, and minima, exactly."""
-        group = "" if self.block[1] is None else f"/{self.block[1]}"
-        return f"{self.dtype}{group}, f32{' with minima' if self.zeros else ''}"
+        return storage(self.dtype, self.block[1], "f32", self.zeros)
 
     def ignores(self, module: str) -> bool:
         """Whether a module is not quantized."""

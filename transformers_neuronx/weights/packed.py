@@ -33,7 +33,9 @@ class Packed:
     def numbers(self) -> torch.Tensor:
         """The matrix. f32[out, in]"""
         values, scales = self.values.float(), self._of_each(self.scales)
-        return values * scales if self.minima is None else self._above(values) * scales + self._of_each(self.minima)
+        if self.minima is None:
+            return values * scales
+        return (values - LEAST[self.dtype]) * scales + self._of_each(self.minima)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,9 +70,6 @@ class Packed:
         if self.group < inputs and self.group % group:
             return None
         return self._of_each(parts)[:, ::group]
-
-    def _above(self, values: torch.Tensor) -> torch.Tensor:
-        return values - LEAST[self.dtype]
 
     def _of_each(self, parts: torch.Tensor) -> torch.Tensor:
         return parts.repeat_interleave(self.group, 1)[:, : self.values.shape[1]]

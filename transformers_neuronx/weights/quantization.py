@@ -50,7 +50,7 @@ class Storage:
 
     @staticmethod
     def of(text: str) -> Storage | None:
-        """Read a storage as `str` writes it; None for `PLAIN`. Raises ConfigError for anything else."""
+        """Read a storage as `config.gguf.storage` writes it; None for `PLAIN`. Raises ConfigError for anything else."""
         if text == PLAIN:
             return None
         match = re.fullmatch(r"(s8|s4|f8e4m3fn)(?:/([1-9]\d{0,8}))?, (f32|f16|bf16)( with minima)?", text)
@@ -59,10 +59,6 @@ class Storage:
         if match is None or (needs_group and (group is None or group % 2 or match[1] not in LEAST)):
             raise ConfigError(f"a matrix must be stored as {PLAIN!r}, or as in 's4/32, f16 with minima', got {text!r}")
         return Storage(match[1], group, True, match[3], bool(match[4]))
-
-    def __str__(self) -> str:
-        of = "" if self.group is None else f"/{self.group}"
-        return f"{self.dtype}{of}, {self.scale_type}{' with minima' if self.with_minima else ''}"
 
     def scales(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
         """Return the scale of each output or of its groups. f32[out], or [out, groups]; as precise as `scale_type`."""
