@@ -8,6 +8,7 @@ import pytest
 import torch
 from gguf_files import PACKED, with_numbers, write_gguf
 from parity import assert_close, prompts, randomized
+from test_passed_through import expected, logits
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from transformers_neuronx import NeuronAutoModelForCausalLM
@@ -53,17 +54,6 @@ def loaded(path, **options):
     model = NeuronAutoModelForCausalLM.from_pretrained(path, n_positions=32, context_length_estimate=16, **options)
     model.to_neuron()
     return model
-
-
-def logits(model):
-    [ids] = prompts(model.config.vocab_size, [13])
-    return model.forward(torch.tensor([ids]), output_all_logits=True)[0]
-
-
-def expected(reference):
-    [ids] = prompts(reference.config.vocab_size, [13])
-    with torch.inference_mode():
-        return reference(torch.tensor([ids])).logits[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

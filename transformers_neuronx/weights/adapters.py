@@ -80,7 +80,8 @@ def adapted(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -> Checkp
         own[name] = partial(_replaced, readers, part)
     changed = changes.keys() | whole.keys()
     packed = {name: reader for name, reader in checkpoint.packed_readers.items() if name not in changed}
-    return Checkpoint(checkpoint.directory, own, on_disk=False, packed=packed)
+    shapes = {**checkpoint.shapes, **{name: change.shape for name, change in changes.items()}}
+    return Checkpoint(checkpoint.directory, own, on_disk=False, packed=packed, shapes=shapes)
 
 
 def _merged(checkpoint: Checkpoint, change: Change, name: str) -> torch.Tensor:

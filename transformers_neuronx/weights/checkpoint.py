@@ -43,7 +43,7 @@ class Checkpoint:
     ) -> None:  # fmt: skip
         self.directory, self.on_disk = directory, on_disk
         self.names = frozenset(readers)
-        self._readers, self._packed, self._shapes = readers, packed or {}, shapes or {}
+        self._readers, self._packed, self.shapes = readers, packed or {}, shapes or {}
 
     @property
     def readers(self) -> Readers:
@@ -66,8 +66,8 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of one tensor; raises as `read` does."""
-        if name in self._shapes:
-            return self._shapes[name]
+        if name in self.shapes:
+            return self.shapes[name]
         packed = self.packed(name)
         return tuple(self.read(name).shape) if packed is None else packed.shape
 

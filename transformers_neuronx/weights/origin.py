@@ -63,7 +63,10 @@ class Marked(Checkpoint):
 
 
 def marks_in(checkpoint: Checkpoint, names: Iterable[str], prefix: str) -> Marks:
-    """Return the marks of those of the named tensors that the checkpoint has. Reads only the pages of the runs."""
+    """Return the marks of those of the named tensors that the checkpoint has.
+
+    Reads only the pages of the runs; of a matrix in few bits that must be unpacked, all.
+    """
     found = {name.removeprefix(prefix): name for name in checkpoint}
     marks = {}
     for name in names:
