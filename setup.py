@@ -32,7 +32,7 @@ FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall".split(
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the compilers' own headers
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-SOURCES = ("attention", "level", "linear", "memory", "norm", "sample")
+SOURCES = ("attention", "level", "linear", "lora", "memory", "norm", "sample")
 LEVELS = {"portable": []}
 if platform.machine() in ("x86_64", "AMD64"):
     LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"]}

@@ -30,16 +30,17 @@ INSIDE = {
     "weights": [
         "layouts", "packed", "panels", "splits", "rows", "quantization", "other_formats", "formats", "gguf_file",
         "gguf_blocks", "gguf", "words", "published", "directories", "saving", "stored_module", "checkpoint",
-        "adapters", "origin", "parameters", "reading",
+        "adapters", "origin", "parameters", "reading", "lora",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",
-        "encoding", "rules", "inputs", "decoder", "feeding", "slots", "profiling", "metrics", "manifest",
+        "adapters", "encoding", "rules", "inputs", "decoder", "feeding", "slots", "profiling", "metrics", "manifest",
         "descriptions", "artifact_weights", "artifact_saving", "artifacts",
     ],
     "serving": [
-        "text", "structured", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices", "pooling",
-        "paged", "paged_slots", "slots", "guesses", "loop", "calls", "records", "handles", "engine",
+        "text", "structured", "adapters", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices",
+        "pooling", "paged", "paged_slots", "slots", "guesses", "loop", "calls", "records", "handles", "parts",
+        "engine",
     ],
     "models": [
         "weight_loading", "block_calls", "generation", "base", "methods", "sampling", "encoder_decoder", "worker",

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from test_every_family import tiny
 from test_passed_through import expected, loaded, logits, published
 
-from transformers_neuronx import NeuronAutoModelForCausalLM
+from transformers_neuronx import Engine, NeuronAutoModelForCausalLM, SamplingParams
 from transformers_neuronx.errors import CheckpointError, ConfigError
 
 MATRICES = dict(
@@ -150,7 +150,8 @@ def test_what_cannot_be_merged(tmp_path):
     )
     refused(tensors | {"model.other.weight": torch.zeros(4)}, r"the adapter changes 'model\.other\.weight', which")
     narrow = {f"{name}.lora_A.weight": torch.zeros(RANK, 3)}
-    refused(tensors | narrow, r"has sizes \[\[4, 3\], \[.*\]\], and the matrix")
+    refused(tensors | narrow, r"q_proj\.weight has sizes \[\d+, 3\], and the matrix")
+    refused(tensors | {f"{name}.lora_A.weight": torch.zeros(3)}, r"expected \[rank, in\] and \[out, rank\] in")
     (tmp_path / "adapter" / SAVED).write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
         with_adapter(tmp_path / "base", tmp_path / "adapter")
@@ -172,6 +173,36 @@ def test_an_artifact_takes_weights_with_an_adapter(tmp_path, compiled_when_neede
     loaded(tmp_path / "base").save(tmp_path / "artifact")
     model = with_adapter(tmp_path / "artifact", adapter, weights=tmp_path / "base")
     assert_close(logits(model), expected(merged(reference, tensors)))
+
+
+ALL = [(family, degree) for family in MATRICES for degree in (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("family", "degree"), [pytest.param(*each, marks=[pytest.mark.slow] * (each != ("llama", 1))) for each in ALL]
+)
+def test_requests_choose_adapters(family, degree, tmp_path, compiled_when_needed):
+    """Logits of requests with an adapter are those of the sum, beside requests without it."""
+    reference = base(family, tmp_path / "base")
+    tensors, transposed = drawn(reference, family), family == "gpt2"
+    adapter = write_adapter(tmp_path / "adapter", tensors, fan_in_fan_out=transposed)
+    model = loaded(tmp_path / "base", degree)
+    prompt = [3, 5, 7, 11, 13]
+    with torch.no_grad():
+        wanted = [each.log_softmax(-1)[0, :-1] for each in (
+            reference(torch.tensor([prompt])).logits,
+            merged(reference, tensors, transposed=transposed)(torch.tensor([prompt])).logits,
+        )]  # fmt: skip
+    with Engine(model, rows=2, step_tokens=16, max_loras=2, max_lora_rank=RANK + 1) as engine:
+        engine.load_adapter("one", adapter)
+        handles = [
+            engine.submit(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0, adapter=name))
+            for name in (None, "one")
+        ]
+        for handle, right in zip(handles, wanted, strict=True):
+            handle.result()
+            got = [each[0] for each in handle.prompt_logprobs[1:]]
+            assert_close(torch.tensor(got), right[range(len(got)), prompt[1:]])
 
 
 @pytest.mark.slow

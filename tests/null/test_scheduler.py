@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from transformers_neuronx.errors import InputError, QueueFullError
+from transformers_neuronx.serving.adapters import Adapters, HostAdapter
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.pages import NO_PAGE, Pages, digests
 from transformers_neuronx.serving.request import Request, SamplingParams
@@ -28,6 +29,7 @@ HAPPENS = (
     "gone back",
     "rounds",
     "scored",
+    "loaded",
 )
 
 
@@ -50,6 +52,10 @@ class Device:
     def __init__(self, cache):
         self.cache, self.size, self.states = cache, cache.size, {}
         self.places = [{} for _ in cache.pools]
+        self.adapters = {}
+
+    def load(self, adapters):
+        self.adapters |= {adapter.place: adapter for adapter in adapters}
 
     def copy(self, copies):
         for pairs in copies:
@@ -71,6 +77,7 @@ class Device:
         step = [work for work in step if work not in lost]
         for work in step:
             request, start, count = work.request, work.start, work.count
+            assert request.adapter is None or self.adapters[request.adapter.place] is request.adapter
             tokens, end = tokens_of[request.id], start + count - work.guesses
             assert request.reason is None and count > 0 and end + work.rounds - 1 == request.computed
             whole = request.computed == request.known - (work.samples > 0)
@@ -167,7 +174,8 @@ def drive(seed, count=12):
     sizes["samples"] = sizes["rows"] * (1 + guesses) + draw.randint(0, 3)
     limits = Limits(tokens, draw.randint(4, tokens), **sizes)
     cache = random_cache(draw, limits.rows, tokens, guesses)
-    scheduler, device, happened = Scheduler(cache, limits), Device(cache), Counter()
+    places, adapters = draw.randint(1, 3), [None, None, *(HostAdapter(str(number), number, {}) for number in range(4))]
+    scheduler, device, happened = Scheduler(cache, limits, places), Device(cache), Counter()
     stem = [draw.randrange(VOCAB) for _ in range(12)]
     left, requests = count, []
     idle, flying, ahead = 0, None, draw.random() < 0.7  # whether a step is planned before the last one's results
@@ -181,7 +189,12 @@ def drive(seed, count=12):
                 prompt_logprobs=draw.choice([None, None, 0]),
             )
             request = Request(
-                len(requests) + happened["refused"], prompt, params, frozenset([END]), draw.choice([b"", b"", b"other"])
+                len(requests) + happened["refused"],
+                prompt,
+                params,
+                frozenset([END]),
+                draw.choice([b"", b"", b"other"]),
+                adapter=draw.choice(adapters),
             )
             left -= 1
             if request.longest > min(limits.positions, cache.longest(tokens)):
@@ -199,6 +212,9 @@ def drive(seed, count=12):
             flying = None
         step = [guessed(work, draw) for work in scheduler.schedule()]
         device.copy(scheduler.copies)
+        device.load(scheduler.adapters.loads)
+        happened["loaded"] += len(scheduler.adapters.loads)
+        assert all(0 <= each.place < places for each in device.adapters.values() if each.place is not None)
         happened["copied"] += len(scheduler.copies)
         happened["guessed"] += sum(work.guesses for work in step)
         happened["rounds"] += sum(work.rounds > 1 for work in step)
@@ -235,6 +251,23 @@ def drive(seed, count=12):
             assert request.prompt_logprobs[1:] == [(place, {}) for place in places]
     assert cache.unused and not scheduler.waiting_tokens
     return happened
+
+
+def test_who_waits_for_a_place_gets_the_next_one():
+    """Requests of two adapters share one place. Without a rule, those that come would keep it for ever."""
+    one, other = (HostAdapter(name, number, {}) for number, name in enumerate("ab"))
+    scheduler = engine(rows=2)
+    scheduler.adapters = Adapters(1)
+    busy, waits, late, none = (request(number, 3, bytes([number]), max_tokens=4) for number in range(4))
+    busy.adapter, waits.adapter, late.adapter = one, other, one
+    for each in (busy, waits, late, none):
+        scheduler.add(each)
+    orders = [{number for number, *_ in run(scheduler)} for _ in range(9)]
+    assert orders[0] == {0, 3}, "the second waits for the place, and the third for the second; the last needs none"
+    assert orders[4] == {1} and orders[8] == {2}
+    assert (one.place, other.place) == (0, None)
+    scheduler.adapters.forget()
+    assert one.place is None
 
 
 @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

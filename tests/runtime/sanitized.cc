@@ -152,6 +152,26 @@ void Normalize(const std::vector<const Kernels*>& levels, Type type, int64_t row
   }
 }
 
+void AddAdapters(const std::vector<const Kernels*>& levels, Type type, int64_t rows, int64_t outputs, int64_t inputs) {
+  const int64_t count = 1 + Below(3), rank = 1 + Below(20), together = 1 + Below(3);
+  const Type y_type = Below(2) ? Type::kF32 : type;
+  auto x = Numbers(type, rows * together * inputs), y = Numbers(y_type, rows * together * outputs);
+  auto a = Numbers(type, count * rank * inputs), b = Numbers(type, count * rank * outputs);
+  std::vector<int32_t> adapter(rows);
+  for (auto& each : adapter) each = static_cast<int32_t>(Below(count + 2) - 1);
+  std::vector<float> wanted;
+  for (const Kernels* level : levels) {
+    auto own = y;
+    LoraArguments arguments = {rows * together, together, inputs,   outputs,  count,          rank,       type,
+                               y_type,          x.data(), a.data(), b.data(), adapter.data(), own.data(), nullptr};
+    std::vector<char> scratch(level->lora_scratch(arguments));
+    arguments.scratch = scratch.data();
+    level->add_adapters(arguments, PoolOfThreads());
+    if (y_type != Type::kF32) continue;
+    Agree("adapters", std::vector<float>(As<float>(own), As<float>(own) + rows * together * outputs), wanted);
+  }
+}
+
 void Sample(const std::vector<const Kernels*>& levels, int64_t rows, int64_t vocabulary) {
   auto logits = Numbers(Type::kF32, rows * vocabulary), seen = Numbers(Type::kS8, rows * vocabulary);
   std::vector<int32_t> policy(rows * kPolicyColumns), position(rows);
@@ -281,6 +301,7 @@ int main() {
   for (const int64_t rows : {1, 9, 33})
     for (const int64_t size : {1, 15, 16, 70, 1000}) {
       for (const Type type : wide) Normalize(levels, type, rows, size);
+      for (const Type type : wide) AddAdapters(levels, type, rows, 1 + Below(300), size);
       Sample(levels, rows, size);
     }
   std::printf("%zu levels\n", levels.size());

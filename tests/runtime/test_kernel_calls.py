@@ -55,6 +55,12 @@ CALLS = {
         [zeros(2, 3, 8)],
     ),
     "rms_norm": ("rms_norm", dict(x=zeros(2, 3, 8), weight=zeros(8)), dict(eps="1.0 : f32"), [zeros(2, 3, 8)]),
+    "lora": (
+        "lora",
+        dict(y=zeros(2, 3, 8), x=zeros(2, 3, 16), a=zeros(8, 16), b=zeros(8, 8), adapters=ROW),
+        dict(rank="4 : i64"),
+        [],
+    ),
 }
 
 
@@ -148,6 +154,11 @@ DAMAGED = [  # a call, operands that are changed or left out, and the error
     ("rms_norm", {"weight": zeros(9)}, "rms_norm: weight must be f32[8], got f32[9]"),
     ("rms_norm", {"weight": zeros(8, dtype="bf16")}, "rms_norm: weight must be f32[8], got bf16[8]"),
     ("rms_norm", {"x": zeros()}, "rms_norm: x must be f32, bf16 or f16[?,?], got f32[]"),
+    ("lora", {"a": zeros(8, 15)}, "lora: a must be f32[?,16], got f32[8,15]"),
+    ("lora", {"a": zeros(6, 16), "b": zeros(6, 8)}, "lora: a must be of whole adapters, got f32[6,16]"),
+    ("lora", {"b": zeros(4, 8)}, "lora: b must be f32[8,8], got f32[4,8]"),
+    ("lora", {"y": zeros(2, 3, 8, dtype="bf16")}, "lora: y must be of the type of x, or f32, got bf16[6,8]"),
+    ("lora", {"adapters": zeros(4, dtype="s32")}, "lora: adapters must be of as many rows of x each, got s32[4]"),
 ]
 
 

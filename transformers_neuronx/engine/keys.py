@@ -59,11 +59,11 @@ def program_name(key: ProgramKey, segment: Segment) -> str:
     return "_".join([key.name, *(parts if key.divides and len(parts) == 1 else [])])
 
 
-def artifact_key(key: ProgramKey, segment: Segment, pages: str = "") -> str:
-    """Return the key of a program in an artifact. Unlike the name, it distinguishes kinds of layers, and caches, whose
-    `pages` are those of the `CacheLayout`.
+def artifact_key(key: ProgramKey, segment: Segment, form: str = "") -> str:
+    """Return the key of a program in an artifact. Unlike the name, it distinguishes kinds of layers, and caches and
+    adapters, whose `form` is that of `Programs`.
     """
     layers = [f"{len([*same])}x{kind or 'layer'}" for kind, same in groupby(segment.layers)]
     stored = ["stored" + ",".join(map(str, segment.alike))] * bool(segment.alike)
     parts = [*["embed"] * segment.embed, *layers, *stored, *["head"] * segment.head]
-    return " ".join([key.name, *[pages] * bool(pages), *parts])
+    return " ".join([key.name, *[form] * bool(form), *parts])

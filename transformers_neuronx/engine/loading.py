@@ -25,7 +25,7 @@ def put_all(runtime: Runtime, weights: Iterable[Sharded], progress: Progress) ->
     """
 
     def put(weight: Sharded) -> DeviceTensor:
-        return runtime.put([_on_host(runtime, piece, weight.element) for piece in weight.pieces()], donate=True)
+        return runtime.put([on_host(runtime, piece, weight.element) for piece in weight.pieces()], donate=True)
 
     tensors: dict[Key, DeviceTensor] = {}
     weights = list(weights)
@@ -37,7 +37,7 @@ def put_all(runtime: Runtime, weights: Iterable[Sharded], progress: Progress) ->
     return tensors
 
 
-def _on_host(runtime: Runtime, piece: torch.Tensor, element: str) -> np.ndarray[Any, Any]:
+def on_host(runtime: Runtime, piece: torch.Tensor, element: str) -> np.ndarray[Any, Any]:
     """Return an array that the runtime can use in place. Most are mapped from a file, and read when used."""
     if piece.dtype == to_torch(element) and piece.is_contiguous():
         array = torch_to_numpy(piece)

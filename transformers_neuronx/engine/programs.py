@@ -21,9 +21,11 @@ from transformers_neuronx.engine.family import (
 )
 from transformers_neuronx.engine.keys import Segment
 from transformers_neuronx.engine.kv_cache import CacheLayout, LayerCache, MemoryLayout
+from transformers_neuronx.layers.lora import chosen
 from transformers_neuronx.layers.memory import Memory
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.pyhlo import HloScribe, Tensor, dtype_named
+from transformers_neuronx.weights.lora import AdapterLayout
 from transformers_neuronx.weights.parameters import declare
 from transformers_neuronx.weights.quantization import in_panels, quantized
 from transformers_neuronx.weights.rows import Weight
@@ -62,6 +64,7 @@ class Programs:
         self.in_place = dense and all(not one.spread and attends(one.dtype, heads.head_dim) for heads, one in kept)
         self.reads_pages = self.in_place and family.pages
         self.panels, self.scatters = panels, scatters
+        self.adapters: AdapterLayout | None = None
         table = quantized(family.weights.table(config), options.quant)
         self.table = self._numbered(in_panels(table, self.dtype) if panels else table)
         rows = [row for row in self.table if not (family.encoder and row.name.startswith(ENCODER_ONLY))]
@@ -113,11 +116,23 @@ class Programs:
         """The rows of the table that a layer has."""
         return [row for row in self.layer_table if layer in row.numbers(self.layers)]
 
-    def over(self, cache: CacheLayout) -> Self:
-        """Return the programs for a cache of this layout."""
+    def over(self, cache: CacheLayout, adapters: AdapterLayout | None = None) -> Self:
+        """Return the programs for a cache of this layout, and for adapters that rows of steps may have."""
         others = copy(self)
-        others.cache = cache
+        others.cache, others.adapters = cache, adapters
         return others
+
+    def adapters_of(self, count: int, rank: int) -> AdapterLayout:
+        """Return the layout of so many adapters of a rank, at most."""
+        table = self.family.weights.table(self.config)
+        layout = AdapterLayout.of(table, count, rank)
+        kept = quantized([*table, *layout.rows], self.options.quant)  # which also keeps groups of inputs whole
+        return layout._replace(rows=[row for row in kept if layout.has(row)])
+
+    @property
+    def form(self) -> str:
+        """What tells these programs from those for other caches and adapters, in artifacts."""
+        return " ".join(filter(None, [self.cache.pages, self.adapters.form if self.adapters else ""]))
 
     @property
     def whole(self) -> Segment:
@@ -165,6 +180,13 @@ class Programs:
                 weights.memory = Memory(keys, values, lengths)
         return shared[0] if shared else None, layers
 
+    def declare_adapters(self, parameters: hlo.Parameters, layers: list[Any]) -> None:
+        """Declare the adapters of all layers, whose weights were declared. They join these."""
+        for number, weights in enumerate(layers if self.adapters else ()):
+            assert self.adapters is not None
+            rows = self.adapters.of_layer(number, self.layers)
+            declare(rows, parameters, self.dtype, self.degree, f"layer.{number}.", weights)
+
     def body(
         self,
         scribe: HloScribe,
@@ -190,6 +212,8 @@ class Programs:
         for number, (weights, cache, kind) in enumerate(zip(layers, caches, segment.layers, strict=True)):
             with scribe.scope(f"layer.{number}"):
                 kinds = [kind] if kind else []
+                if self.adapters and step.adapters is not None:
+                    weights = chosen(weights, step.adapters, self.adapters.rank)
                 x, cache = self.graph.layer(self.config, weights, x, cache, steps[kind], *prepared, *kinds)
                 after.append(cache)
         assert x is not None

@@ -18,6 +18,7 @@ from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes.base import Executable, Runtime
+from transformers_neuronx.weights.lora import AdapterLayout
 
 Built = list[tuple[Segment, Executable]]
 Overlap = Callable[[], object]
@@ -37,10 +38,12 @@ class ProgramStore:
         self._runtime, self._workers = runtime, workers
         self._built: dict[ProgramKey, Built] = {}
 
-    def over(self, cache: CacheLayout) -> ProgramStore:
-        """Return a store of the same model's programs for a cache of another layout. Artifacts have those of both."""
+    def over(self, cache: CacheLayout, adapters: AdapterLayout | None = None) -> ProgramStore:
+        """Return a store of the same model's programs for a cache of another layout, and for adapters. Artifacts have
+        those of all.
+        """
         others = copy(self)
-        others.programs, others._built = self.programs.over(cache), {}
+        others.programs, others._built = self.programs.over(cache, adapters), {}
         return others
 
     @property
@@ -62,7 +65,7 @@ class ProgramStore:
             parts = key.segments(self.programs)
             built = {}
             for segment in dict.fromkeys(parts):
-                entry = artifact_key(key, segment, self.programs.cache.pages)
+                entry = artifact_key(key, segment, self.programs.form)
                 module = self.source.module(entry) if self.source else None
                 if module is None:
                     module = self.written(key, segment)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import ACTIVATIONS
+from transformers_neuronx.layers.lora import adapted
 from transformers_neuronx.layers.storage import as_matrix, as_rounded, numbers
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights.parameters import Parameter
@@ -106,12 +107,12 @@ def linears(x: Tensor, *layers: Any) -> Sequence[Tensor]:
     if not _can_be_one(*layers):
         return [linear(x, w) for w in layers]
     outputs: Sequence[Tensor] = _one(x, layers, x.dtype.name)
-    return outputs
+    return [adapted(y, x, w) for y, w in zip(outputs, layers, strict=True)]
 
 
 def activated(x: Tensor, activation: str, *layers: Any) -> Tensor:
     """Apply `linear` and an activation to x [..., in]; multiply by `linear` of a second layer, if any. -> [..., out]"""
-    if _can_be_one(*layers):
+    if _can_be_one(*layers) and not any(hasattr(w, "lora") for w in layers):
         y: Tensor = _one(x, layers, x.dtype.name, activation)
         return y
     y, *up = (linear(x, w) for w in layers)
@@ -124,8 +125,7 @@ def product(x: Tensor, w: Any) -> Tensor:
 
     If the weight is split by outputs, each device returns its own outputs; if by inputs, its part of the sum.
     """
-    y: Tensor = _one(x, [w], "f32", biased=False)
-    return y
+    return adapted(_one(x, [w], "f32", biased=False), x, w)
 
 
 def summed(y: Tensor, weight: Parameter) -> Tensor:
@@ -139,8 +139,7 @@ def linear(x: Tensor, w: Any) -> Tensor:
     If the weight is split by outputs, each device returns its own outputs; if by inputs, the sum over the devices.
     """
     if _can_be_one(w):
-        y: Tensor = _one(x, [w], x.dtype.name)
-        return y
+        return adapted(_one(x, [w], x.dtype.name), x, w)
     y = summed(product(x, w), w.weight)
     return hlo.convert(y + hlo.convert(w.bias.tensor, "f32") if hasattr(w, "bias") else y, x.dtype)
 

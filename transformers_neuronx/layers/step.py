@@ -36,6 +36,8 @@ class Step:
     segments are rows of `segment_row`. slots are then where sequences have what is not in pages. `places`,
     s32[segments, 2], are these places again, and where states will be: both are needed to keep the old ones until it
     is known which draft tokens are right.
+
+    `adapters`, s32[b], are the adapters of rows, for linear layers that have some: see `layers.lora`.
     """
 
     ids: Tensor
@@ -49,6 +51,7 @@ class Step:
     scatters: bool = False
     segments: Tensor | None = None
     places: Tensor | None = None
+    adapters: Tensor | None = None
 
     @cached_property
     def positions(self) -> Tensor:

@@ -10,32 +10,38 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
-import math
+import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from time import monotonic
 from typing import Any
 
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.errors import ConfigError, EngineError, InputError
+from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
-from transformers_neuronx.runtimes.base import want_all_here, want_devices
-from transformers_neuronx.serving.calls import guesser_of
-from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser, PromptLookup, drafts_of
+from transformers_neuronx.runtimes.base import want_devices
+from transformers_neuronx.serving.adapters import HostAdapter
+from transformers_neuronx.serving.guesses import PromptLookup, drafts_of
 from transformers_neuronx.serving.handles import Handle, Task, wake
 from transformers_neuronx.serving.kv_cache import KVCache
-from transformers_neuronx.serving.loop import Loop, Steps
-from transformers_neuronx.serving.paged import steps_over
-from transformers_neuronx.serving.pages import PAGE, Pages
+from transformers_neuronx.serving.loop import Loop
+from transformers_neuronx.serving.pages import Pages
+from transformers_neuronx.serving.parts import (
+    adapters_of,
+    check,
+    compile_parts,
+    content_of,
+    guesser_for,
+    measured,
+    paged_cache,
+    steps_of,
+)
 from transformers_neuronx.serving.records import EngineMetrics, Records
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler
-from transformers_neuronx.serving.slots import SlotSteps
 from transformers_neuronx.serving.structured import Grammars
 from transformers_neuronx.serving.text import TextStream
-from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import take_all
 
 _LOG = logging.getLogger(__name__)
@@ -59,6 +65,9 @@ class Engine:
     - `draft`: what proposes draft tokens, which a step verifies: a `PromptLookup`, or a smaller model with the same
       vocabulary, on its devices. Tokens are the same as without it. Default: none.
     - `draft_tokens`: most draft tokens of a request in a step. Default 4.
+    - `max_loras`: adapters that running requests may have at once; others wait for a place. Programs with places for
+      adapters are made for them. Default 0: none.
+    - `max_lora_rank`: the highest rank of an adapter. Default 16.
     - `adjustments`: whether requests may change or see logits: `logit_bias`, `mask`, `structured_outputs`,
       `min_tokens`, presence and frequency penalties, `logprobs`, `prompt_logprobs`; and whether
       prompts may be embedded. They take a third of the programs. Default True.
@@ -71,31 +80,23 @@ class Engine:
     _closed = _recovering = False
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        rows: int | None = None,
-        step_tokens: int = 256,
-        joined_tokens: int | None = None,
-        cache_tokens: int | None = None,
-        waiting: int = 4096,
-        waiting_tokens: int = 2**24,
-        tokenizer: Any = None,
-        draft: PromptLookup | Any = None,
-        draft_tokens: int = 4,
-        adjustments: bool = True,
-    ) -> None:
+        self, model: Any, *, rows: int | None = None, step_tokens: int = 256, joined_tokens: int | None = None,
+        cache_tokens: int | None = None, waiting: int = 4096, waiting_tokens: int = 2**24, tokenizer: Any = None,
+        draft: PromptLookup | Any = None, draft_tokens: int = 4, adjustments: bool = True,
+        max_loras: int = 0, max_lora_rank: int = 16,
+    ) -> None:  # fmt: skip
         decoder: Decoder = model.decoder
         paged = decoder.programs.reads_pages
         rows = (32 if paged else decoder.slots) if rows is None else rows
-        _check(rows, step_tokens, decoder, paged)
+        check(rows, step_tokens, decoder, paged)
         guesses, longest = 0 if draft is None else draft_tokens, decoder.options.buckets.longest
         limits = Limits(step_tokens, step_tokens, rows, longest, waiting, waiting_tokens, guesses)
         models = [model, *drafts_of(draft, model, limits)]
-        cache = _paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, longest)])
+        cache = paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, longest)])
         self._model, self.tokenizer, self._adjustments = model, tokenizer, adjustments
         self.longest, self.vocab_size = longest, decoder.config.vocab_size  # positions of a sequence; tokens
-        steps = _steps(decoder, cache, limits, adjustments)
+        adapters = adapters_of(decoder, max_loras, max_lora_rank)
+        steps = steps_of(decoder, cache, limits, adjustments, adapters)
         self._within = take_all([] if paged else [each.turns for each in models], "an engine")
         self._ends = frozenset(model.eos_token_ids)
         self._ids, self._records = itertools.count(), Records()
@@ -103,9 +104,10 @@ class Engine:
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._untold: list[Request] = []  # they have tokens that their handles do not know yet
         self._moved = monotonic()  # when a step ended, or the first request came
-        guesser = _guesser(draft, models[1:] if paged else [], cache, limits)
-        _compile(model.tag, steps, guesser)
-        self.scheduler = Scheduler(cache, _measured(limits, steps, joined_tokens))
+        guesser = guesser_for(draft, models[1:] if paged else [], cache, limits)
+        compile_parts(model.tag, steps, guesser)
+        self._max_lora_rank = max_lora_rank
+        self.scheduler = Scheduler(cache, measured(limits, steps, joined_tokens), max_loras)
         self._loop = Loop(steps, self.scheduler, guesser, self._turn)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -124,7 +126,8 @@ class Engine:
             what = "stop strings" if params.stop else "structured_outputs"
             raise InputError(f"{what} need an engine with a tokenizer: Engine(model, tokenizer=…)")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
-        salt = self._salt(tokens, params.cache_salt)
+        adapter = self.scheduler.adapters.named(params.adapter)
+        salt = self._salt(tokens, params.cache_salt, adapter)
         source, tokens = self._divided(tokens)
         outputs = params.structured_outputs
         parsers = self._grammars.parsers(outputs, params.n) if outputs else [None] * params.n
@@ -132,15 +135,40 @@ class Engine:
         def request(stream: int) -> Request:
             how = params.stop, params.include_stop_str_in_output, not params.skip_special_tokens
             text = TextStream(self.tokenizer, tokens, *how) if self.tokenizer else None
-            return Request(next(self._ids), list(tokens), params, ends, salt, source, text, parsers[stream], stream)
+            own = ends, salt, source, adapter, text, parsers[stream], stream
+            return Request(next(self._ids), list(tokens), params, *own)
 
         return self._take([request(stream) for stream in range(params.n)])
+
+    def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """Let requests choose the LoRA adapter of a directory, as PEFT saves it, by a name. Nothing is compiled.
+
+        It stays in the memory of the host; running requests bring it to the devices. Raises InputError if the name is
+        taken, and CheckpointError for an adapter that is damaged, is not for this model or has too high a rank.
+        """
+        self.scheduler.adapters.want_new(name)
+        content = content_of(directory, self._model.decoder, self._max_lora_rank)
+        with self._turn:
+            self.scheduler.adapters.add(name, content)
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no more requests choose an adapter. Those that have it keep it. Raises InputError if there is none."""
+        with self._turn:
+            self.scheduler.adapters.remove(name)
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters that requests may choose."""
+        return sorted(self.scheduler.adapters.known)
 
     @cached_property
     def _grammars(self) -> Grammars:
         return Grammars(self.tokenizer, self.vocab_size, self._ends)
 
-    def embed(self, prompt: Sequence[int], pooling: str = "last", *, priority: int = 0, cache_salt: str = "") -> Handle:
+    def embed(
+        self, prompt: Sequence[int], pooling: str = "last", *,
+        priority: int = 0, cache_salt: str = "", adapter: str | None = None,
+    ) -> Handle:  # fmt: skip
         """Let the last hidden states of a prompt, token ids, become one vector: `Handle.embedding`. Return at once.
 
         `pooling` takes that of the "last" token, that of the first one ("cls"), or the "mean" of all. Raises
@@ -152,8 +180,9 @@ class Engine:
             raise InputError("embeddings need a decoder whose cache is in pages, and an engine with adjustments=True")
         tokens = self._checked(prompt)
         params = SamplingParams(max_tokens=1, priority=priority, cache_salt=cache_salt)
-        request = Request(next(self._ids), tokens, params, salt=self._salt(tokens, cache_salt), pooling=pooling)
-        return self._take([request])
+        own = self.scheduler.adapters.named(adapter)
+        salt = self._salt(tokens, cache_salt, own)
+        return self._take([Request(next(self._ids), tokens, params, salt=salt, adapter=own, pooling=pooling)])
 
     def _checked(self, prompt: Sequence[int], others: Sequence[int] = ()) -> list[int]:
         """Return a prompt as a list. Raises InputError for ids, there or among others, that the model does not have."""
@@ -162,8 +191,9 @@ class Engine:
             raise InputError(f"token ids must be from 0 to {vocab - 1}, got {wrong[0]}")
         return tokens
 
-    def _salt(self, tokens: list[int], salt: str) -> bytes:
-        return f"{rotation_group(self._model.decoder.config, len(tokens))} {salt}".encode()
+    def _salt(self, tokens: list[int], salt: str, adapter: HostAdapter | None = None) -> bytes:
+        own = f"{adapter.number} " if adapter else ""
+        return f"{own}{rotation_group(self._model.decoder.config, len(tokens))} {salt}".encode()
 
     def _divided(self, tokens: list[int]) -> tuple[list[int], list[int]]:
         """Return what an encoder reads of a prompt, and what the decoder continues."""
@@ -313,61 +343,3 @@ class Engine:
     def _end_all(self, reason: str, error: BaseException | None = None) -> None:
         requests = [handle.request for handle in self._handles.values()]
         wake([task for request in requests for task in self._end(request, reason, error)])
-
-
-def _paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCache:
-    """Make pages for the layers with each window: for `room` positions, or all windows if that is less."""
-    room = max(limits.positions, limits.rows * limits.positions // 4) if room is None else room
-    layouts = [model.decoder.programs.cache for model in models]
-    whole = -(-room // PAGE)
-    at_once = -(-limits.tokens // PAGE) + 1  # more than their windows, in a step of tokens of prompts
-
-    def pool(window: int | None) -> Pages:
-        if window is None:
-            return Pages(whole, PAGE)
-        each = -(-(window + limits.guesses) // PAGE) + 1
-        return Pages(min(whole, limits.rows * each + at_once), PAGE, window)
-
-    windows = dict.fromkeys(window for layout in layouts for window in layout.windows)
-    states = any(layout.has_states for layout in layouts)
-    places = 2 if states and limits.guesses else int(any(layout.has_places for layout in layouts))
-    return KVCache([pool(window) for window in windows], limits.rows, places)
-
-
-def _steps(decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool) -> Steps:
-    if decoder.programs.reads_pages:
-        return steps_over(decoder, cache, limits, adjustments)
-    return SlotSteps(decoder, limits.guesses, adjustments)
-
-
-def _measured(limits: Limits, steps: Steps, joined: int | None) -> Limits:
-    """Return limits with those that steps set, now that they are compiled."""
-    most, doubled = steps.longest_joined() if joined is None else (joined, math.inf)
-    sizes = dict(rounds=steps.most_rounds(), samples=steps.most_samples())
-    return replace(limits, joined=min(max(most, limits.rows), limits.tokens), doubled=doubled, **sizes)
-
-
-def _compile(tag: str, *parts: Compiled | None) -> None:
-    used = [part for part in parts if part]
-    with bar(f"{tag}: programs of the engine", sum(part.programs for part in used)) as built:
-        for part in used:
-            part.compile(lambda _: built.update())
-
-
-def _guesser(draft: Any, paged: Sequence[Any], cache: KVCache, limits: Limits) -> Guesser | None:
-    """Return what makes draft tokens. A draft that is `paged` has pages of the same numbers as the model."""
-    if draft is None:
-        return None
-    return ModelGuesser(paged[0].decoder, cache, limits) if paged else guesser_of(draft)
-
-
-def _check(rows: int, step_tokens: int, decoder: Decoder, paged: bool) -> None:
-    want_all_here(decoder.runtime, "an engine")
-    slotted = None if paged else decoder
-    if slotted and slotted.options.blocks is not None:
-        raise ConfigError("an engine needs slots here, and the model has blocks: make it without init_cache_engine()")
-    if rows < 1 or (slotted and rows > slotted.slots):
-        most = f" and at most the model's batch_size={slotted.slots}, as there are no pages" if slotted else ""
-        raise ConfigError(f"rows must be at least 1{most}, got {rows}")
-    if step_tokens < rows:
-        raise ConfigError(f"step_tokens must be at least rows={rows}, got {step_tokens}")

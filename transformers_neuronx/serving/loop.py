@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.layers.sampling import BROKEN
+from transformers_neuronx.serving.adapters import HostAdapter
 from transformers_neuronx.serving.choices import Changes, Chosen
 from transformers_neuronx.serving.guesses import Compiled, Guesser, with_guesses
 from transformers_neuronx.serving.kv_cache import Copy
@@ -52,6 +53,10 @@ class Steps(Compiled, Protocol):
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages of the cache, in order."""
+        ...
+
+    def load(self, adapters: Sequence[HostAdapter]) -> None:
+        """Bring adapters to their places on the devices."""
         ...
 
     def encode(self, requests: Sequence[Request]) -> None:
@@ -143,6 +148,7 @@ class Loop:
     def _packed(self, step: list[Work]) -> Any:
         """Bring a step into the form of its programs, after what must come before it."""
         self.steps.copy(self.scheduler.copies)
+        self.steps.load(self.scheduler.adapters.loads)
         self.steps.encode([work.request for work in step if work.request.source and not work.start])
         if self.guesser:
             self.guesser.copy(self.scheduler.copies)
@@ -172,6 +178,7 @@ class Loop:
         """Forget the step that was started, and what the caches hold. Who has the turn must also end all requests."""
         self._begun = self._flying = None
         self.scheduler.cache.forget()
+        self.scheduler.adapters.forget()
 
     def reset(self) -> None:
         """Empty the caches on the devices, after `forget` and before the next step."""

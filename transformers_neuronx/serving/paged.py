@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from transformers_neuronx.engine.adapters import DeviceAdapters
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.encoding import SourceMemory
 from transformers_neuronx.engine.keys import ProgramKey
@@ -18,6 +19,7 @@ from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.layers.rows import joined
 from transformers_neuronx.runtimes.base import DeviceTensor
+from transformers_neuronx.serving.adapters import HostAdapter
 from transformers_neuronx.serving.choices import (
     Changes,
     Chooser,
@@ -42,6 +44,7 @@ from transformers_neuronx.serving.steps import (
     sequence_row,
     smallest,
 )
+from transformers_neuronx.weights.lora import AdapterLayout
 
 Array = np.ndarray[Any, Any]
 SLOWER = 2.5  # a step with a prompt's chunk, beside one of a few rows; the rest is for noise and what rows attend to
@@ -91,6 +94,7 @@ class PagedSteps:
         self.layout, self._pools = store.programs.cache, pools
         self._row = sequence_row(self.layout, self.keys[0].pages)
         self.memory = memory
+        self.adapters = DeviceAdapters(decoder.runtime, store)
         self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}), adjustments)
         hidden = ((key.tokens, key.sequences) for key in self.keys if not key.rounds)
         self.pool_keys = (
@@ -111,7 +115,7 @@ class PagedSteps:
 
     def _own(self) -> list[ProgramKey]:
         """The programs of the store."""
-        return [*self.keys, *self.pool_keys, CopyKey(), *self.memory.keys()]
+        return [*self.keys, *self.pool_keys, CopyKey(), *self.memory.keys(), *self.adapters.keys()]
 
     def compile(self, progress: Progress) -> None:
         """Compile all programs. `progress` is called with the name of each."""
@@ -154,7 +158,7 @@ class PagedSteps:
     def _seconds(self, key: TokensKey, start: int | None = None) -> float:
         """Measure a step of no sequence, or of a prompt from position `start` on: the shortest of three times."""
         tokens, segments = np.zeros(key.tokens, TOKEN), self.segments(key)
-        tokens["end"], tokens["chosen"] = 1, -1
+        tokens["end"], tokens["chosen"], tokens["adapter"] = 1, -1, -1
         if start is not None:
             tokens["position"], tokens["end"] = start + np.arange(key.tokens), start + key.tokens
             segments["count"][0], segments["start"][0], segments["of_prompt"][0] = key.tokens, start, 1
@@ -171,12 +175,13 @@ class PagedSteps:
         return float(np.diff(times).min())
 
     def reset(self) -> None:
-        """Fill the cache with zeros."""
+        """Fill the cache with zeros, and the places of adapters."""
         self._seen.clear()
         self._noted: tuple[int, list[Request]] = (0, [])  # samples of the last step, and whose tokens are known there
         self._before = self.chooser.none()
         self.caches[:] = [self.decoder.runtime.put([zeros]) for zeros in self.layout.zeros()]
         self.memory.reset()
+        self.adapters.reset()
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages of the cache, in order."""
@@ -184,6 +189,12 @@ class PagedSteps:
             own = np.stack([on_devices(pairs[pool]) for pool in self._pools])
             [(_, program)] = self.store.parts(CopyKey())
             self.caches[:] = program(self.decoder.runtime.put([own]), *self.caches)
+
+    def load(self, adapters: Sequence[HostAdapter]) -> None:
+        """Bring adapters to their places on the devices."""
+        for adapter in adapters:
+            assert adapter.place is not None
+            self.adapters.load(adapter.place, adapter.content)
 
     def encode(self, requests: Sequence[Request]) -> None:
         """Encode the sources of requests, each to the first of its places."""
@@ -263,7 +274,7 @@ class PagedSteps:
         [(_, program)] = self.store.parts(packed.key)
         before = [self._before] * bool(packed.key.chosen)
         operands = self.decoder.operands(range(self.decoder.config.n_layer), memory=self.memory)
-        results = iter(program(rows, *before, *seen, *self.caches, *operands))
+        results = iter(program(rows, *before, *seen, *self.caches, *operands, *self.adapters.arrays))
         tokens = next(results) if count else None
         rounds = next(results) if packed.key.rounds else None
         logits = next(results) if count else None
@@ -319,21 +330,26 @@ def _tokens(size: int, step: Sequence[Work]) -> Array:
     starts, lengths = np.repeat([(work.start, work.request.prompt_length) for work in step], counts, axis=0).T
     positions = starts + np.concatenate([*map(np.arange, counts)])
     rows = np.zeros(size, TOKEN)
-    rows["chosen"] = -1
+    rows["chosen"] = rows["adapter"] = -1
+    if any(work.request.adapter for work in step):
+        places = [work.request.adapter.place if work.request.adapter else -1 for work in step]
+        rows["adapter"][: len(ids)] = np.repeat(np.array(places, np.int32), counts)
     ends = np.maximum(lengths, positions + 1)  # as `Work.end`, for each token
     for name, values in dict(id=ids, position=positions, end=ends, chosen=chosen).items():
         rows[name][: len(ids)] = values
     return rows
 
 
-def steps_over(decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool) -> PagedSteps:
-    """Return the steps of a model over a cache of its own, for an engine with these limits."""
+def steps_over(
+    decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool, adapters: AdapterLayout | None = None
+) -> PagedSteps:
+    """Return the steps of a model over a cache of its own, for an engine with these limits, maybe with adapters."""
     windows = [pool.window for pool in cache.pools]
     counts = {pool.window: pool.count for pool in cache.pools}
     layout = decoder.programs.cache.paged(cache.size, counts, len(cache.free_places) + 1)
     keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses)
     pools = [windows.index(window) for window in layout.windows]  # those that this model uses
-    store = decoder.store.over(layout)
+    store = decoder.store.over(layout, adapters)
     memory = SourceMemory(decoder.runtime, store, decoder.weights, rows=1)
     steps = PagedSteps(decoder, store, memory, keys, pools, not limits.guesses, adjustments)
     steps.reset()

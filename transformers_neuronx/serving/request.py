@@ -12,6 +12,7 @@ import numpy as np
 from transformers_neuronx.engine.kv_cache import Given
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import InputError
+from transformers_neuronx.serving.adapters import HostAdapter
 from transformers_neuronx.serving.structured import Parser, StructuredOutputs
 from transformers_neuronx.serving.text import TextStream
 
@@ -48,6 +49,7 @@ class SamplingParams:
       nothing can follow. It needs an engine with a tokenizer. Default None.
     - `priority`: requests with a lower number go first. Default 0; equal ones in the order of their arrival.
     - `cache_salt`: requests share cached prompts only with those of the same salt. Default "".
+    - `adapter`: the name of an adapter that was loaded with `Engine.load_adapter`. Default: none, the model as it is.
 
     Raises InputError for a value out of range.
     """
@@ -75,6 +77,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
     priority: int = 0
     cache_salt: str = ""
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in dict(max_tokens=1, min_tokens=0, logprobs=0, prompt_logprobs=0, n=1).items():
@@ -139,6 +142,7 @@ class Request:
     ends: frozenset[int] = frozenset()  # tokens that end it
     salt: bytes = b""  # requests share pages only with those of the same salt
     source: list[int] = field(default_factory=list)  # what an encoder reads, if the model has one
+    adapter: HostAdapter | None = None
     text: TextStream | None = None
     parser: Parser | None = None
     stream: int = 0  # of random numbers: requests of one seed and prompt differ by it

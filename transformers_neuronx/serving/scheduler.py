@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transformers_neuronx.errors import InputError, QueueFullError
+from transformers_neuronx.serving.adapters import Adapters
 from transformers_neuronx.serving.kv_cache import Copy, Found, KVCache
 from transformers_neuronx.serving.request import Request
 
@@ -115,8 +116,9 @@ class Room:
 class Scheduler:
     """Requests that wait, and those that run, in order: by priority, then first come, first served."""
 
-    def __init__(self, cache: KVCache, limits: Limits) -> None:
+    def __init__(self, cache: KVCache, limits: Limits, adapters: int = 0) -> None:
         self.cache, self.limits = cache, limits
+        self.adapters = Adapters(adapters)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.waiting_tokens = 0
@@ -160,7 +162,7 @@ class Scheduler:
         as many `guesses` as it may have; whoever has fewer calls `with_guesses`.
         """
         self._give_way()
-        self.copies = []
+        self.copies, self.adapters.loads = [], []
         step: list[Work] = []
         generating = any(request.computed >= request.prompt_length for request in self.running)
         room = Room(self.limits.joined, self.limits.doubled) if generating else Room(self.limits.tokens)
@@ -273,8 +275,12 @@ class Scheduler:
             self._preempt(last)
 
     def _admit(self, step: list[Work], room: Room) -> None:
-        """Start requests that wait, in order, while the step has room for their tokens and there are pages."""
-        coming = self._coming()
+        """Start requests that wait, in order, while the step has room for their tokens and there are pages.
+
+        One whose adapter finds no place waits for a place, and so do all later ones with adapters: they would keep
+        places busy, and it would wait for ever.
+        """
+        coming, places = self._coming(), True
         for request in list(self.waiting):
             if room.left <= 0:
                 return
@@ -284,6 +290,9 @@ class Scheduler:
                 continue  # it takes these pages when they are there; others may pass
             if (end := self._end_of_first_chunk(request, found, chunk)) is None:
                 return
+            places = places and self._has_place(request)
+            if request.adapter and not places:
+                continue
             self._start(request, found)
             self._reserve(request, end, step)
             if found.copied:
@@ -294,6 +303,10 @@ class Scheduler:
             if end < request.prompt_length or request.scores:
                 return
             coming = self._coming()
+
+    def _has_place(self, request: Request) -> bool:
+        busy = {each.adapter for each in self.running}
+        return request.adapter is None or self.adapters.placed(request.adapter, busy)
 
     def _coming(self) -> set[bytes]:
         """Return the digests of pages that prompts in this step or in chunks are about to fill."""

@@ -22,6 +22,7 @@ from transformers_neuronx.engine.rules import GREEDY
 from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.layers.sampling import NOTHING
 from transformers_neuronx.runtimes.base import DeviceTensor
+from transformers_neuronx.serving.adapters import HostAdapter
 from transformers_neuronx.serving.choices import Changes, Chooser, Chosen, Scored, sampled_rows, scored_of
 from transformers_neuronx.serving.kv_cache import Copy
 from transformers_neuronx.serving.request import Request
@@ -99,6 +100,9 @@ class SlotSteps:
     def copy(self, copies: Sequence[Copy]) -> None:
         """Do nothing: a page is a whole sequence, so none begins like another."""
         assert not copies
+
+    def load(self, adapters: Sequence[HostAdapter]) -> None:
+        assert not adapters
 
     def encode(self, requests: Sequence[Request]) -> None:
         """Encode the sources of requests, each to its slot."""

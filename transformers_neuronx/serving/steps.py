@@ -17,9 +17,9 @@ from transformers_neuronx.layers.step import SEGMENT, Cache, Step, located
 from transformers_neuronx.layers.storage import put_rows
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 
-# A token: its id, its position, the length of its sequence when it was first known, and its row among those that the
-# step before chose, if only the devices know it; otherwise -1.
-TOKEN = row_of(id=None, position=None, end=None, chosen=None)
+# A token: its id, its position, the length of its sequence when it was first known, its row among those that the step
+# before chose, if only the devices know it, otherwise -1; and the place of its sequence's adapter, or -1.
+TOKEN = row_of(id=None, position=None, end=None, chosen=None, adapter=None)
 # A sample: after which token, the position of the token that is sampled, how, the number of tokens to generate, each
 # after the one before, and which end that, with -1 where there are fewer.
 SAMPLED = row_of(token=None, position=None, policy=POLICY_COLUMNS, left=None, eos=EOS_COLUMNS)
@@ -198,7 +198,8 @@ def step_module(programs: Programs, key: TokensKey) -> HloModuleProto:
 
     Parameters: a row of `TOKEN` for each token, a `sequence_row` for each sequence and a row of `SAMPLED` for each that
     samples, joined; the tokens that the step before chose, s32[chosen]; if some sample, the tokens that each one's
-    sequence has, pred[samples, vocab], where those that the step computes may be missing; the caches; the weights.
+    sequence has, pred[samples, vocab], where those that the step computes may be missing; the caches; the weights;
+    the adapters.
 
     Results: the last token of each sample, and NOTHING after them, up to s32[chosen]; if there are `rounds`, all
     tokens, s32[samples, ROUNDS], and NOTHING where there are fewer; logits f32[samples, 1, vocab] of the last round;
@@ -284,6 +285,7 @@ class _Writer:
             self.seen = parameters.add(dtype_named("pred")[wanted[1], programs.config.vocab_size], "seen")
         self.caches = self.layout.declare(parameters, self.layout.layers)
         self.shared, self.weights = programs.declare_weights(parameters, programs.whole)
+        programs.declare_adapters(parameters, self.weights)
 
     def computed(
         self, ids: Tensor, position: Tensor, end: Tensor, sequences: Tensor, caches: list[Cache]
@@ -294,7 +296,8 @@ class _Writer:
             places = field(sequences, self.sequence, "places")
             slots = hlo.take(hlo.reshape(hlo.slice(places, 1, 0, 1), -1), located(sequences, self.size)[1])
         one = hlo.full(1, "s32", ids.sizes)
-        step = Step(hlo.reshape(ids, -1, 1), position, one, end, slots, 0, places=places)
+        adapters = field(self.tokens, TOKEN, "adapter") if self.programs.adapters else None
+        step = Step(hlo.reshape(ids, -1, 1), position, one, end, slots, 0, places=places, adapters=adapters)
         segments, programs = segments_of(self.layout, sequences), self.programs
         return programs.body(
             self.scribe, programs.whole, self.shared, self.weights, None, caches, step, segments

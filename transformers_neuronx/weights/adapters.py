@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT saves them: merged into the weights of a checkpoint while these are read.
+"""LoRA adapters as PEFT saves them: read, and merged into the weights of a checkpoint while these are read.
 
 An adapter has two small matrices for each matrix that it changes, and maybe whole weights that replace others.
 """
@@ -62,22 +62,81 @@ class Change:
         return matrix.T if self.transposed else matrix
 
 
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of a directory: the change of each matrix by the matrix's name, and the tensors that replace others.
+
+    Names are those of the model that it was made for. Changes are in memory, and what replaces is read by `readers`.
+    """
+
+    directory: Path
+    changes: Mapping[str, Change]
+    whole: Mapping[str, str]
+    readers: Readers
+
+    def want_products_alone(self) -> None:
+        """Raise CheckpointError for what can be merged, but not added to a product: DoRA and whole weights."""
+        of_dora = next((name for name, change in self.changes.items() if change.magnitude is not None), None)
+        if of_dora or self.whole:
+            what = f"DoRA of {of_dora!r}" if of_dora else f"whole weights of {next(iter(self.whole))!r}"
+            raise CheckpointError(
+                f"{self.directory}: an adapter for some requests cannot have {what}: merge it, with "
+                "from_pretrained(…, adapter=…)"
+            )
+
+
+def open_adapter(directory: str | os.PathLike[str]) -> Adapter:
+    """Open the adapter of a directory. CheckpointError if it is damaged, or is not LoRA."""
+    path = Path(os.path.expanduser(directory))
+    readers, config = _opened(path), read_json(path / ADAPTER_FILE)
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(f"{path}: expected an adapter of LoRA, got peft_type={config.get('peft_type')!r}")
+    parts: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    for full in readers:
+        name = full.removeprefix(START)
+        end = next((end for end in PARTS if name.endswith(end)), None)
+        if end is not None:
+            parts.setdefault(name.removesuffix(end), {})[PARTS[end]] = full
+        elif ".lora_" in name:
+            raise CheckpointError(f"{path}: {full!r} is a part of LoRA that cannot be read; merge it with PEFT")
+        else:
+            whole[name] = full
+    changes = {f"{module}.weight": _change(path, config, module, own, readers) for module, own in parts.items()}
+    return Adapter(path, changes, whole, readers)
+
+
+def _change(path: Path, config: Mapping[str, Any], module: str, own: Mapping[str, str], readers: Readers) -> Change:
+    """Read the change of a module's matrix, whose parts have their `own` names."""
+    if not {"a", "b"} <= own.keys():
+        raise CheckpointError(f"{path}: {module} has {', '.join(sorted(own))} alone; {AGAIN}")
+    tensors = {part: readers[full](full) for part, full in own.items()}
+    a, b = tensors["a"], tensors["b"]
+    if not a.ndim == b.ndim == 2 or b.shape[1] != len(a):
+        sizes = [list(tensor.shape) for tensor in tensors.values()]
+        raise CheckpointError(f"{path}: expected [rank, in] and [out, rank] in the adapter of {module}, got {sizes}")
+    transposed = bool(config.get("fan_in_fan_out")) or "lora_embedding" in own["a"]
+    return Change(**tensors, scale=_scale(config, module, len(a)), transposed=transposed)
+
+
 def adapted(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -> Checkpoint:
     """Return the checkpoint with the adapter of a directory merged into it. Weights are still read one at a time.
 
     Matrices in few bits that it changes come as numbers. CheckpointError if the adapter is damaged, is not LoRA, or
     changes what the checkpoint does not have.
     """
-    path = Path(os.path.expanduser(directory))
-    readers, config = _opened(path), read_json(path / ADAPTER_FILE)
-    if config.get("peft_type") != "LORA":
-        raise CheckpointError(f"{path}: expected an adapter of LoRA, got peft_type={config.get('peft_type')!r}")
-    changes, whole = _changes(path, config, readers, checkpoint)
+    adapter = open_adapter(directory)
+    changes = {_found(adapter, checkpoint, name): change for name, change in adapter.changes.items()}
+    whole = {_found(adapter, checkpoint, name): full for name, full in adapter.whole.items()}
+    for name, change in changes.items():
+        if change.shape != (wanted := checkpoint.shape(name)):
+            sizes = f"{list(change.shape)}, and the matrix {list(wanted)}"
+            raise CheckpointError(f"{adapter.directory}: the adapter of {name} has sizes {sizes}")
     own: Readers = dict(checkpoint.readers)
     for name, change in changes.items():
         own[name] = partial(_merged, checkpoint, change)
-    for name, part in whole.items():
-        own[name] = partial(_replaced, readers, part)
+    for name, full in whole.items():
+        own[name] = partial(_replaced, adapter.readers, full)
     changed = changes.keys() | whole.keys()
     packed = {name: reader for name, reader in checkpoint.packed_readers.items() if name not in changed}
     shapes = {**checkpoint.shapes, **{name: change.shape for name, change in changes.items()}}
@@ -97,46 +156,14 @@ def _opened(path: Path) -> Readers:
     return open_bin(old) if old.exists() and not safe.exists() else open_safetensors(safe)
 
 
-def _changes(
-    path: Path, config: Mapping[str, Any], readers: Readers, checkpoint: Checkpoint
-) -> tuple[dict[str, Change], dict[str, str]]:
-    """Return the change of each matrix by its name in the checkpoint, and the tensors that replace others."""
-    parts: dict[str, dict[str, str]] = {}
-    whole: dict[str, str] = {}
-    for full in readers:
-        name = full.removeprefix(START)
-        end = next((end for end in PARTS if name.endswith(end)), None)
-        if end is not None:
-            parts.setdefault(name.removesuffix(end), {})[PARTS[end]] = full
-        elif ".lora_" in name:
-            raise CheckpointError(f"{path}: {full!r} is a part of LoRA that cannot be read; merge it with PEFT")
-        else:
-            whole[_found(path, checkpoint, name)] = full
-    changes = {}
-    for module, own in parts.items():
-        if not {"a", "b"} <= own.keys():
-            raise CheckpointError(f"{path}: {module} has {', '.join(sorted(own))} alone; {AGAIN}")
-        name = _found(path, checkpoint, f"{module}.weight")
-        tensors = {part: readers[full](full) for part, full in own.items()}
-        is_embedding = "lora_embedding" in own["a"]
-        changes[name] = change = Change(
-            **tensors,
-            scale=_scale(config, module, len(tensors["a"])),
-            transposed=bool(config.get("fan_in_fan_out")) or is_embedding,
-        )
-        if not tensors["a"].ndim == tensors["b"].ndim == 2 or change.shape != checkpoint.shape(name):
-            sizes = [list(tensor.shape) for tensor in tensors.values()]
-            wanted = list(checkpoint.shape(name))
-            raise CheckpointError(f"{path}: the adapter of {module} has sizes {sizes}, and the matrix {wanted}")
-    return changes, whole
-
-
-def _found(path: Path, checkpoint: Checkpoint, name: str) -> str:
+def _found(adapter: Adapter, checkpoint: Checkpoint, name: str) -> str:
     """Return a name as the checkpoint has it: that of a bare model lacks the first part."""
     for known in (name, name.partition(".")[2]):
         if known in checkpoint:
             return known
-    raise CheckpointError(f"{path}: the adapter changes {name!r}, which {checkpoint.directory} does not have")
+    raise CheckpointError(
+        f"{adapter.directory}: the adapter changes {name!r}, which {checkpoint.directory} does not have"
+    )
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:

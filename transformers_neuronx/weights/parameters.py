@@ -39,9 +39,14 @@ class Parameter:
         return self.row.word, self.row.rounded, self.tensor.dtype.name, of_scale, self.minimum is None
 
 
-def declare(table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "") -> Any:
-    """Declare the table's rows as parameters of the open graph: `w.attn.q.weight` of the result is a `Parameter`."""
-    root = SimpleNamespace()
+def declare(
+    table: Sequence[Weight], parameters: Parameters, dtype: str, degree: int, scope: str = "", root: Any = None
+) -> Any:
+    """Declare the table's rows as parameters of the open graph: `w.attn.q.weight` of the result is a `Parameter`.
+
+    They join the weights of `root`, if it is given.
+    """
+    root = root or SimpleNamespace()
     add = parameters.add
     shares = {r.name: add(dtype_named(r.dtype or dtype)[r.held(degree)], scope + r.name, weight=True) for r in table}
     for row in table:

@@ -132,6 +132,11 @@ def _put_rows(_: Mapping[str, Any], operands: Operands) -> bool:
     return len(x.dimensions) > 1 and x.dimensions[1:] == rows.dimensions[1:]
 
 
+def _lora(_: Mapping[str, Any], operands: Operands) -> bool:
+    [y], [x], [adapters] = operands["y"], operands["x"], operands["adapters"]
+    return _type(y) in (_type(x), "f32") and x.dimensions[:1] == adapters.dimensions
+
+
 def _within(limit: str, size: int) -> bool:
     return size <= limits().get(limit, size)
 
@@ -184,6 +189,12 @@ KERNELS: Mapping[str, Kernel] = dict(
     ),
     layer_norm=Kernel(dict(x=Operand(FLOATS), weight=Operand(["f32"], 1), bias=Operand(["f32"], 1)), dict(eps="f32")),
     rms_norm=Kernel(dict(x=Operand(FLOATS), weight=Operand(["f32"], 1)), dict(eps="f32")),
+    lora=Kernel(
+        dict(y=Operand(FLOATS), x=Operand(FLOATS), a=Operand("x", 2), b=Operand("x", 2), adapters=_PER_ROW),
+        dict(rank="i64"),
+        _lora,
+        updated="y",
+    ),
 )
 
 

@@ -138,6 +138,20 @@ struct NormArguments {
   void* y;
 };
 
+// What low-rank adapters add to results y[rows, outputs] of a linear layer, in place: x aᵀ b, with a and b of one adapter:
+//   x        [rows, inputs]
+//   a, b     [adapters * rank, inputs], [adapters * rank, outputs], of x's type
+//   adapter  [rows / together]: the adapter of so many adjacent rows; there is none if it is negative or too large
+//   scratch  `lora_scratch(…)` bytes
+struct LoraArguments {
+  int64_t rows, together, inputs, outputs, adapters, rank;
+  Type x_type, y_type;
+  const void *x, *a, *b;
+  const int32_t* adapter;
+  void* y;
+  void* scratch;
+};
+
 struct Kernels {
   const char* name;
   int64_t (*linear_scratch)(const LinearArguments&);  // bytes
@@ -147,6 +161,8 @@ struct Kernels {
   int64_t (*sample_scratch)(const SampleArguments&);  // bytes
   void (*sample)(const SampleArguments&, const Pool&);
   void (*normalize)(const NormArguments&, const Pool&);
+  int64_t (*lora_scratch)(const LoraArguments&);  // bytes
+  void (*add_adapters)(const LoraArguments&, const Pool&);
 };
 
 namespace portable { extern const Kernels kernels; }

@@ -10,10 +10,12 @@ void AttendTo(const MemoryArguments& arguments, const Pool& pool);
 int64_t SampleScratch(const SampleArguments& arguments);
 void Sample(const SampleArguments& arguments, const Pool& pool);
 void Normalize(const NormArguments& arguments, const Pool& pool);
+int64_t LoraScratch(const LoraArguments& arguments);
+void AddAdapters(const LoraArguments& arguments, const Pool& pool);
 
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
 extern const Kernels kernels = {STRING(NEURONX_LEVEL), LinearScratch, Linear, Attend, AttendTo, SampleScratch, Sample,
-                                Normalize};
+                                Normalize, LoraScratch, AddAdapters};
 
 }  // namespace neuronx::NEURONX_LEVEL

@@ -28,7 +28,7 @@ struct Spent {
   std::atomic<int64_t> calls{0}, nanoseconds{0};
 };
 Spent linear_spent{"linear"}, attention_spent{"attention"}, memory_spent{"attend_to"}, sample_spent{"sample"},
-    rows_spent{"put_rows"}, norm_spent{"norm"};
+    rows_spent{"put_rows"}, norm_spent{"norm"}, lora_spent{"lora"};
 
 class Counted {
  public:
@@ -315,6 +315,26 @@ void Normalize(Call& call, const Pool& pool, bool biased) {
 void LayerNorm(Call& call, const Pool& pool) { Normalize(call, pool, true); }
 void RmsNorm(Call& call, const Pool& pool) { Normalize(call, pool, false); }
 
+void Lora(Call& call, const Pool& pool) {
+  int64_t rows = kAny, inputs = kAny, outputs = kAny, ranks = kAny, lead = kAny;
+  const Array y = call.Operand("y", kFloats, {&rows, &outputs}, kInRows);
+  const Array x = call.Operand("x", kFloats, {&rows, &inputs}, kInRows);
+  const Array a = call.Operand("a", {x.type}, {&ranks, &inputs});
+  const Array b = call.Operand("b", {x.type}, {&ranks, &outputs});
+  const Array adapters = call.Operand("adapters", {ffi::S32}, {&lead});
+  const Array after = call.Result("y", {y.type}, {&rows, &outputs}, kInRows);
+  call.Done();
+  const auto rank = call.Attribute<int64_t>("rank");
+  call.Must(y.type == x.type || y.type == ffi::F32, y, "of the type of x, or f32");
+  call.Must(rank > 0 && ranks % rank == 0, a, "of whole adapters");
+  call.Must(lead > 0 ? rows % lead == 0 : rows == 0, adapters, "of as many rows of x each");
+  call.Must(after.data == y.data, after, "returned in its own memory");
+  LoraArguments arguments = {rows, lead > 0 ? rows / lead : 1, inputs, outputs, ranks / rank, rank, TypeOf(x.type),
+                             TypeOf(y.type), x.data, a.data, b.data, adapters.As<int32_t>(), after.data, nullptr};
+  arguments.scratch = Scratch(Level().lora_scratch(arguments));
+  Level().add_adapters(arguments, pool);
+}
+
 struct Kernel {
   const char* name;  // of the composite
   void (*run)(Call& call, const Pool& pool);
@@ -327,7 +347,8 @@ constexpr Kernel all_kernels[] = {{"linear", Linear, linear_spent},
                                   {"sample", Sample, sample_spent},
                                   {"put_rows", PutRows, rows_spent},
                                   {"layer_norm", LayerNorm, norm_spent},
-                                  {"rms_norm", RmsNorm, norm_spent}};
+                                  {"rms_norm", RmsNorm, norm_spent},
+                                  {"lora", Lora, lora_spent}};
 
 template <size_t kNumber>
 ffi::Error Run(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -372,7 +393,8 @@ PyObject* Limits(PyObject*, PyObject*) {
 
 PyObject* SpentSoFar(PyObject*, PyObject*) {
   PyObject* all = PyDict_New();
-  for (const Spent* each : {&linear_spent, &attention_spent, &memory_spent, &sample_spent, &rows_spent, &norm_spent}) {
+  for (const Spent* each : {&linear_spent, &attention_spent, &memory_spent, &sample_spent, &rows_spent, &norm_spent,
+                           &lora_spent}) {
     const double seconds = static_cast<double>(each->nanoseconds.load()) * 1e-9;
     PyObject* pair = Py_BuildValue("(Ld)", static_cast<long long>(each->calls.load()), seconds);
     if (!all || !pair || PyDict_SetItemString(all, each->name, pair)) return nullptr;

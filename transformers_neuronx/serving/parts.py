@@ -1,0 +1,103 @@
+"""What an engine is made of: its cache, its steps with their measured limits, and what makes draft tokens."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.runtimes.base import want_all_here
+from transformers_neuronx.serving.calls import guesser_of
+from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser
+from transformers_neuronx.serving.kv_cache import KVCache
+from transformers_neuronx.serving.loop import Steps
+from transformers_neuronx.serving.paged import steps_over
+from transformers_neuronx.serving.pages import PAGE, Pages
+from transformers_neuronx.serving.scheduler import Limits
+from transformers_neuronx.serving.slots import SlotSteps
+from transformers_neuronx.support.progress import bar
+from transformers_neuronx.weights.adapters import open_adapter
+from transformers_neuronx.weights.lora import AdapterLayout, placed
+from transformers_neuronx.weights.reading import Key
+
+
+def paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCache:
+    """Make pages for the layers with each window: for `room` positions, or all windows if that is less."""
+    room = max(limits.positions, limits.rows * limits.positions // 4) if room is None else room
+    layouts = [model.decoder.programs.cache for model in models]
+    whole = -(-room // PAGE)
+    at_once = -(-limits.tokens // PAGE) + 1  # more than their windows, in a step of tokens of prompts
+
+    def pool(window: int | None) -> Pages:
+        if window is None:
+            return Pages(whole, PAGE)
+        each = -(-(window + limits.guesses) // PAGE) + 1
+        return Pages(min(whole, limits.rows * each + at_once), PAGE, window)
+
+    windows = dict.fromkeys(window for layout in layouts for window in layout.windows)
+    states = any(layout.has_states for layout in layouts)
+    places = 2 if states and limits.guesses else int(any(layout.has_places for layout in layouts))
+    return KVCache([pool(window) for window in windows], limits.rows, places)
+
+
+def steps_of(
+    decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool, adapters: AdapterLayout | None
+) -> Steps:
+    if decoder.programs.reads_pages:
+        return steps_over(decoder, cache, limits, adjustments, adapters)
+    return SlotSteps(decoder, limits.guesses, adjustments)
+
+
+def adapters_of(decoder: Decoder, count: int, rank: int) -> AdapterLayout | None:
+    """Return the layout of so many adapters. Raises ConfigError where requests cannot have any."""
+    if count < 0 or rank < 1:
+        raise ConfigError(f"max_loras must be at least 0, and max_lora_rank at least 1, got {count} and {rank}")
+    if count and (not decoder.programs.reads_pages or decoder.memory.layout):
+        raise ConfigError("adapters by request need a decoder whose cache is in pages: on the CPU, with kernels")
+    return decoder.programs.adapters_of(count, rank) if count else None
+
+
+def content_of(directory: str | os.PathLike[str], decoder: Decoder, rank: int) -> Mapping[Key, torch.Tensor]:
+    """Read an adapter of at most this rank for a model. Raises CheckpointError if it does not fit."""
+    weights = decoder.family.weights
+    table = weights.table(decoder.config)
+    return placed(open_adapter(directory), table, decoder.programs.layers, rank, weights.PREFIX)
+
+
+def measured(limits: Limits, steps: Steps, joined: int | None) -> Limits:
+    """Return limits with those that steps set, now that they are compiled."""
+    most, doubled = steps.longest_joined() if joined is None else (joined, math.inf)
+    sizes = dict(rounds=steps.most_rounds(), samples=steps.most_samples())
+    return replace(limits, joined=min(max(most, limits.rows), limits.tokens), doubled=doubled, **sizes)
+
+
+def compile_parts(tag: str, *parts: Compiled | None) -> None:
+    used = [part for part in parts if part]
+    with bar(f"{tag}: programs of the engine", sum(part.programs for part in used)) as built:
+        for part in used:
+            part.compile(lambda _: built.update())
+
+
+def guesser_for(draft: Any, paged: Sequence[Any], cache: KVCache, limits: Limits) -> Guesser | None:
+    """Return what makes draft tokens. A draft that is `paged` has pages of the same numbers as the model."""
+    if draft is None:
+        return None
+    return ModelGuesser(paged[0].decoder, cache, limits) if paged else guesser_of(draft)
+
+
+def check(rows: int, step_tokens: int, decoder: Decoder, paged: bool) -> None:
+    want_all_here(decoder.runtime, "an engine")
+    slotted = None if paged else decoder
+    if slotted and slotted.options.blocks is not None:
+        raise ConfigError("an engine needs slots here, and the model has blocks: make it without init_cache_engine()")
+    if rows < 1 or (slotted and rows > slotted.slots):
+        most = f" and at most the model's batch_size={slotted.slots}, as there are no pages" if slotted else ""
+        raise ConfigError(f"rows must be at least 1{most}, got {rows}")
+    if step_tokens < rows:
+        raise ConfigError(f"step_tokens must be at least rows={rows}, got {step_tokens}")
