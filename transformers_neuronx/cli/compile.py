@@ -25,6 +25,7 @@ def compile_artifact(
     model: o.Model,
     artifact: Target,
     weights: Weights = True,
+    adapter: o.Adapter = None,
     cache_dir: o.CacheDir = None,
     checkpoint_name: o.CheckpointName = None,
     n_positions: o.Positions = None,
@@ -47,7 +48,9 @@ def compile_artifact(
         want_place(artifact)  # fail before minutes of compiling
     except CheckpointError as error:  # ARTIFACT is a checkpoint
         raise ConfigError(str(error)) from error
-    source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime)
+    if adapter and not weights:
+        raise ConfigError("--adapter changes weights, so it needs --weights")
+    source, how = o.Source(model, cache_dir, adapter), o.How(amp, tp, quant, rounded, runtime)
     sizes: dict[str, Any] = dict(
         n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size
     )

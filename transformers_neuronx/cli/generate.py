@@ -46,6 +46,7 @@ def generate(
     min_p: s.MinP = None,
     repetition_penalty: s.Penalty = None,
     seed: o.Seed = None,
+    adapter: o.Adapter = None,
     cache_dir: o.CacheDir = None,
     amp: o.Amp = None,
     tp: o.Degree = None,
@@ -55,7 +56,7 @@ def generate(
     as_json: o.Json = False,
 ) -> None:
     """Complete a prompt, or chat."""
-    source = o.Source(model, cache_dir)
+    source = o.Source(model, cache_dir, adapter)
     tokenizer = source.tokenizer()
     _check(chat, system, tokenizer)
     text = "" if chat else encodable(_text(prompt), "PROMPT")

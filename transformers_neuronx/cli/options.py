@@ -28,7 +28,7 @@ from transformers_neuronx.weights.directories import (
 )
 
 NO = 4  # exit status of `plan`, `lint` and `check` if they find a problem
-HOW, CHOICE, WHERE, SERVER = "Compilation", "Sampling", "Model location", "Server"
+HOW, CHOICE, WHERE, SERVER, LORA = "Compilation", "Sampling", "Model location", "Server", "Adapters"
 MOST = 2**31 - 1  # limit of every count
 
 
@@ -39,13 +39,16 @@ def option(
     default: bool | str = False,
     least: float | None = None,
     also: int | None = None,
+    metavar: str | None = None,
 ) -> Any:
     """Return an option with these names in a panel of the help. `default` shows its default, or a text in its place.
 
     Its number, or each number of a list, must be at least `least`, or equal to `also`.
     """
     callback = None if least is None else _counted(least, also)
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, callback=callback)
+    return typer.Option(
+        *names, help=help, rich_help_panel=panel, show_default=default, callback=callback, metavar=metavar
+    )
 
 
 def _counted(least: float, also: int | None) -> Callable[[Any], Any]:
@@ -70,6 +73,9 @@ ConfigName = Annotated[
 CheckpointName = Annotated[
     str | None,
     option("--checkpoint-name", help="Checkpoint directory or file to load the weights from.", panel=WHERE),
+]
+Adapter = Annotated[
+    str | None, option("--adapter", help="Directory of a LoRA adapter to merge into the weights.", panel=WHERE)
 ]
 CacheDir = Annotated[str | None, option("--cache-dir", help="Cache directory for models of the hub.", panel=WHERE)]
 Amp = Annotated[
@@ -145,14 +151,13 @@ def said(**options: Any) -> dict[str, Any]:
 
 
 class Source:
-    """A model by its path or name. Its configuration is read once, and decides the family.
+    """A model by its path or name, maybe with an adapter. Its configuration is read once, and decides the family.
 
     A configuration file alone is enough where no weights are needed. Raises CheckpointError if no family supports it.
     """
 
-    def __init__(self, path: str, cache_dir: str | None = None) -> None:
-        self.path = path
-        self.cache_dir = cache_dir
+    def __init__(self, path: str, cache_dir: str | None = None, adapter: str | None = None) -> None:
+        self.path, self.cache_dir, self.adapter = path, cache_dir, adapter
         self.is_artifact = holds_artifact(path)
         alone = Path(path).expanduser()
         self._alone = alone.suffix == ".json" and alone.is_file()
@@ -188,7 +193,7 @@ class Source:
             return self.cls(self.attributes, **saved | given)
         if needs_weights and self.is_artifact and "weights" not in given and not open_artifact(self.path).has_weights:
             raise CheckpointError(f"{self.path} is an artifact without weights: compile one with --weights")
-        return self.cls.from_pretrained(self.path, cache_dir=self.cache_dir, **given)
+        return self.cls.from_pretrained(self.path, cache_dir=self.cache_dir, **said(adapter=self.adapter), **given)
 
     def fitting(self, prompt: int, new: int, asked: int = -1) -> dict[str, Any]:
         """Return sizes to compile for, large enough for prompts of `prompt` tokens and `new` tokens after them.

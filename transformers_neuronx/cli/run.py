@@ -56,7 +56,8 @@ Restart = Annotated[bool, o.option("--restart", help="Discard earlier results an
 
 def run(
     data_dir: Data, model: o.MaybeModel = None, model_name_or_path: o.NameOrPath = None,
-    config_name: o.ConfigName = None, checkpoint_name: o.CheckpointName = None, cache_dir: o.CacheDir = None,
+    config_name: o.ConfigName = None, checkpoint_name: o.CheckpointName = None, adapter: o.Adapter = None,
+    cache_dir: o.CacheDir = None,
     output: Output = "predictions.jsonl", examples_to_generate: Examples = 20, max_tokens_to_generate: Tokens = 20,
     max_seq_length: Length = -1, shard: OneOf = None, restart: Restart = False,
     top_k: TopK = None, top_p: s.TopP = None, temperature: s.Temperature = None, min_p: s.MinP = None,
@@ -73,7 +74,7 @@ def run(
     Each result is a line of JSON, in the order of the prompts. After Ctrl-C or a crash, the same command continues.
     """
     others = n.workers(tp, processes, nnodes, node_rank, master_addr, master_port)
-    source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir)
+    source = o.Source(o.one_of(model, model_name_or_path, config_name), cache_dir, adapter)
     mine = _shard(shard)
     job = Job(_first(data_dir, examples_to_generate, output), mine, source, max_tokens_to_generate, batch_size)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
@@ -81,7 +82,7 @@ def run(
     rules = s.SamplingOptions(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
     compiled = job.fitting(open_for_engine(source, how, batch_size, sizes, weights=checkpoint_name))
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)
-    made |= o.said(shard=shard)
+    made |= o.said(shard=shard, adapter=adapter)
     with Results.at(output, made | compiled.description, restart) as results:
         job.complete(compiled, results, rules)
     raise typer.Exit(job.show(results, output, as_json))

@@ -14,6 +14,8 @@ from transformers_neuronx import env
 from transformers_neuronx.cli import nodes as n, options as o
 from transformers_neuronx.errors import ConfigError
 
+LORAS = 4  # adapters of running requests, at once
+
 Host = Annotated[str, o.option("--host", help="Address to listen at; 0.0.0.0 is all.", panel=o.SERVER, default=True)]
 Port = Annotated[int, o.option("--port", help="Port; 0 is any free one.", panel=o.SERVER, default=True, least=0)]
 Models = Annotated[
@@ -34,6 +36,29 @@ Origins = Annotated[
 Drain = Annotated[
     int,
     o.option("--drain", help="Seconds that requests get to end, after SIGTERM.", panel=o.SERVER, default=True, least=0),
+]
+LoraModules = Annotated[
+    list[str] | None,
+    o.option(
+        "--lora-modules", metavar="NAME=DIR",
+        help="LoRA adapter that requests choose by its name; may be repeated.", panel=o.LORA,
+    ),
+]  # fmt: skip
+EnableLora = Annotated[
+    bool, o.option("--enable-lora", help="Let requests choose adapters; --lora-modules implies it.", panel=o.LORA)
+]
+MaxLoras = Annotated[
+    int | None,
+    o.option("--max-loras", help=f"Adapters of running requests at once; {LORAS} by default.", panel=o.LORA, least=1),
+]
+MaxLoraRank = Annotated[
+    int, o.option("--max-lora-rank", help="Highest rank of an adapter.", panel=o.LORA, default=True, least=1)
+]
+LoraUpdates = Annotated[
+    bool,
+    o.option(
+        "--allow-lora-updates", help="Let clients load and unload adapters, by paths on this machine.", panel=o.LORA
+    ),
 ]
 Waiting = Annotated[
     int, o.option("--max-waiting", help="Requests that may wait; more get 503.", panel=o.SERVER, default=True, least=1)
@@ -78,7 +103,9 @@ def serve(
     max_waiting: Waiting = 4096, max_waiting_tokens: WaitingTokens = None, max_per_key: PerKey = None,
     log_format: LogFormat = "lines", log_prompts: LogPrompts = False,
     ray: UseRay = False, replicas: Replicas = 1, max_replicas: MostReplicas = None,
-    cache_dir: o.CacheDir = None,
+    lora_modules: LoraModules = None, enable_lora: EnableLora = False, max_loras: MaxLoras = None,
+    max_lora_rank: MaxLoraRank = 16, allow_lora_updates: LoraUpdates = False,
+    adapter: o.Adapter = None, cache_dir: o.CacheDir = None,
     batch_size: AtOnce = None, n_positions: o.Positions = None,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
     runtime: o.Runtime = None,
@@ -99,13 +126,27 @@ def serve(
     how, paths = o.How(amp, tp, quant, rounded, runtime, others), named(models, served_model_name)
     queue = dict(waiting=max_waiting) | o.said(waiting_tokens=max_waiting_tokens)
     limits: dict[str, Any] = dict(most_per_key=max_per_key, most_seconds=max_seconds)
-    keys = api_key or env.API_KEYS.get().split()
-    settings = Settings(keys, allowed_origin or (), logs_prompts=log_prompts, **limits)
-    service = s.Service(paths, cache_dir, how, batch_size, n_positions, queue, settings, log_format == "json")
+    limits |= dict(logs_prompts=log_prompts, updates_adapters=allow_lora_updates)
+    settings = Settings(api_key or env.API_KEYS.get().split(), allowed_origin or (), **limits)
+    modules, as_json = _modules(lora_modules or []), log_format == "json"
+    places = max_loras or LORAS * bool(modules or enable_lora or allow_lora_updates)
+    loras = s.Loras(modules, places, max_lora_rank)
+    service = s.Service(paths, cache_dir, how, batch_size, n_positions, queue, settings, as_json, adapter, loras)
     if ray:
         s.run_on_ray(service, host, port, drain, replicas, max_replicas)
     else:
         s.run(service, host, port, drain)
+
+
+def _modules(texts: Sequence[str]) -> dict[str, str]:
+    """Return the directory of each adapter by its name."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, directory = text.partition("=")
+        if not (name and equals and directory) or name in found:
+            raise ConfigError(f"--lora-modules must be NAME=DIR, with a name of its own, got {text!r}")
+        found[name] = directory
+    return found
 
 
 def _want_packages(ray: bool) -> None:

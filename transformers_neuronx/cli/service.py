@@ -21,6 +21,7 @@ from transformers_neuronx.server.models import ServedModel
 from transformers_neuronx.server.running import Running
 from transformers_neuronx.server.settings import Settings
 from transformers_neuronx.serving.engine import Engine
+from transformers_neuronx.weights.adapters import open_adapter
 
 if TYPE_CHECKING:
     from transformers_neuronx.server.on_ray import Replicas
@@ -29,8 +30,17 @@ ALL = 0  # top-k, unless the checkpoint sets one
 
 
 @dataclass(frozen=True)
+class Loras:
+    """Adapters that requests choose: directories by name, places on the devices, and the highest rank."""
+
+    modules: Mapping[str, str]
+    places: int
+    rank: int
+
+
+@dataclass(frozen=True)
 class Service:
-    """Models by path, with their names, and how each is opened and may be used."""
+    """Models by path, with their names, and how each is opened and may be used. An `adapter` is merged into it."""
 
     paths: Mapping[str, Sequence[str]]
     cache_dir: str | None
@@ -40,16 +50,26 @@ class Service:
     queue: Mapping[str, int]
     settings: Settings
     logs_json: bool
+    adapter: str | None = None
+    loras: Loras = Loras({}, 0, 1)
+
+    def __post_init__(self) -> None:
+        if len(self.paths) > 1 and (self.adapter or self.loras.places):
+            raise ConfigError("adapters are for one model: serve several without --adapter and --enable-lora")
 
     @contextmanager
     def opened(self) -> Iterator[Server]:
         """Open all models, and close their engines at the end."""
         logs.begin(self.logs_json)
+        for directory in self.loras.modules.values():
+            open_adapter(directory)  # fail before minutes of compiling
         with ExitStack() as engines:
             served: dict[str, ServedModel] = {}
             for path, names in self.paths.items():
-                source = o.Source(path, self.cache_dir)
+                source = o.Source(path, self.cache_dir, self.adapter)
                 engine = engines.enter_context(self._engine(source))
+                for name, directory in self.loras.modules.items():
+                    engine.load_adapter(name, directory)
                 defaults = SamplingOptions(None, None, None, None, None).rules(source, ALL, None)
                 served |= dict.fromkeys(names, ServedModel(engine, names[0], defaults, source.pooling))
             yield Server(served, self.settings)
@@ -58,8 +78,9 @@ class Service:
         tokenizer = source.tokenizer()
         model = open_for_engine(source, self.how, self.rows, o.said(n_positions=self.positions))
         model.to_neuron(ahead=not has_pages(model))
-        rows = self.rows or ROWS
-        return engine_for(model, rows, min(rows, SLOTS), {}, tokenizer=tokenizer, **self.queue)
+        rows, loras = self.rows or ROWS, self.loras
+        how: dict[str, Any] = dict(tokenizer=tokenizer, max_loras=loras.places, max_lora_rank=loras.rank)
+        return engine_for(model, rows, min(rows, SLOTS), {}, **how, **self.queue)
 
 
 def run(service: Service, host: str, port: int, drain: int) -> None:

@@ -19,11 +19,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from transformers_neuronx.errors import EngineError, InputError
+from transformers_neuronx.errors import CheckpointError, EngineError, InputError
 from transformers_neuronx.server.answers import Answer, ChatAnswer, CompletionAnswer, event
 from transformers_neuronx.server.embeddings import EmbeddingsAnswer
 from transformers_neuronx.server.errors import ApiError, api_error, told
-from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Embeddings, Tokenize, fields_of
+from transformers_neuronx.server.fields import (
+    Chat,
+    Completion,
+    Detokenize,
+    Embeddings,
+    LoadAdapter,
+    Tokenize,
+    UnloadAdapter,
+    fields_of,
+)
 from transformers_neuronx.server.gate import Gate
 from transformers_neuronx.server.metrics import ServerMetrics
 from transformers_neuronx.server.models import ServedModel
@@ -73,9 +82,16 @@ class Server:
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info, methods=["GET"]),
         ]
+        if settings.updates_adapters:
+            routes += [
+                Route("/v1/load_lora_adapter", self.load_adapter, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self.unload_adapter, methods=["POST"]),
+            ]
         shared: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"], expose_headers=["X-Request-Id"])
         pages = [Middleware(CORSMiddleware, allow_origins=settings.origins, **shared)] if settings.origins else []
-        errors = {HTTPException: _http_error, ApiError: told, EngineError: told, InputError: told}
+        errors = {HTTPException: _http_error} | dict.fromkeys(
+            (ApiError, CheckpointError, EngineError, InputError), told
+        )
         gate = Middleware(Gate, settings=settings, statuses=self.statuses)
         self.app = Starlette(routes=routes, middleware=[*pages, gate], exception_handlers=errors)
         self.app.router.redirect_slashes = False
@@ -89,7 +105,8 @@ class Server:
         return Response(page(), headers=headers(), media_type="text/html; charset=utf-8")
 
     async def openapi(self, _: Request) -> Response:
-        return Response(description(self.served[0].name), media_type="application/json")
+        described = description(self.served[0].name, self.settings.updates_adapters)
+        return Response(described, media_type="application/json")
 
     async def health(self, _: Request) -> Response:
         if not self.healthy:
@@ -108,7 +125,8 @@ class Server:
         return Response(ServerMetrics(engines, self.statuses).prometheus(), media_type="text/plain; version=0.0.4")
 
     async def models(self, _: Request) -> Response:
-        return _json(dict(object="list", data=[self._about(name) for name in self.by_name]))
+        adapters = (name for model in self.served for name in model.engine.adapters)
+        return _json(dict(object="list", data=[self._about(name) for name in (*self.by_name, *adapters)]))
 
     async def model(self, request: Request) -> Response:
         return _json(self._about(request.path_params["name"]))
@@ -127,6 +145,12 @@ class Server:
 
     async def detokenize(self, request: Request) -> Response:
         return await self._answered(request, self._text)
+
+    async def load_adapter(self, request: Request) -> Response:
+        return await self._answered(request, self._load)
+
+    async def unload_adapter(self, request: Request) -> Response:
+        return await self._answered(request, self._unload)
 
     async def _answered(self, request: Request, answer: Callable[[bytes], Response]) -> Response:
         """Read a request's body, and let a thread make the response of it: bodies may be large, and others wait."""
@@ -151,6 +175,18 @@ class Server:
         asked = fields_of(Embeddings, body)
         model = self._open_model(asked.model)
         return self._reply(EmbeddingsAnswer(asked, model.name, model.embed(asked, self.settings)))
+
+    def _load(self, body: bytes) -> Response:
+        asked = fields_of(LoadAdapter, body)
+        if asked.lora_name in self.by_name:
+            raise ApiError(400, f"{asked.lora_name!r} is the name of a model", param="lora_name")
+        self._open_model(asked.model).engine.load_adapter(asked.lora_name, asked.lora_path)
+        return _json(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+
+    def _unload(self, body: bytes) -> Response:
+        asked = fields_of(UnloadAdapter, body)
+        self._open_model(asked.model).engine.unload_adapter(asked.lora_name)
+        return _json(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
     def _reply(self, answer: Computed, stream: bool | None = False) -> Response:
         return (Stream if stream else Reply)(answer, self.settings.most_seconds)
@@ -180,13 +216,17 @@ class Server:
     def _about(self, name: str) -> dict[str, Any]:
         model = self._model(name)
         about = dict(id=name, object="model", created=self.began, owned_by="transformers_neuronx")
-        return about | dict(root=model.name, max_model_len=model.engine.longest)
+        parent = dict(parent=model.root) if model.adapter else {}
+        return about | dict(root=model.root, max_model_len=model.engine.longest) | parent
 
     def _model(self, name: str | None) -> ServedModel:
         if name is None:
             return self.served[0]
         if name in self.by_name:
             return self.by_name[name]
+        for model in self.served:
+            if name in model.engine.adapters:
+                return model.with_adapter(name)
         there = ", ".join(self.by_name)
         raise ApiError(404, f"there is no model {name!r} here, only {there}", param="model", code="model_not_found")
 

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from transformers_neuronx.errors import EngineError, InputError, QueueFullError
+from transformers_neuronx.errors import CheckpointError, EngineError, InputError, QueueFullError
 
 RETRY_AFTER = 1  # seconds
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -60,7 +60,7 @@ def api_error(error: Exception) -> ApiError:
             return error
         case QueueFullError():
             return ApiError(503, str(error), code="queue_full")
-        case InputError() | EngineError(__cause__=InputError()):
+        case InputError() | CheckpointError() | EngineError(__cause__=InputError()):
             return ApiError(400, str(error))
         case EngineError():
             return ApiError(503, str(error))

@@ -149,6 +149,21 @@ class Detokenize(Struct, kw_only=True):
     model: str | None = None
 
 
+class LoadAdapter(Struct, kw_only=True):
+    """The body of /v1/load_lora_adapter: a name for requests, and a directory of the server. Names are vLLM's."""
+
+    lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
+    lora_path: str
+    model: str | None = None
+
+
+class UnloadAdapter(Struct, kw_only=True):
+    """The body of /v1/unload_lora_adapter."""
+
+    lora_name: str
+    model: str | None = None
+
+
 Fields = TypeVar("Fields", bound=Struct)
 
 # Fields that OpenAI or vLLM knows and this server does not. With a value that changes something, ignoring them would

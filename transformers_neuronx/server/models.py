@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +40,14 @@ class ServedModel:
         self.engine, self.name = engine, engine.metrics.model if name is None else name
         self.defaults, self.pooling = defaults or {}, pooling
         self.prompts = Prompts(engine.tokenizer)
+        self.root = self.name  # also where an adapter has another
+        self.adapter: str | None = None  # of all requests
+
+    def with_adapter(self, name: str) -> ServedModel:
+        """Return the same model, whose requests have this adapter, and which is called so."""
+        other = copy(self)
+        other.name = other.adapter = name
+        return other
 
     def submit(
         self, asked: Completion | Chat, prompts: Sequence[list[int]], settings: Settings, tools: Tools | None = None
@@ -50,6 +60,7 @@ class ServedModel:
         longest = self.engine.longest
         try:
             params = [params_of(asked, len(ids), longest, self.defaults, tools) for ids in prompts]
+            params = [replace(each, adapter=self.adapter) for each in params] if self.adapter else params
             return _all_or_none(partial(self.engine.submit, *each) for each in zip(prompts, params, strict=True))
         except GrammarError as error:
             raise no_grammar(asked, error) from error
@@ -58,7 +69,10 @@ class ServedModel:
         """Submit a request for the vector of each input, all or none. Raises as `submit` does."""
         inputs = self.prompts.of_embeddings(asked)
         _check_count(len(inputs), settings, "input", "input")
-        embed = partial(self.engine.embed, priority=asked.priority or 0, cache_salt=asked.cache_salt or "")
+        how: dict[str, Any] = dict(
+            priority=asked.priority or 0, cache_salt=asked.cache_salt or "", adapter=self.adapter
+        )
+        embed = partial(self.engine.embed, **how)
         return _all_or_none(partial(embed, ids, self.pooling) for ids in inputs)
 
 

@@ -10,7 +10,15 @@ import msgspec
 from msgspec import Struct
 
 from transformers_neuronx.server.errors import Body
-from transformers_neuronx.server.fields import Chat, Completion, Detokenize, Embeddings, Tokenize
+from transformers_neuronx.server.fields import (
+    Chat,
+    Completion,
+    Detokenize,
+    Embeddings,
+    LoadAdapter,
+    Tokenize,
+    UnloadAdapter,
+)
 from transformers_neuronx.server.gate import OPEN
 from transformers_neuronx.version import __version__
 
@@ -90,12 +98,25 @@ OPERATIONS = (
     Operation("/tokenizer_info", "What a client must know to make prompts itself."),
 )  # fmt: skip
 
+OF_ADAPTERS = (
+    Operation(
+        "/v1/load_lora_adapter", "Load an adapter from a directory of the server.", works=True, body=LoadAdapter,
+        example=dict(lora_name="sql", lora_path="/models/sql"),
+    ),
+    Operation(
+        "/v1/unload_lora_adapter", "Unload an adapter.", works=True, body=UnloadAdapter, example=dict(lora_name="sql"),
+    ),
+)  # fmt: skip
 
-def description(model: str) -> bytes:
-    """Return the description of a server, as JSON, with the name of its model in examples."""
-    bodies = [Body, *(each.body for each in OPERATIONS if each.body)]
+
+def description(model: str, adapters: bool = False) -> bytes:
+    """Return the description of a server, as JSON, with the name of its model in examples. With `adapters`, clients may
+    load some.
+    """
+    operations = OPERATIONS + OF_ADAPTERS * adapters
+    bodies = [Body, *(each.body for each in operations if each.body)]
     _, schemas = msgspec.json.schema_components(bodies, ref_template=SCHEMAS + "{name}")
-    paths = {each.path: {"post" if each.body else "get": each.described(model)} for each in OPERATIONS}
+    paths = {each.path: {"post" if each.body else "get": each.described(model)} for each in operations}
     bearer = dict(type="http", scheme="bearer")
     told = dict(
         openapi="3.1.0", info=dict(title="transformers-neuronx", version=__version__), paths=paths,

@@ -17,6 +17,7 @@ class Settings:
     - `most_per_key`: requests of one key at a time, or of all if none is needed; more get 429. Default: any number.
     - `most_seconds`: time of a request, from its arrival to its end. Default: any.
     - `logs_prompts`: whether the log has the text of prompts. Default False.
+    - `updates_adapters`: whether clients may load and unload adapters, by paths on this machine. Default False.
     - `patience`: seconds without progress, after which /health fails while requests wait. Default 120.
     """
 
@@ -27,4 +28,5 @@ class Settings:
     most_per_key: int | None = None
     most_seconds: float | None = None
     logs_prompts: bool = False
+    updates_adapters: bool = False
     patience: float = 120.0
