@@ -33,8 +33,10 @@ def operations(told):
     return [(path, method, what) for path, methods in told["paths"].items() for method, what in methods.items()]
 
 
-def test_it_has_the_routes_of_the_server_and_no_others(told):
-    routes = [route for route in Server(dict(m=Mock()), Settings()).app.routes if route.include_in_schema]
+@pytest.mark.parametrize("updates", [False, True])
+def test_it_has_the_routes_of_the_server_and_no_others(updates):
+    told, server = json.loads(description("m", updates)), Server(dict(m=Mock()), Settings(updates_adapters=updates))
+    routes = [route for route in server.app.routes if route.include_in_schema]
     wanted = {(route.path_format, method.lower()) for route in routes for method in route.methods - {"HEAD"}}
     assert {(path, method) for path, method, _ in operations(told)} == wanted
     assert len({what["operationId"] for *_, what in operations(told)}) == len(wanted)

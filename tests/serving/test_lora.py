@@ -1,13 +1,12 @@
 """Adapters by request: each request gets the tokens that the model gives with its adapter merged."""
 
-import json
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from lora_files import HIDDEN, RANK, write_adapter
 
 from transformers_neuronx import Engine, SamplingParams
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
@@ -17,24 +16,6 @@ from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.serving.guesses import PromptLookup
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
-RANK, HIDDEN, LAYERS = 4, 128, 4
-MATRICES = {"attn.c_attn": (HIDDEN, 3 * HIDDEN), "attn.c_proj": (HIDDEN, HIDDEN), "mlp.c_fc": (HIDDEN, 4 * HIDDEN),
-            "mlp.c_proj": (4 * HIDDEN, HIDDEN)}  # fmt: skip
-
-
-def write_adapter(directory, seed, rank=RANK, more=None, **config):
-    """Write a random adapter of the bundled checkpoint, large enough to change what it says."""
-    generator, tensors = torch.Generator().manual_seed(seed), {}
-    for layer in range(seed % 2, LAYERS):  # some adapters leave the first layer as it is
-        for name, (inputs, outputs) in MATRICES.items():
-            start = f"base_model.model.transformer.h.{layer}.{name}"
-            tensors[f"{start}.lora_A.weight"] = torch.randn(rank, inputs, generator=generator) * 0.1
-            tensors[f"{start}.lora_B.weight"] = torch.randn(outputs, rank, generator=generator) * 0.1
-    directory.mkdir()
-    save_file(tensors | (more or {}), directory / "adapter_model.safetensors")
-    facts = dict(peft_type="LORA", r=rank, lora_alpha=2 * rank, fan_in_fan_out=True) | config
-    (directory / "adapter_config.json").write_text(json.dumps(facts))
-    return directory
 
 
 def loaded(adapter=None, **options):
