@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lora_files import HIDDEN, write_adapter
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -23,6 +24,7 @@ from transformers_neuronx.engine.artifacts import open_artifact
 from transformers_neuronx.engine.manifest import sealed
 from transformers_neuronx.errors import ConfigError, TransformersNeuronxError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.weights.adapters import open_adapter
 from transformers_neuronx.weights.checkpoint import open_checkpoint
 from transformers_neuronx.weights.directories import load_config
 
@@ -54,6 +56,15 @@ def read_checkpoint(directory):
 
 def read_config(directory):
     load_config(directory)
+
+
+def read_adapter(directory):
+    adapter = open_adapter(directory)
+    for change in adapter.changes.values():
+        changed = change.applied(torch.zeros(change.shape))
+        assert changed.shape == change.shape and changed.dtype == torch.float32
+    for part in adapter.whole.values():
+        adapter.readers[part](part)
 
 
 def read_artifact(directory):
@@ -88,6 +99,13 @@ def write_split(directory):
 
 def write_bin(directory):
     torch.save(STATE, directory / "pytorch_model.bin")
+
+
+def write_lora(directory):
+    directory.rmdir()
+    more = {"base_model.model.lm_head.weight": torch.ones(3, 4)}
+    more |= {"base_model.model.transformer.h.0.attn.c_proj.lora_magnitude_vector": torch.ones(HIDDEN)}
+    write_adapter(directory, seed=0, rank=2, more=more, alpha_pattern={"c_attn": 3}, use_rslora=True)
 
 
 def write_artifact(directory):
@@ -204,6 +222,8 @@ KINDS = {
     "manifest": ("manifest.json", change_manifest, write_artifact, read_artifact),
     "weights": ("weights-shared.safetensors", change_header, write_artifact, read_artifact),
     "config": ("config.json", change_json, write_artifact, read_artifact),
+    "adapter": ("adapter_model.safetensors", change_header, write_lora, read_adapter),
+    "adapter's configuration": ("adapter_config.json", change_json, write_lora, read_adapter),
 }
 
 
@@ -286,7 +306,8 @@ def test_changed_files_are_refused_or_read_right(count, tmp_path):
         save_file(outside, directory.parent / "outside")
         torch.save(outside, directory.parent / "outside.bin")
     command = [sys.executable, __file__, str(tmp_path), str(count)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=590)
+    environment = os.environ | dict(PYTHONPATH=str(Path(__file__).parents[1]))
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=590, env=environment)
     assert ran.returncode == 0, ran.stderr[-3000:]
     for kind, line in zip(KINDS, ran.stdout.splitlines(), strict=True):
         outcomes = json.loads(line)

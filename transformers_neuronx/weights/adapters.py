@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from transformers_neuronx.errors import CheckpointError
-from transformers_neuronx.support.files import AGAIN, read_json
+from transformers_neuronx.support.files import AGAIN, explain, read_json
 from transformers_neuronx.weights.checkpoint import Checkpoint
 from transformers_neuronx.weights.formats import Readers, open_bin, open_safetensors
 from transformers_neuronx.weights.other_formats import ADAPTER_FILE
@@ -116,7 +116,7 @@ def _change(path: Path, config: Mapping[str, Any], module: str, own: Mapping[str
         sizes = [list(tensor.shape) for tensor in tensors.values()]
         raise CheckpointError(f"{path}: expected [rank, in] and [out, rank] in the adapter of {module}, got {sizes}")
     transposed = bool(config.get("fan_in_fan_out")) or "lora_embedding" in own["a"]
-    return Change(**tensors, scale=_scale(config, module, len(a)), transposed=transposed)
+    return Change(**tensors, scale=_scale(path, config, module, len(a)), transposed=transposed)
 
 
 def adapted(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -> Checkpoint:
@@ -166,12 +166,13 @@ def _found(adapter: Adapter, checkpoint: Checkpoint, name: str) -> str:
     )
 
 
-def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
+def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> float:
     """Return the factor of a matrix's change: patterns of names may give it another alpha."""
-    alpha = _of_pattern(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", rank))
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    names: Iterable[str] = (name for name in patterns if re.fullmatch(rf"(.*\.)?({name})", module))
-    return next((patterns[name] for name in names), default)
+    patterns: Mapping[str, Any] = config.get("alpha_pattern") or {}
+    with explain(f"{path / ADAPTER_FILE}: expected lora_alpha, and maybe others in alpha_pattern, for {module}"):
+        meant = (name for name in patterns if re.fullmatch(rf"(.*\.)?({name})", module))
+        alpha = float(next((patterns[name] for name in meant), config.get("lora_alpha", rank)))
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        if not math.isfinite(scale):
+            raise ValueError(f"no scale of numbers: {alpha} for the rank {rank}")
+    return scale
