@@ -14,8 +14,6 @@ from transformers_neuronx import env
 from transformers_neuronx.cli import nodes as n, options as o
 from transformers_neuronx.errors import ConfigError
 
-LORAS = 4  # adapters of running requests, at once
-
 Host = Annotated[str, o.option("--host", help="Address to listen at; 0.0.0.0 is all.", panel=o.SERVER, default=True)]
 Port = Annotated[int, o.option("--port", help="Port; 0 is any free one.", panel=o.SERVER, default=True, least=0)]
 Models = Annotated[
@@ -49,7 +47,7 @@ EnableLora = Annotated[
 ]
 MaxLoras = Annotated[
     int | None,
-    o.option("--max-loras", help=f"Adapters of running requests at once; {LORAS} by default.", panel=o.LORA, least=1),
+    o.option("--max-loras", help="Adapters of running requests at once; 4 by default.", panel=o.LORA, least=1),
 ]
 MaxLoraRank = Annotated[
     int, o.option("--max-lora-rank", help="Highest rank of an adapter.", panel=o.LORA, default=True, least=1)
@@ -129,7 +127,7 @@ def serve(
     limits |= dict(logs_prompts=log_prompts, updates_adapters=allow_lora_updates)
     settings = Settings(api_key or env.API_KEYS.get().split(), allowed_origin or (), **limits)
     modules, as_json = _modules(lora_modules or []), log_format == "json"
-    places = max_loras or LORAS * bool(modules or enable_lora or allow_lora_updates)
+    places = max_loras or s.LORAS * bool(modules or enable_lora or allow_lora_updates)
     loras = s.Loras(modules, places, max_lora_rank)
     service = s.Service(paths, cache_dir, how, batch_size, n_positions, queue, settings, as_json, adapter, loras)
     if ray:

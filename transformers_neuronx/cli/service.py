@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers_neuronx.server.on_ray import Replicas
 
 ALL = 0  # top-k, unless the checkpoint sets one
+LORAS, RANK = 4, 16  # adapters of running requests at once, and the highest rank, by default
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,15 @@ def application(arguments: Mapping[str, Any]) -> Any:
     """Return Ray's application of one model, for a configuration file of Ray Serve, which has the arguments:
 
     `model`, its path or name; and if they are wanted, `name`, `amp`, `tp`, `processes`, `quant`, `api_keys`, `rows`,
-    `n_positions`, `replicas` and `max_replicas`, as the options of `serve` with these names. Raises ConfigError.
+    `n_positions`, `adapter`, `max_loras`, `max_lora_rank`, `replicas` and `max_replicas`, as the options of `serve`
+    with these names, and `lora_modules`, directories by name. Raises ConfigError.
     """
     from transformers_neuronx.server.on_ray import deployment
 
-    known = "model name amp tp processes quant api_keys rows n_positions replicas max_replicas".split()
+    known = (
+        "model name amp tp processes quant api_keys rows n_positions adapter lora_modules max_loras max_lora_rank "
+        "replicas max_replicas"
+    ).split()
     if wrong := sorted(arguments.keys() - {*known}) or "model" not in arguments:
         raise ConfigError(f"arguments must be model and others of {', '.join(known[1:])}, got {wrong or 'no model'}")
     got: dict[str, Any] = dict.fromkeys(known) | dict(arguments)
@@ -128,5 +133,9 @@ def application(arguments: Mapping[str, Any]) -> Any:
     how = o.How(got["amp"], got["tp"], got["quant"], False, None, workers)
     settings = Settings(got["api_keys"] or ())
     paths = {got["model"]: [got["name"] or got["model"]]}
-    service = Service(paths, None, how, got["rows"], got["n_positions"], {}, settings, logs_json=True)
+    modules = got["lora_modules"] or {}
+    loras = Loras(modules, got["max_loras"] or LORAS * bool(modules), got["max_lora_rank"] or RANK)
+    service = Service(
+        paths, None, how, got["rows"], got["n_positions"], {}, settings, True, got["adapter"], loras
+    )  # fmt: skip
     return deployment(service.opened, _replicas(service, got["replicas"] or 1, got["max_replicas"], drain=60))
