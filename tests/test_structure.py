@@ -30,7 +30,7 @@ INSIDE = {
     "weights": [
         "layouts", "packed", "panels", "splits", "rows", "quantization", "other_formats", "formats", "gguf_file",
         "gguf_blocks", "gguf", "words", "published", "directories", "saving", "stored_module", "checkpoint",
-        "adapters", "origin", "parameters", "reading", "lora",
+        "adapters", "origin", "parameters", "reading", "lora", "quantizing",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",
@@ -51,7 +51,7 @@ INSIDE = {
         "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "prompts", "answers",
         "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running", "on_ray",
     ],
-    "analysis": ["inspection", "planning", "comparison"],
+    "analysis": ["inspection", "planning", "comparison", "perplexity"],
 }  # fmt: skip
 MOST_ENTRIES = 25  # at the top of the package, besides families
 FILE_LINES, FUNCTION_LINES = 400, 40

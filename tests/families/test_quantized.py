@@ -13,6 +13,7 @@ from test_every_family import tiny
 from transformers import AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
+from transformers_neuronx.analysis.perplexity import perplexity as of_text
 from transformers_neuronx.config import (
     Buckets,
     CompileOptions,
@@ -256,9 +257,7 @@ def perplexity():
         options = dict(n_positions=[512], context_length_estimate=512, neuron_config=switches)
         model = NeuronAutoModelForCausalLM.from_pretrained(TINY_KJV, **options)
         model.to_neuron()
-        pieces = [ids[first : first + 512] for first in range(0, len(ids) - 1, 511)][:windows]
-        scores = torch.cat([model.score([piece])[0, 1:] for piece in pieces])
-        return -scores.mean()
+        return of_text(model, ids[: windows and windows * 511 + 1], 512)
 
     return lambda windows, **switches: measured(windows, **switches) if switches else unquantized(windows)
 
@@ -268,7 +267,7 @@ def perplexity():
 @pytest.mark.few(3)
 def test_perplexity_of_the_trained_checkpoint(perplexity, name, windows):
     switches, bound = QUANTIZED[name]
-    rise = torch.exp(perplexity(windows, **switches) - perplexity(windows)) - 1
+    rise = perplexity(windows, **switches) / perplexity(windows) - 1
     print(f"perplexity over held-out text, {name}: {rise:+.2%}")
     assert rise < bound
 

@@ -21,6 +21,7 @@ from transformers_neuronx.cli.generate import generate
 from transformers_neuronx.cli.inspect import inspect
 from transformers_neuronx.cli.lint import lint
 from transformers_neuronx.cli.plan import plan
+from transformers_neuronx.cli.quantize import quantize
 from transformers_neuronx.cli.run import run
 from transformers_neuronx.cli.serve import serve
 from transformers_neuronx.errors import ConfigError, InputError, TransformersNeuronxError
@@ -52,6 +53,7 @@ app.command()(generate)
 app.command("compile")(compile_artifact)
 app.command()(run)
 app.command()(serve)
+app.command()(quantize)
 app.command()(inspect)
 app.command()(bench)
 app.command()(plan)

@@ -212,17 +212,22 @@ class Source:
 
     def tokenizer(self) -> Any:
         """Return the model's tokenizer."""
-        from transformers import AutoTokenizer  # takes seconds
+        return tokenizer_of(self.path, self.cache_dir)
 
-        file, advice = gguf_at(self.path), "save one there: tokenizer.save_pretrained(…)"
-        if file and find_spec("gguf") is None:
-            raise CheckpointError('the tokenizer of a GGUF file needs gguf: pip install "transformers-neuronx[gguf]"')
-        directory = file.parent if file else resolve_tokenizer(self.path, self.cache_dir)
-        with explain(f"{self.path}: its tokenizer cannot be read", "take another file" if file else advice):
-            tokenizer = AutoTokenizer.from_pretrained(directory, **dict(gguf_file=file.name) if file else {})
-        if not tokenizer("a").input_ids:  # Transformers returns an empty one if there are no files
-            raise CheckpointError(f"{self.path} has no tokenizer; {advice}")
-        return tokenizer
+
+def tokenizer_of(path: str, cache_dir: str | None) -> Any:
+    """Return the tokenizer of a model, of any family. Raises CheckpointError if it has none."""
+    from transformers import AutoTokenizer  # takes seconds
+
+    file, advice = gguf_at(path), "save one there: tokenizer.save_pretrained(…)"
+    if file and find_spec("gguf") is None:
+        raise CheckpointError('the tokenizer of a GGUF file needs gguf: pip install "transformers-neuronx[gguf]"')
+    directory = file.parent if file else resolve_tokenizer(path, cache_dir)
+    with explain(f"{path}: its tokenizer cannot be read", "take another file" if file else advice):
+        tokenizer = AutoTokenizer.from_pretrained(directory, **dict(gguf_file=file.name) if file else {})
+    if not tokenizer("a").input_ids:  # Transformers returns an empty one if there are no files
+        raise CheckpointError(f"{path} has no tokenizer; {advice}")
+    return tokenizer
 
 
 @contextmanager

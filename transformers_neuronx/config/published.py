@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers_neuronx.config.gguf import GGUF, storage
 
 QUANTIZATION = "quantization_config"  # the attribute of a configuration
+CONV1D = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc)\.weight")  # matrices of GPT-2 that are [in, out]
 TYPES: Mapping[tuple[str, Any], str] = {("int", 8): "s8", ("int", 4): "s4", ("float", 8): "f8e4m3fn"}
 
 
@@ -24,7 +25,8 @@ class Form:
 
     `ignored` are names of modules that are not quantized, or patterns of them after "re:". `packing` is how whole
     numbers are packed into words of 32 bits, if they are: as in "compressed", "gptq", "gptq_v2" or "awq". With
-    `zeros`, each group of inputs has a number that stands for zero.
+    `zeros`, each group of inputs has a number that stands for zero. In words, matrices are by outputs, also
+    those that are [in, out] otherwise, whose names `turned` matches.
     """
 
     dtype: str
@@ -32,6 +34,7 @@ class Form:
     ignored: tuple[str, ...]
     packing: str = ""
     zeros: bool = False
+    turned: re.Pattern[str] | None = None
 
     @property
     def storage(self) -> str:
@@ -62,7 +65,10 @@ def form_of(attributes: Mapping[str, Any]) -> Form | Mixed | None:
     if not isinstance(how, Mapping):
         return None
     forms = {"compressed-tensors": _compressed, "fp8": _fp8, "gptq": _gptq, "awq": _awq, GGUF: _gguf}
-    return forms.get(str(how.get("quant_method")), lambda _: None)(how)
+    form = forms.get(str(how.get("quant_method")), lambda _: None)(how)
+    if isinstance(form, Form) and attributes.get("model_type") == "gpt2":
+        return replace(form, turned=CONV1D)
+    return form
 
 
 def _gguf(how: Mapping[str, Any]) -> Mixed | None:

@@ -25,6 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> function that reads it, given that name
 
+SINGLE = "model.safetensors"
 SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
 
@@ -88,8 +89,8 @@ def _open_index(path: Path, open_shard: Callable[[Path], Readers]) -> Readers:
 
 
 FORMATS: Mapping[str, Callable[[Path], Readers]] = {
-    "model.safetensors": open_safetensors,
-    "model.safetensors.index.json": partial(_open_index, open_shard=open_safetensors),
+    SINGLE: open_safetensors,
+    f"{SINGLE}.index.json": partial(_open_index, open_shard=open_safetensors),
     f"{SPLIT_DIRECTORY}/{SPLIT_LISTING}": _open_split,
     "pytorch_model.bin": open_bin,
     "pytorch_model.bin.index.json": partial(_open_index, open_shard=open_bin),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -73,11 +74,13 @@ def parts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, Pa
 
     def read(name: str) -> Packed:
         values, scale = (readers[part](part) for part in (name, scales[name]))
-        return _packed(f"{directory}: {name}", form, values, scale)
+        turned = _is_turned(form, name)
+        found = _packed(f"{directory}: {name}", form, values.T if turned else values, scale)
+        return replace(found, transposed=turned)
 
     hidden = {*scales.values(), *filter(OTHERS.search, readers)}
     whole = {name: reader for name, reader in readers.items() if name not in hidden}
-    return whole | dict.fromkeys(scales, lambda name: read(name).numbers), dict.fromkeys(scales, read)
+    return whole | dict.fromkeys(scales, lambda name: _numbers(read(name))), dict.fromkeys(scales, read)
 
 
 def _words_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, PackedReaders]:
@@ -89,12 +92,21 @@ def _words_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, P
     def read(name: str) -> Packed:
         parts = {part: name.removesuffix(".weight") + end for part, end in ends.items()}
         found = {part: readers[full](full) for part, full in parts.items() if full in readers}
-        return words.packed(f"{directory}: {name}", form, found)
+        return replace(words.packed(f"{directory}: {name}", form, found), transposed=_is_turned(form, name))
 
     hidden = {module + end for module in modules for end in names}
     matrices = [f"{module}.weight" for module in modules]
     whole = {name: reader for name, reader in readers.items() if name not in hidden}
-    return whole | dict.fromkeys(matrices, lambda name: read(name).numbers), dict.fromkeys(matrices, read)
+    return whole | dict.fromkeys(matrices, lambda name: _numbers(read(name))), dict.fromkeys(matrices, read)
+
+
+def _is_turned(form: Form, name: str) -> bool:
+    return form.turned is not None and form.turned.fullmatch(name) is not None
+
+
+def _numbers(packed: Packed) -> torch.Tensor:
+    """Return a matrix as it is in a checkpoint of numbers."""
+    return packed.numbers.T if packed.transposed else packed.numbers
 
 
 def _packed(what: str, form: Form, values: torch.Tensor, scales: torch.Tensor) -> Packed:

@@ -83,5 +83,14 @@ def _numbers(words: torch.Tensor, bits: int) -> torch.Tensor:
     return found if bits == 8 else torch.stack([found & 15, found >> 4], -1).flatten(-2)
 
 
+def in_words(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack numbers u8[..., n] into words, filled up with zeros. -> s32[..., n * bits / 32]"""
+    numbers = torch.nn.functional.pad(numbers, (0, -numbers.shape[-1] % (32 // bits)))
+    if bits == 4:
+        low, high = torch.unflatten(numbers, -1, (-1, 2)).unbind(-1)
+        numbers = low | (high << 4)
+    return numbers.contiguous().view(torch.int32)
+
+
 def _of_awq(words: torch.Tensor) -> torch.Tensor:
     return torch.unflatten(_numbers(words, 4), -1, (-1, 8))[..., AWQ_PLACES].flatten(-2)
