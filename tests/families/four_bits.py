@@ -19,18 +19,21 @@ def in_words(numbers, bits, order=None):
     return torch.where(words >= 2**31, words - 2**32, words).int()
 
 
-def store_in_words(reference, directory, packing, bits, group, zeros, change=lambda stored: None):
+def store_in_words(reference, directory, packing, bits, group, zeros, shuffled=False, change=lambda stored: None):
     """Make the checkpoint that a model of Transformers has saved one in words. Return the model with its numbers.
 
-    With `zeros`, a number of each group stands for zero. `change` may change what is stored.
+    With `zeros`, a number of each group stands for zero. If it is `shuffled`, groups have inputs from anywhere.
+    `change` may change what is stored. Matrices of GPT-2, which are [in, out], are packed as others are.
     """
     file, generator = directory / "model.safetensors", torch.Generator().manual_seed(0)
-    numbers = load_file(file)
+    numbers, turned = load_file(file), reference.config.model_type == "gpt2"
     stored = {name: tensor.clone() for name, tensor in numbers.items()}
     for name, tensor in stored.copy().items():
-        if tensor.ndim == 2 and not any(part in name for part in PLAIN):
+        if tensor.ndim == 2 and not any(part in name for part in (*PLAIN, "wte", "wpe")):
             del stored[name]
-            parts, numbers[name] = _drawn(tensor.shape, packing, bits, group or tensor.shape[1], zeros, generator)
+            shape = tensor.shape[::-1] if turned else tensor.shape
+            parts, matrix = _drawn(shape, packing, bits, group or shape[1], zeros, shuffled, generator)
+            numbers[name] = matrix.T.contiguous() if turned else matrix
             stored |= {name.replace(".weight", end): part for end, part in parts.items()}
     config = json.loads((directory / "config.json").read_text())
     config.pop("quantization_config", None)
@@ -42,7 +45,7 @@ def store_in_words(reference, directory, packing, bits, group, zeros, change=lam
     return changed
 
 
-def _drawn(shape, packing, bits, group, zeros, generator):
+def _drawn(shape, packing, bits, group, zeros, shuffled, generator):
     """Return the parts of a matrix by the ends of their names, and the matrix that they are."""
     (outputs, inputs), middle = shape, 1 << (bits - 1)
     count = -(-inputs // group)
@@ -51,10 +54,13 @@ def _drawn(shape, packing, bits, group, zeros, generator):
     low, high = (middle // 2, 3 * middle // 2) if zeros else (middle, middle + 1)
     zero = torch.randint(low, high, (outputs, count), generator=generator)
     of_each = torch.arange(inputs) // group
+    if shuffled:
+        of_each = of_each[torch.randperm(inputs, generator=generator)]
     matrix = (values - zero[:, of_each]) * scales[:, of_each].float()
     if packing == "compressed":
         parts = {".weight_packed": in_words(values, bits), ".weight_scale": scales}
         parts[".weight_shape"] = torch.tensor(shape)
+        parts |= {".weight_g_idx": of_each.int()} if shuffled else {}
         return parts | ({".weight_zero_point": in_words(zero.T, bits).T} if zeros else {}), matrix
     if packing == "awq":
         whole, others = in_words(values.T, bits, AWQ_ORDER), in_words(zero.T, bits, AWQ_ORDER)

@@ -15,10 +15,10 @@ from transformers_neuronx.config.gguf_positions import positions
 GGUF = "gguf"  # the quant_method of such a configuration
 
 
-def storage(dtype: str, group: int | None, scales: str, minima: bool) -> str:
-    """Return how a matrix is stored, as `weights.quantization` reads it: "s4/32, f16 with minima"."""
+def storage(dtype: str, group: int | None, scales: str, minima: bool, by_group: bool = False) -> str:
+    """Return how a matrix is stored, as `weights.quantization` reads it: "s4/32, f16 with minima, by group"."""
     of = "" if group is None else f"/{group}"
-    return f"{dtype}{of}, {scales}{' with minima' if minima else ''}"
+    return f"{dtype}{of}, {scales}{' with minima' if minima else ''}{', by group' if by_group else ''}"
 
 
 class Stored(NamedTuple):

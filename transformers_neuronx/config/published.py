@@ -26,7 +26,8 @@ class Form:
     `ignored` are names of modules that are not quantized, or patterns of them after "re:". `packing` is how whole
     numbers are packed into words of 32 bits, if they are: as in "compressed", "gptq", "gptq_v2" or "awq". With
     `zeros`, each group of inputs has a number that stands for zero. In words, matrices are by outputs, also
-    those that are [in, out] otherwise, whose names `turned` matches.
+    those that are [in, out] otherwise, whose names `turned` matches. With `by_group`, inputs of a group
+    need not be beside each other (act-order).
     """
 
     dtype: str
@@ -35,11 +36,12 @@ class Form:
     packing: str = ""
     zeros: bool = False
     turned: re.Pattern[str] | None = None
+    by_group: bool = False
 
     @property
     def storage(self) -> str:
         """How a model stores such a matrix. Scales in f32 hold those of every type, and minima, exactly."""
-        return storage(self.dtype, self.block[1], "f32", self.zeros)
+        return storage(self.dtype, self.block[1], "f32", self.zeros, self.by_group)
 
     def ignores(self, module: str) -> bool:
         """Whether a module is not quantized."""
@@ -95,7 +97,8 @@ def _compressed(how: Mapping[str, Any]) -> Form | None:
     zeros = not weights.get("symmetric", True)
     if dtype is None or block is None or (zeros or dtype == "s4") > (packed and block[1] is not None):
         return None
-    return Form(dtype, block, tuple(how.get("ignore") or ()), "compressed" if packed else "", zeros)
+    by_group = packed and weights.get("actorder") in ("group", "dynamic")
+    return Form(dtype, block, tuple(how.get("ignore") or ()), "compressed" if packed else "", zeros, by_group=by_group)
 
 
 def _gptq(how: Mapping[str, Any]) -> Form | None:
@@ -103,7 +106,8 @@ def _gptq(how: Mapping[str, Any]) -> Form | None:
     dtype = TYPES.get(("int", how.get("bits")))
     if dtype is None or size < 2 or packing not in ("gptq", "gptq_v2"):
         return None
-    return Form(dtype, (1, size), ("lm_head",), packing, zeros=not how.get("sym", True))
+    zeros, by_group = not how.get("sym", True), bool(how.get("desc_act", False))
+    return Form(dtype, (1, size), ("lm_head",), packing, zeros, by_group=by_group)
 
 
 def _awq(how: Mapping[str, Any]) -> Form | None:

@@ -83,7 +83,11 @@ _linear = hlo.composite("linear", _linear_body)
 
 
 def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", biased: bool = True) -> Any:
-    """Apply layers of the same storage, which need no sum over the devices, as one operation."""
+    """Apply layers of the same storage, which need no sum over the devices, as one operation.
+
+    If inputs have an order, there is one layer.
+    """
+    x = _by_group(x, layers[0].weight)
     biased = biased and hasattr(layers[0], "bias")
     weights = [w.weight for w in layers]
     biases = [w.bias.tensor if biased else None for w in layers]
@@ -97,7 +101,21 @@ def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", bia
     return _linear(x, parts, **attributes)
 
 
+def _by_group(x: Tensor, weight: Parameter) -> Tensor:
+    """Return x [..., in] in the order of a weight's inputs, if that has one of its own.
+
+    If it is split by inputs, a device needs inputs that others have.
+    """
+    if weight.order is None:
+        return x
+    if weight.row.reduces:
+        x = hlo.all_gather(x, weight.degree, -1)
+    return hlo.take(hlo.pad(x, -1, 1, 0), weight.order, -1)  # zero is the number of padding
+
+
 def _can_be_one(*layers: Any) -> bool:
+    if len(layers) > 1 and any(w.weight.order is not None for w in layers):
+        return False
     storage = {(*w.weight.storage, hasattr(w, "bias")) for w in layers}
     return len(storage) == 1 and not any(w.weight.row.reduces and w.weight.degree > 1 for w in layers)
 

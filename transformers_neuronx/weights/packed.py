@@ -19,7 +19,8 @@ class Packed:
     """The matrix `values * scales`, or with minima `(values - LEAST[dtype]) * scales + minima`.
 
     values [out, in] of type `dtype`, as int8 for s4; scales and minima f32[out, groups of `group` inputs each]. The
-    last group may have fewer inputs. In the checkpoint it is `transposed` if it is [in, out] there.
+    last group may have fewer inputs. In the checkpoint it is `transposed` if it is [in, out] there. If inputs stand
+    by group, `order`, s64[in], has the number of each in the checkpoint.
     """
 
     dtype: str
@@ -28,14 +29,17 @@ class Packed:
     group: int
     minima: torch.Tensor | None = None
     transposed: bool = False
+    order: torch.Tensor | None = None
 
     @property
     def numbers(self) -> torch.Tensor:
         """The matrix. f32[out, in]"""
-        values, scales = self.values.float(), self._of_each(self.scales)
+        found, scales = self.values.float(), self._of_each(self.scales)
         if self.minima is None:
-            return values * scales
-        return (values - LEAST[self.dtype]) * scales + self._of_each(self.minima)
+            found *= scales
+        else:
+            found = (found - LEAST[self.dtype]) * scales + self._of_each(self.minima)
+        return found if self.order is None else found[:, torch.argsort(self.order)]
 
     @property
     def shape(self) -> tuple[int, ...]:

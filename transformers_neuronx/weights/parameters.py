@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers_neuronx.hlo import Parameters
 from transformers_neuronx.pyhlo import Tensor, dtype_named
-from transformers_neuronx.weights.rows import MINIMUM, SCALE, Weight
+from transformers_neuronx.weights.rows import MINIMUM, ORDER, SCALE, Weight
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Parameter:
     """A weight inside a graph: one device's shard, and the row that it is a shard of.
 
     `dtype` is the element type of the activations; with a `scale`, the tensor must be multiplied by it. A `minimum` is
-    what the smallest value of a group stands for.
+    what the smallest value of a group stands for. With an `order`, s32[in], inputs stand by group: it has one more than
+    the number of each, or zero for one that is padding.
     """
 
     tensor: Tensor
@@ -26,6 +27,7 @@ class Parameter:
     dtype: str
     scale: Tensor | None = None
     minimum: Tensor | None = None
+    order: Tensor | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -50,12 +52,12 @@ def declare(
     add = parameters.add
     shares = {r.name: add(dtype_named(r.dtype or dtype)[r.held(degree)], scope + r.name, weight=True) for r in table}
     for row in table:
-        if row.name.endswith((SCALE, MINIMUM)):
+        if row.name.endswith((SCALE, MINIMUM, ORDER)):
             continue
         *path, leaf = row.name.split(".")
         node = root
         for part in path:
             node = node.__dict__.setdefault(part, SimpleNamespace())
-        scale, minimum = (shares.get(row.name + suffix) for suffix in (SCALE, MINIMUM))
-        setattr(node, leaf, Parameter(shares[row.name], row, degree, dtype, scale, minimum))
+        scale, minimum, order = (shares.get(row.name + suffix) for suffix in (SCALE, MINIMUM, ORDER))
+        setattr(node, leaf, Parameter(shares[row.name], row, degree, dtype, scale, minimum, order))
     return root

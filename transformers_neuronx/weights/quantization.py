@@ -18,7 +18,7 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.weights import panels
 from transformers_neuronx.weights.packed import LEAST, Packed, Store
-from transformers_neuronx.weights.rows import MINIMUM, SCALE, Weight
+from transformers_neuronx.weights.rows import MINIMUM, ORDER, SCALE, Weight
 from transformers_neuronx.weights.splits import HeadSplit, Split
 
 # The value that the largest number of a group becomes. For s4 it is -8, as there is no +8. The scale then has the
@@ -36,7 +36,7 @@ class Storage:
     """How a matrix is stored: its element type, the inputs that share a scale (None: all), whether it has scales.
 
     `scale_type` is the type of scales, and of the minima of groups if it is `with_minima`. By default it is bf16 for
-    s4, else f32.
+    s4, else f32. With `by_group`, inputs stand by group, in an order of the matrix's own.
     """
 
     dtype: str
@@ -44,6 +44,7 @@ class Storage:
     scaled: bool = True
     scale_type: str = ""
     with_minima: bool = False
+    by_group: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale_type", self.scale_type or ("bf16" if self.dtype == "s4" else "f32"))
@@ -53,12 +54,12 @@ class Storage:
         """Read a storage as `config.gguf.storage` writes it; None for `PLAIN`. Raises ConfigError for anything else."""
         if text == PLAIN:
             return None
-        match = re.fullmatch(r"(s8|s4|f8e4m3fn)(?:/([1-9]\d{0,8}))?, (f32|f16|bf16)( with minima)?", text)
+        match = re.fullmatch(r"(s8|s4|f8e4m3fn)(?:/([1-9]\d{0,8}))?, (f32|f16|bf16)( with minima)?(, by group)?", text)
         group = int(match[2]) if match and match[2] else None
-        needs_group = match is not None and (match[1] == "s4" or match[4])
+        needs_group = match is not None and (match[1] == "s4" or match[4] or match[5])
         if match is None or (needs_group and (group is None or group % 2 or match[1] not in LEAST)):
             raise ConfigError(f"a matrix must be stored as {PLAIN!r}, or as in 's4/32, f16 with minima', got {text!r}")
-        return Storage(match[1], group, True, match[3], bool(match[4]))
+        return Storage(match[1], group, True, match[3], bool(match[4]), bool(match[5]))
 
     def scales(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
         """Return the scale of each output or of its groups. f32[out], or [out, groups]; as precise as `scale_type`."""
@@ -67,6 +68,13 @@ class Storage:
     def minima(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
         """Return what the smallest value of each group stands for. f32[out, groups], as precise as `scale_type`"""
         return self._of_groups(matrix, 1)
+
+    def order(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
+        """Return one more than the number of each input, by group. s32[whole groups of in]; zero is padding."""
+        own = matrix.order if isinstance(matrix, Packed) and self._keeps(matrix) else None
+        inputs = matrix.values.shape[1] if isinstance(matrix, Packed) else matrix.shape[1]
+        order = (torch.arange(inputs) if own is None else own).int() + 1
+        return torch.nn.functional.pad(order, (0, -inputs % (self.group or 1)))
 
     def values(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
         """Return the array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
@@ -91,6 +99,7 @@ class Storage:
     def _keeps(self, matrix: Packed) -> bool:
         """Whether a matrix is stored in this way already."""
         alike = self.scaled and matrix.dtype == self.dtype and (matrix.minima is not None) == self.with_minima
+        alike = alike and (matrix.order is None or self.by_group)
         return alike and matrix.in_groups(self.group, matrix.scales) is not None
 
     def _scales(self, matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,7 +153,8 @@ class Storage:
 
 @dataclass(frozen=True)
 class _Part:
-    """What is stored of a matrix: its values, scales or minima. Rows of the table with equal ones can share a tensor.
+    """What is stored of a matrix: its values, scales, minima or order. Rows of the table with equal ones share a
+    tensor.
 
     Methods of equal storages are not equal.
     """
@@ -216,7 +226,7 @@ def in_panels(table: Sequence[Weight], dtype: str) -> list[Weight]:
     rows = {(row.name, row.only): row for row in table}
     out = []
     for row in table:
-        name = row.name.removesuffix(SCALE).removesuffix(MINIMUM)
+        name = row.name.removesuffix(SCALE).removesuffix(MINIMUM).removesuffix(ORDER)
         if not _has_words(rows[name, row.only], rows.get((name + SCALE, row.only)), dtype):
             out.append(row)
         elif row.name == name:
@@ -259,7 +269,7 @@ def _in_groups(split: Split | None, group: int | None) -> Split | None:
 
 
 def _stored(row: Weight, storage: Storage, rounding: bool) -> list[Weight]:
-    """Return the quantized row, and the rows of its scales and minima, if it has any."""
+    """Return the quantized row, and the rows of its scales, minima and order, if it has any."""
     storage = _fitting(storage, row)
     row = replace(row, rounded=storage.group or ROUNDED) if rounding else row
     (outputs, inputs), group = row.shape, storage.group
@@ -276,6 +286,11 @@ def _stored(row: Weight, storage: Storage, rounding: bool) -> list[Weight]:
     if storage.with_minima:
         store = _Part(storage, "minima")
         rows.append(_row(row, row.name + MINIMUM, (outputs, *groups), store, storage.scale_type, group))
+    if storage.by_group:
+        split = replace(row.split, axis=0) if row.split and row.reduces else None
+        store = _Part(storage, "order")
+        order = replace(row, name=row.name + ORDER, shape=(whole,), dtype="s32", split=split, store=store)
+        rows.append(replace(order, matrix=row.shape, rounded=None))
     return rows
 
 

@@ -16,8 +16,8 @@ from transformers_neuronx.weights.layouts import Layout, as_is
 from transformers_neuronx.weights.packed import Store
 from transformers_neuronx.weights.splits import Heads, Split
 
-# Suffixes of a quantized weight's name in the rows of its scales and minima.
-SCALE, MINIMUM = "_scale", "_minimum"
+# Suffixes of a quantized weight's name in the rows of its scales, minima, and the order of its inputs.
+SCALE, MINIMUM, ORDER = "_scale", "_minimum", "_order"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ def packed(what: str, form: Form, parts: Mapping[str, torch.Tensor]) -> Packed:
         raise CheckpointError(
             f"{what}: expected scales of groups of {group} inputs, got values, scales and zeros {got}"
         )
-    _want_order(what, parts.get("groups"), group, inputs)
+    order = _order(what, form, parts.get("groups"), group, inputs)
+    values = values if order is None else values[:, order]
     middle = 1 << (bits - 1)
     minima = None
     if form.zeros:
@@ -45,7 +46,8 @@ def packed(what: str, form: Form, parts: Mapping[str, torch.Tensor]) -> Packed:
         minima = scales * (middle + LEAST[form.dtype] - zeros.float())
     elif zeros is not None and not (zeros == middle).all():
         raise CheckpointError(f"{what}: config.json says that {middle} stands for zero, and other numbers do")
-    return Packed(form.dtype, (values.int() - middle).to(torch.int8), scales.contiguous(), group, minima)
+    values = (values.int() - middle).to(torch.int8)
+    return Packed(form.dtype, values, scales.contiguous(), group, minima, order=order)
 
 
 def _oriented(
@@ -69,12 +71,20 @@ def _oriented(
     return _numbers(values.T, bits), None if zeros is None else (_numbers(zeros, bits) + earlier).T
 
 
-def _want_order(what: str, groups: torch.Tensor | None, group: int, inputs: int) -> None:
-    if groups is not None and not torch.equal(groups.flatten().long(), torch.arange(inputs) // group):
+def _order(what: str, form: Form, groups: torch.Tensor | None, group: int, inputs: int) -> torch.Tensor | None:
+    """Return the inputs by group, s64[in], if they may have an order of their own."""
+    plain = torch.arange(inputs) // group
+    given = plain if groups is None else groups.flatten().long()
+    if torch.equal(given, plain):
+        return torch.arange(inputs) if form.by_group else None
+    if not form.by_group:
         raise CheckpointError(
-            f"{what}: its inputs are not in the order of their groups (act-order), which cannot be read; take a "
-            "checkpoint that was quantized without it"
+            f"{what}: its inputs are not in the order of their groups (act-order), but config.json says that they are; "
+            "set desc_act or actorder there, if that is how it was made"
         )
+    if not torch.equal(given.sort().values, plain):
+        raise CheckpointError(f"{what}: expected groups of {group} inputs each, got others")
+    return given.argsort(stable=True)
 
 
 def _numbers(words: torch.Tensor, bits: int) -> torch.Tensor:
