@@ -35,7 +35,7 @@ AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 SOURCES = ("attention", "level", "linear", "lora", "memory", "norm", "sample")
 LEVELS = {"portable": []}
 if platform.machine() in ("x86_64", "AMD64"):
-    LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"]}
+    LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi"]}
     if sys.platform == "linux":
         LEVELS |= {"amx": [*LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]}
 

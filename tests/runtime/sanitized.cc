@@ -78,7 +78,7 @@ std::vector<char> Numbers(Type type, int64_t count) {
     const auto bits = reinterpret_cast<const uint32_t&>(value);
     const auto bf16 = static_cast<uint16_t>(bits >> 16);
     const auto f16 = static_cast<uint16_t>(0x3c00 - Below(0x1000) + (Below(2) << 15));
-    const auto byte = static_cast<uint8_t>(Below(255) - 127);
+    const auto byte = static_cast<uint8_t>(type == Type::kF8 ? Below(256) & 0xbf : Below(255) - 127);  // no NaN
     if (type == Type::kF32) reinterpret_cast<float*>(bytes.data())[i] = value;
     else if (size == 2) reinterpret_cast<uint16_t*>(bytes.data())[i] = type == Type::kBF16 ? bf16 : f16;
     else bytes[i] = static_cast<char>(byte);
@@ -107,10 +107,10 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   const Type y_type = Below(2) ? Type::kF32 : x_type;
   const int parts = 1 + static_cast<int>(Below(kMostParts));
   const auto activation = parts < 3 ? static_cast<Activation>(Below(6)) : Activation::kNone;
-  const bool scaled = type == Type::kS8 || type == Type::kS4, biased = Below(2);
+  const bool whole = type == Type::kS8 || type == Type::kS4, scaled = whole || type == Type::kF8, biased = Below(2);
   const Type scale_type = group ? std::array{Type::kF32, Type::kBF16, Type::kF16}[Below(3)] : Type::kF32;
-  const bool minima = group && Below(2);
-  const int64_t rounded = scaled && Below(2) ? (group ? group : 32) : 0;
+  const bool minima = whole && group && Below(2);
+  const int64_t rounded = whole && Below(2) ? (group ? group : 32) : 0;
   auto x = Numbers(x_type, rows * inputs);
   std::vector<char> weights[kMostParts], scales[kMostParts], least[kMostParts], biases[kMostParts];
   for (int part = 0; part < parts; ++part) {
@@ -282,13 +282,14 @@ int main() {
     for (const int64_t inputs : {1, 31, 64, 129, 1000})
       for (const int64_t outputs : {1, 6, 70}) {
         for (const Type type : wide) Linear(levels, type, type, rows, outputs, inputs, 0);
-        for (const Type type : wide) Linear(levels, type, Type::kS8, rows, outputs, inputs, 0);
+        for (const Type type : wide)
+          for (const Type stored : {Type::kS8, Type::kF8}) Linear(levels, type, stored, rows, outputs, inputs, 0);
       }
   for (const int64_t rows : {1, 2, 5, 17})
     for (const int64_t groups : {1, 3, 9})
       for (const int64_t group : {8, 64, 256})
         for (const Type type : wide)
-          for (const Type stored : {Type::kS4, Type::kS8}) Linear(levels, type, stored, rows, 37, groups * group, group);
+          for (const Type stored : {Type::kS4, Type::kS8, Type::kF8}) Linear(levels, type, stored, rows, 37, groups * group, group);
   for (const int64_t tokens : {1, 2, 3, 9, 40})
     for (const int64_t size : {1, 16, 20, 64, 80, 256})
       for (const Type type : wide) {

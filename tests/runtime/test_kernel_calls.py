@@ -110,8 +110,8 @@ S32 = zeros(3, 32, dtype="s32")
 DAMAGED = [  # a call, operands that are changed or left out, and the error
     ("linear", {"x": S32}, "linear: x must be f32, bf16 or f16[?,?], got s32[3,32]"),
     ("linear", {"x": zeros(3, 33)}, "linear: weights must be in panels of all inputs of x"),
-    ("linear", {"parts.0.weight": zeros(32, 16)}, "parts.0.weight must be f32, s8 or u8[2,?,16,?], got f32[32,16]"),
-    ("linear", {"parts.0.weight": zeros(2, 32, 16, 1, dtype="bf16")}, "s8 or u8[2,?,16,?], got bf16[2,32,16,1]"),
+    ("linear", {"parts.0.weight": zeros(32, 16)}, "must be f32, s8, u8 or f8e4m3fn[2,?,16,?], got f32[32,16]"),
+    ("linear", {"parts.0.weight": zeros(2, 32, 16, 1, dtype="bf16")}, "u8 or f8e4m3fn[2,?,16,?], got bf16[2,32,16,1]"),
     ("linear", {"parts.0.weight": zeros(1, 32, 16, 1)}, "[2,?,16,?], got f32[1,32,16,1]"),
     ("linear", {"parts.0.weight": None}, "linear: the next operand must be parts.0.weight, got no more"),
     ("linear", {"parts.0.bias": zeros(19)}, "linear: parts.0.bias must be f32[20], got f32[19]"),

@@ -10,7 +10,8 @@ import torch
 
 OUTPUTS = 16  # outputs of a panel: the 32-bit elements of the widest vectors
 BLOCK = 16  # panels laid out at once
-WORDS = dict(f32=1, f16=1, bf16=2, s8=4, u8=4)  # elements of a word: 32 bits, except f16, which is widened one by one
+# Elements of a word: 32 bits, except f16, which is widened one by one.
+WORDS = dict(f32=1, f16=1, bf16=2, s8=4, u8=4, f8e4m3fn=4)
 
 
 def sizes(matrix: tuple[int, ...], word: int) -> tuple[int, ...]:
@@ -28,6 +29,7 @@ def laid_out(matrix: torch.Tensor, word: int, dtype: torch.dtype | None = None) 
         block = laid[first : first + BLOCK]
         rows = matrix[first * OUTPUTS : (first + BLOCK) * OUTPUTS].to(laid.dtype)
         missing = len(block) * OUTPUTS - len(rows)
+        rows = rows.view(torch.int8) if rows.dtype is torch.float8_e4m3fn else rows  # which torch cannot pad
         rows = torch.nn.functional.pad(rows, (0, words * word - inputs, 0, missing)).contiguous()
         if word > 1:  # a word is moved as one number
             block, rows = block.view(torch.int32), rows.view(torch.int32)

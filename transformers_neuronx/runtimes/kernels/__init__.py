@@ -94,6 +94,8 @@ def _linear(attributes: Mapping[str, Any], operands: Operands) -> bool:
     kinds = {_type(x) for x in weights}, {(_type(x), *x.dimensions[1:]) for x in [*scales, *minima]}
     if not complete or not _within("parts", len(weights)) or any(len(each) > 1 for each in kinds):
         return False
+    if minima and "f8e4m3fn" in kinds[0]:
+        return False
     return _multiplies(attributes.get("rounded", 0), operands["x"][0], weights[0], *scales[:1])
 
 
@@ -106,8 +108,8 @@ def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapePro
     if len(scale.dimensions) > 1:
         groups.add(inputs // scale.dimensions[1] if inputs % scale.dimensions[1] == 0 else 1)
     alike = len(groups) < 2 and all(_within("group", group) and group % word == 0 for group in groups)
-    kind = stored, _type(scale), len(scale.dimensions)
-    return alike and (kind == ("s8", "f32", 1) or (stored in ("u8", "s8") and kind[2] == 4))
+    of_each = _type(scale) == "f32" and len(scale.dimensions) == 1 and stored != "u8"
+    return alike and not (rounded and stored == "f8e4m3fn") and (of_each or len(scale.dimensions) == 4)
 
 
 def _attention(_: Mapping[str, Any], operands: Operands) -> bool:
@@ -151,7 +153,7 @@ KERNELS: Mapping[str, Kernel] = dict(
     linear=Kernel(
         {
             "x": Operand(FLOATS),
-            "parts.weight": Operand((*FLOATS, "s8", "u8"), 4),  # in panels
+            "parts.weight": Operand((*FLOATS, "s8", "u8", "f8e4m3fn"), 4),  # in panels
             "parts.scale": Operand(FLOATS, optional=True),
             "parts.minimum": Operand(FLOATS, 4, optional=True),
             "parts.bias": Operand("x", 1, optional=True),

@@ -8,7 +8,7 @@
 
 namespace neuronx {
 
-enum class Type { kF32, kBF16, kF16, kS8, kS4 };
+enum class Type { kF32, kBF16, kF16, kS8, kS4, kF8 };
 
 // Runs body(context, piece) for every piece of [0, pieces) on several threads.
 struct Pool {
@@ -20,7 +20,7 @@ enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu, kTanh };
 
 // One weight of a linear layer, and its result:
 //   data     [outputs, inputs], in panels
-//   scale    null; or f32[outputs] for s8; or [outputs, inputs / group] in panels
+//   scale    null; or f32[outputs] for s8 and f8; or [outputs, inputs / group] in panels
 //   minimum  null; or as a scale of groups: what a group's smallest value stands for, which is -8 for s4, and 0 for s8
 //   bias     null; or [outputs], of the activations' type
 //   y        [rows, outputs]

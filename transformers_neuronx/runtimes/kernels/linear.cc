@@ -1,6 +1,7 @@
 // The product of activations and weights, as in `layers/linear.py`.
 #include <type_traits>
 
+#include "coded.h"
 #include "results.h"
 #include "tiles.h"
 
@@ -217,6 +218,7 @@ void WithKind(const LinearArguments& a, const Use& use) {
     case Type::kBF16: return use(Product<BF16>(a));
     case Type::kF16: return use(Product<F16>(a));
     case Type::kS8: return wide ? use(Product<WideS8>(a)) : use(Product<S8>(a));
+    case Type::kF8: return a.x_type == Type::kBF16 ? use(Product<F8>(a)) : use(Product<WideF8>(a));
     case Type::kS4: return wide ? use(Product<WideS4>(a)) : use(Product<S4>(a));
   }
 }

@@ -70,6 +70,7 @@ Type TypeOf(ffi::DataType type) {  // of those that kernels take
     case ffi::BF16: return Type::kBF16;
     case ffi::F16: return Type::kF16;
     case ffi::S8: return Type::kS8;
+    case ffi::F8E4M3FN: return Type::kF8;
     default: return Type::kS4;  // U8, of two numbers
   }
 }
@@ -107,16 +108,17 @@ struct Alike {
 Weight PartOf(Call& call, const Part& names, ffi::DataType x, int64_t outputs, Alike& alike) {
   const bool first = alike.weight == ffi::DataType::INVALID;
   int64_t panels = (outputs + kPanel - 1) / kPanel, panel = kPanel, one = 1;
-  const auto weight = call.Operand(names.weight, {x, ffi::S8, ffi::U8}, {&panels, &alike.words, &panel, &alike.word});
+  const auto weight = call.Operand(names.weight, {x, ffi::S8, ffi::U8, ffi::F8E4M3FN}, {&panels, &alike.words, &panel, &alike.word});
   call.Must(first || weight.type == alike.weight, weight, "of the first weight's type");
   alike.weight = weight.type;
   Array scale, minimum;
-  if (weight.type == ffi::S8 || weight.type == ffi::U8) {
+  if (weight.type != x) {
     scale = call.Next(names.scale);
     alike.grouped = first ? weight.type == ffi::U8 || scale.Rank() == 4 : alike.grouped;
     if (alike.grouped) {
       call.Expect(scale, kFloats, {&panels, &alike.groups, &panel, &one});
-      minimum = call.Optional(names.minimum, {scale.type}, {&panels, &alike.groups, &panel, &one});
+      if (weight.type != ffi::F8E4M3FN)
+        minimum = call.Optional(names.minimum, {scale.type}, {&panels, &alike.groups, &panel, &one});
     } else {
       call.Expect(scale, {ffi::F32}, {&outputs});
     }
@@ -157,6 +159,7 @@ void Linear(Call& call, const Pool& pool) {
   call.Must(!residual || activated || parts == 1, "a residual must have one result");
 
   const bool floats = alike.weight == x.type, grouped = alike.grouped;
+  const bool whole = alike.weight == ffi::S8 || alike.weight == ffi::U8;
   const int64_t in_word = floats && x.type != ffi::BF16 ? 1 : floats ? 2 : 4;
   const int64_t of_word = alike.weight == ffi::U8 ? 8 : in_word, words = (inputs + of_word - 1) / of_word;
   call.Must(alike.word == in_word && alike.words == words, "weights must be in panels of all inputs of x");
@@ -165,7 +168,7 @@ void Linear(Call& call, const Pool& pool) {
   for (const int64_t group : {arguments.group, arguments.rounded})
     call.Must(group >= 0 && group <= kLargestGroup && group % of_word == 0, "groups must be of whole words, and small");
   call.Must(!grouped || arguments.group > 0, "groups must have inputs");
-  call.Must(!arguments.rounded || (!floats && (!grouped || arguments.rounded == arguments.group)),
+  call.Must(!arguments.rounded || (whole && (!grouped || arguments.rounded == arguments.group)),
             "activations must be rounded in the groups of whole weights");
 
   arguments.rows = rows;
