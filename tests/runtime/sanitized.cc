@@ -107,7 +107,8 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   const Type y_type = Below(2) ? Type::kF32 : x_type;
   const int parts = 1 + static_cast<int>(Below(kMostParts));
   const auto activation = parts < 3 ? static_cast<Activation>(Below(6)) : Activation::kNone;
-  const bool whole = type == Type::kS8 || type == Type::kS4, scaled = whole || type == Type::kF8, biased = Below(2);
+  const bool coded = type == Type::kE2M1 || type == Type::kNF4 || type == Type::kFP4, biased = Below(2);
+  const bool whole = type == Type::kS8 || type == Type::kS4, scaled = whole || coded || type == Type::kF8;
   const Type scale_type = group ? std::array{Type::kF32, Type::kBF16, Type::kF16}[Below(3)] : Type::kF32;
   const bool minima = whole && group && Below(2);
   const int64_t rounded = whole && Below(2) ? (group ? group : 32) : 0;
@@ -115,7 +116,7 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   std::vector<char> weights[kMostParts], scales[kMostParts], least[kMostParts], biases[kMostParts];
   for (int part = 0; part < parts; ++part) {
     const int64_t panels = (outputs + 15) / 16, size = scaled ? 1 : type == Type::kF32 ? 4 : 2;
-    const int64_t word = type == Type::kF16 ? 1 : 4 / size, stored = type == Type::kS4 ? inputs / 2 : inputs;
+    const int64_t word = type == Type::kF16 ? 1 : 4 / size, stored = coded || type == Type::kS4 ? inputs / 2 : inputs;
     weights[part] = Numbers(type, panels * 16 * ((stored + word - 1) / word) * word);
     scales[part] = Numbers(scale_type, group ? panels * 16 * (inputs / group) : outputs);
     least[part] = Numbers(scale_type, group ? panels * 16 * (inputs / group) : 0);
@@ -289,7 +290,8 @@ int main() {
     for (const int64_t groups : {1, 3, 9})
       for (const int64_t group : {8, 64, 256})
         for (const Type type : wide)
-          for (const Type stored : {Type::kS4, Type::kS8, Type::kF8}) Linear(levels, type, stored, rows, 37, groups * group, group);
+          for (const Type stored : {Type::kS4, Type::kS8, Type::kF8, Type::kE2M1, Type::kNF4, Type::kFP4})
+            Linear(levels, type, stored, rows, 37, groups * group, group);
   for (const int64_t tokens : {1, 2, 3, 9, 40})
     for (const int64_t size : {1, 16, 20, 64, 80, 256})
       for (const Type type : wide) {

@@ -112,11 +112,11 @@ def in_eight_bits(x, group):
         return (whole * scale).reshape(*lead, -1)[..., :inputs]
 
 
-def check(write, xs, wide, *weight, rounded=0):
+def check(write, xs, wide, *weight, rounded=0, **more):
     """Compare products with NumPy in f64, within the rounding of 16-bit activations, or of sums in f32."""
     operands = [*xs, *weight]
     halved = weight[0].dtype == np.uint8
-    attributes = dict(panels=[(len(wide), wide.shape[1] // (1 + halved))], rounded=rounded)
+    attributes = dict(panels=[(len(wide), wide.shape[1] // (1 + halved))], rounded=rounded, **more)
     module = write(
         lambda *tensors: [_linear(x, [Part(*tensors[len(xs) :])], **attributes) for x in tensors[: len(xs)]], *operands
     )

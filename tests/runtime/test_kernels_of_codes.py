@@ -7,8 +7,10 @@ from levels import at_every_level
 from test_kernels import activations, check, compiled, laid_out
 
 from transformers_neuronx.layers.linear import Part, _linear, _linear_body
-from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.pyhlo.dtypes import element_type, numpy_to_torch, torch_to_numpy
 from transformers_neuronx.runtimes import kernels
+from transformers_neuronx.weights.codes import CODES
+from transformers_neuronx.weights.quantization import Storage
 
 pytestmark = pytest.mark.skipif(not kernels.built(), reason="the kernels were not built: they need a C++ compiler")
 
@@ -64,4 +66,56 @@ def test_what_the_kernel_does_not_take_of_f8_is_left_to_the_body(write):
         return kernels.target("linear") in str(kernels.with_kernels(module))
 
     assert taken(weight, scale) and taken(weight, np.ones(16, np.float32))
+    assert not taken(weight, scale, rounded=32) and not taken(weight, scale, scale)
+
+
+def in_bytes(codes, group):
+    return torch_to_numpy(Storage("s4", group)._in_bytes(numpy_to_torch(codes.astype(np.int8))))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 20])
+@pytest.mark.parametrize("x_type", TYPES)
+@pytest.mark.parametrize("name", CODES)
+def test_every_code_comes_out_exactly(write, run, name, x_type, rows):
+    """The products with a row of ones and zeros are the numbers themselves, times a power of two."""
+    codes = (np.arange(40)[:, None] + 5 * np.arange(16)) % 16  # each in every place of a word
+    scale = np.float32(2.0 ** np.random.default_rng(0).integers(-9, 9, (40, 2))).astype(ml_dtypes.bfloat16)
+    wanted = np.float32(CODES[name])[codes] * np.repeat(scale.astype(np.float32), 8, 1)
+    operands = laid_out(in_bytes(codes, 8)), laid_out(scale, 1)
+    attributes = dict(panels=[(40, 8)], codes=name)
+    graph = lambda x, *w: _linear(x, [Part(*w)], **attributes)  # noqa: E731
+    for place in range(16):
+        x = np.zeros((rows, 16), element_type(x_type).numpy)
+        x[:, place] = 1
+        for [got] in at_every_level(compiled(write, graph, "linear", x, *operands), x, *operands):
+            np.testing.assert_array_equal(got, np.tile(wanted[:, place], (rows, 1)))
+        [body] = run(lambda x, *w: _linear_body(x, [Part(*w)], **attributes), x, *operands)
+        np.testing.assert_array_equal(body, np.tile(wanted[:, place].astype(x.dtype), (rows, 1)).astype(np.float32))
+
+
+@pytest.mark.parametrize("of_groups", TYPES)
+@pytest.mark.parametrize(
+    ("group", "groups", "outputs"), [(8, 1, 1), (32, 21, 6), (16, 5, 40), (64, 3, 130), (4096, 2, 17)]
+)
+@pytest.mark.parametrize("x_type", TYPES)
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.few(30)
+def test_linear_of_codes(write, name, x_type, groups, outputs, group, of_groups):
+    random, inputs = np.random.default_rng(0), groups * group
+    codes = random.integers(0, 16, (outputs, inputs))
+    scale = random.normal(size=(outputs, groups)).astype(element_type(of_groups).numpy)
+    wide = np.float64(np.float32(CODES[name]))[codes] * np.repeat(scale.astype(np.float64), group, 1)
+    operands = laid_out(in_bytes(codes, group)), laid_out(scale, 1)
+    check(write, activations(random, x_type, inputs), wide, *operands, codes=name)
+
+
+def test_what_the_kernel_does_not_take_of_codes_is_left_to_the_body(write):
+    x, weight, scale = np.zeros((2, 32), np.float32), np.zeros((16, 16), np.uint8), np.ones((16, 1), np.float32)
+    weight, scale = laid_out(weight), laid_out(scale, 1)
+
+    def taken(*parts, codes="e2m1", **more):
+        module = write(lambda x, *w: _linear(x, [Part(*w)], panels=[(16, 16)], codes=codes, **more), x, *parts)
+        return kernels.target("linear") in str(kernels.with_kernels(module))
+
+    assert taken(weight, scale)
     assert not taken(weight, scale, rounded=32) and not taken(weight, scale, scale)

@@ -17,7 +17,8 @@ def lookup(table: Parameter, indices: Tensor) -> Tensor:
     rows = hlo.slice(rows, -1, 0, table.sizes[1])
     if not of_groups:
         return rows
-    return numbers(rows, of_groups[0], table.dtype, *of_groups[1:])
+    minimum = None if table.minimum is None else of_groups[1]
+    return numbers(rows, of_groups[0], table.dtype, minimum, table.row.codes)
 
 
 def _rows(table: Tensor, indices: Tensor) -> Tensor:

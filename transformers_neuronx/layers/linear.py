@@ -13,16 +13,18 @@ from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights.parameters import Parameter
 
 
-def _product(x: Tensor, weight: Tensor, scale: Tensor | None = None, minimum: Tensor | None = None) -> Tensor:
+def _product(
+    x: Tensor, weight: Tensor, scale: Tensor | None = None, minimum: Tensor | None = None, codes: str = ""
+) -> Tensor:
     """Multiply x [..., in] by weight [out, in], summing in f32. -> f32[..., out]
 
     A scale is f32[out], one per output, or [out, groups], one per group of a weight's row, which can have a minimum,
-    too. 8-bit integers are exact in every type of activations.
+    too. 8-bit integers are exact in every type of activations. With `codes`, weights are those.
     """
     if weight.dtype is not x.dtype:  # else XLA widens the weights of all layers ahead of time and keeps them
         x, weight = hlo.optimization_barrier(x, weight)
     if scale is not None and len(scale.sizes) == 2:
-        return _product(x, numbers(weight, scale, x.dtype.name, minimum))
+        return _product(x, numbers(weight, scale, x.dtype.name, minimum, codes))
     *lead, features = x.sizes
     rows, weight = hlo.reshape(x, -1, features), hlo.convert(weight, x.dtype)
     count = rows.sizes[0]
@@ -54,12 +56,13 @@ def _linear_body(
     dtype: str = "f32",
     panels: Sequence[Sequence[int]] = (),
     rounded: int = 0,
+    codes: str = "",
 ) -> Tensor | tuple[Tensor, ...]:
     """Multiply x by the weight of each part, and add its bias.
 
     With an `activation` there is one result: the activation of the first product, times the second, if there is one.
     `panels` are the sizes of matrices that are stored in panels. With `rounded`, x is rounded to 8 bits, with a scale
-    for every `rounded` features.
+    for every `rounded` features. With `codes`, weights are those, two in a byte.
     """
     x = as_rounded(x, rounded) if rounded else x
     products = []
@@ -67,7 +70,7 @@ def _linear_body(
         if panels:
             weight = as_matrix(weight, *panels[number])
             scale, minimum = (_of_groups(each, panels[number][0]) for each in (scale, minimum))
-        y = _product(x, weight, scale, minimum)
+        y = _product(x, weight, scale, minimum, codes)
         products.append(hlo.convert(y if bias is None else y + hlo.convert(bias, "f32"), dtype))
     if activation:
         activated = ACTIVATIONS[activation](products[0])
@@ -98,6 +101,8 @@ def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", bia
         attributes |= dict(panels=[w.weight.sizes for w in layers])
     if row.rounded:
         attributes |= dict(rounded=row.rounded)
+    if row.codes:
+        attributes |= dict(codes=row.codes)
     return _linear(x, parts, **attributes)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.pyhlo.dtypes import INTEGERS
+from transformers_neuronx.weights.codes import CODES
 from transformers_neuronx.weights.packed import LEAST
 from transformers_neuronx.weights.quantization import LARGEST, PACKED, interleaved
 
 
-def numbers(values: Tensor, scale: Tensor, dtype: str, minimum: Tensor | None = None) -> Tensor:
+def numbers(values: Tensor, scale: Tensor, dtype: str, minimum: Tensor | None = None, codes: str = "") -> Tensor:
     """Dequantize values [..., stored] with a scale [...], or [..., groups] for groups of them. -> [..., in]
 
-    With a minimum [..., groups], that is what a group's smallest value stands for.
+    With a minimum [..., groups], that is what a group's smallest value stands for. With `codes`, values are those.
     """
     *lead, size = values.sizes
     scale = hlo.reshape(hlo.convert(scale, "f32"), *lead, -1, 1)
@@ -20,11 +23,21 @@ def numbers(values: Tensor, scale: Tensor, dtype: str, minimum: Tensor | None = 
     if values.dtype.name == PACKED:
         both = hlo.bitcast_convert(hlo.reshape(values, *lead, -1, interleaved(2 * size // groups) // 2), "s8")
         values = hlo.concatenate([hlo.shift_right(hlo.shift_left(both, 4), 4), hlo.shift_right(both, 4)], -1)
-    values = hlo.convert(hlo.reshape(values, *lead, groups, -1), "f32")
+    values = hlo.reshape(values, *lead, groups, -1)
+    values = _looked_up(values, CODES[codes]) if codes else hlo.convert(values, "f32")
     if minimum is None:
         return hlo.convert(hlo.reshape(values * scale, *lead, -1), dtype)
     minimum = hlo.reshape(hlo.convert(minimum, "f32"), *lead, -1, 1)
     return hlo.convert(hlo.reshape((values - float(least)) * scale + minimum, *lead, -1), dtype)
+
+
+def _looked_up(codes: Tensor, table: Sequence[float]) -> Tensor:
+    """Return the number of each code. XLA:CPU chooses among constants many times as fast as it gathers. -> f32[...]"""
+    if len(table) == 1:
+        return hlo.full(table[0], "f32", codes.sizes)
+    half = len(table) // 2
+    low, high = (_looked_up(codes, part) for part in (table[:half], table[half:]))
+    return hlo.select(hlo.equal(hlo.logical_and(codes, half), 0), low, high)
 
 
 def as_matrix(panels: Tensor, outputs: int, inputs: int) -> Tensor:

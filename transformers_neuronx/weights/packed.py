@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 
+from transformers_neuronx.weights import codes
 from transformers_neuronx.weights.layouts import Layout, as_is
 
 # The value that stands for a group's minimum, if it has one. Values of a type in fewer bits begin there.
@@ -18,9 +19,9 @@ LEAST = {"s4": -8, "s8": 0}
 class Packed:
     """The matrix `values * scales`, or with minima `(values - LEAST[dtype]) * scales + minima`.
 
-    values [out, in] of type `dtype`, as int8 for s4; scales and minima f32[out, groups of `group` inputs each]. The
-    last group may have fewer inputs. In the checkpoint it is `transposed` if it is [in, out] there. If inputs stand
-    by group, `order`, s64[in], has the number of each in the checkpoint.
+    values [out, in] of type `dtype`, as int8 for s4, and as bytes for the names of `codes.CODES`; scales and minima
+    f32[out, groups of `group` inputs each]. The last group may have fewer inputs. In the checkpoint it is `transposed`
+    if it is [in, out] there. If inputs stand by group, `order`, s64[in], has the number of each in the checkpoint.
     """
 
     dtype: str
@@ -34,7 +35,9 @@ class Packed:
     @property
     def numbers(self) -> torch.Tensor:
         """The matrix. f32[out, in]"""
-        found, scales = self.values.float(), self._of_each(self.scales)
+        coded = self.dtype in codes.CODES
+        found = codes.numbers(self.values, self.dtype) if coded else self.values.float()
+        scales = self._of_each(self.scales)
         if self.minima is None:
             found *= scales
         else:

@@ -38,7 +38,7 @@ class Parameter:
     def storage(self) -> tuple[Any, ...]:
         """A key that is equal for weights that one operation can multiply."""
         of_scale = None if self.scale is None else (self.scale.dtype.name, len(self.scale.sizes), self.scale.sizes[1:2])
-        return self.row.word, self.row.rounded, self.tensor.dtype.name, of_scale, self.minimum is None
+        return self.row.word, self.row.rounded, self.row.codes, self.tensor.dtype.name, of_scale, self.minimum is None
 
 
 def declare(

@@ -17,18 +17,21 @@ from transformers_neuronx.config.switches import QuantizationConfig
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.weights import panels
+from transformers_neuronx.weights.codes import CODES, nearest
 from transformers_neuronx.weights.packed import LEAST, Packed, Store
 from transformers_neuronx.weights.rows import MINIMUM, ORDER, SCALE, Weight
 from transformers_neuronx.weights.splits import HeadSplit, Split
 
 # The value that the largest number of a group becomes. For s4 it is -8, as there is no +8. The scale then has the
 # opposite sign of the number.
-LARGEST = {"s8": 127.0, "s4": -8.0, "f8e4m3fn": 448.0}
+LARGEST = {"s8": 127.0, "s4": -8.0, "f8e4m3fn": 448.0} | {name: max(numbers) for name, numbers in CODES.items()}
 STEPS = {"s8": 127, "s4": 15}  # from the smallest value of a group with a minimum to the largest
 ROUNDED = 32  # 8-bit activations that share a scale, if weights have no groups
 BLOCK = 2**18  # numbers rounded at once, so that intermediates stay in a core's cache
 PLAIN = "plain"  # the storage of a matrix in the type of activations
-PACKED = "u8"  # two s4: the first half of `interleaved` inputs in the low bits, the second half in the high ones
+PACKED = (
+    "u8"  # two s4 or codes: the first half of `interleaved` inputs in the low bits, the second half in the high ones
+)
 
 
 @dataclass(frozen=True)
@@ -49,15 +52,22 @@ class Storage:
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale_type", self.scale_type or ("bf16" if self.dtype == "s4" else "f32"))
 
+    @property
+    def packed(self) -> bool:
+        """Whether bytes have two numbers."""
+        return self.dtype == "s4" or self.dtype in CODES
+
     @staticmethod
     def of(text: str) -> Storage | None:
         """Read a storage as `config.gguf.storage` writes it; None for `PLAIN`. Raises ConfigError for anything else."""
         if text == PLAIN:
             return None
-        match = re.fullmatch(r"(s8|s4|f8e4m3fn)(?:/([1-9]\d{0,8}))?, (f32|f16|bf16)( with minima)?(, by group)?", text)
+        kinds = "s8|s4|f8e4m3fn|e2m1|nf4|fp4"
+        match = re.fullmatch(rf"({kinds})(?:/([1-9]\d{{0,8}}))?, (f32|f16|bf16)( with minima)?(, by group)?", text)
         group = int(match[2]) if match and match[2] else None
-        needs_group = match is not None and (match[1] == "s4" or match[4] or match[5])
-        if match is None or (needs_group and (group is None or group % 2 or match[1] not in LEAST)):
+        whole = match is not None and bool(match[4] or match[5])  # which only whole numbers have
+        needs_group = match is not None and (match[1] == "s4" or match[1] in CODES or whole)
+        if match is None or (needs_group and (group is None or group % 2)) or (whole and match[1] not in LEAST):
             raise ConfigError(f"a matrix must be stored as {PLAIN!r}, or as in 's4/32, f16 with minima', got {text!r}")
         return Storage(match[1], group, True, match[3], bool(match[4]), bool(match[5]))
 
@@ -83,7 +93,7 @@ class Storage:
                 return self.values(matrix.numbers)
             missing = -matrix.values.shape[1] % (self.group or 1)
             bits = torch.nn.functional.pad(matrix.values.view(torch.int8), (0, missing))  # torch cannot pad FP8
-            return self._in_bytes(bits) if self.dtype == "s4" else bits.view(matrix.values.dtype)
+            return self._in_bytes(bits) if self.packed else bits.view(matrix.values.dtype)
         return torch.cat([self._values(outputs) for outputs in _in_blocks(matrix)])
 
     def _of_groups(self, matrix: torch.Tensor | Packed, which: int) -> torch.Tensor:
@@ -128,7 +138,7 @@ class Storage:
             values = self._rounded(numbers - minima[..., None], scales[..., None], LEAST[self.dtype])
         else:
             values = self._rounded(numbers, scales[..., None])
-        return self._in_bytes(values.flatten(1)) if self.dtype == "s4" else values.flatten(1)
+        return self._in_bytes(values.flatten(1)) if self.packed else values.flatten(1)
 
     def _in_bytes(self, values: torch.Tensor) -> torch.Tensor:
         """Put two s4 into each byte. int8[out, in] -> u8[out, in / 2]"""
@@ -145,6 +155,8 @@ class Storage:
     def _rounded(self, matrix: torch.Tensor, scale: torch.Tensor, least: int = 0) -> torch.Tensor:
         """Divide by the scale, round, and add `least`. Where the scale is zero, so are all numbers, and stay zero."""
         scaled, limit = matrix / torch.where(scale == 0, 1, scale), abs(LARGEST[self.dtype])
+        if self.dtype in CODES:
+            return nearest(scaled, self.dtype)
         if self.dtype == "f8e4m3fn":
             return scaled.clamp_(-limit, limit).to(torch.float8_e4m3fn)
         scaled = scaled.round_().add_(least)
@@ -275,8 +287,9 @@ def _stored(row: Weight, storage: Storage, rounding: bool) -> list[Weight]:
     (outputs, inputs), group = row.shape, storage.group
     groups = [] if group is None else [-(-inputs // group)]
     whole = inputs if group is None else groups[0] * group
-    if storage.dtype == "s4":
+    if storage.packed:
         weight = _row(row, row.name, (outputs, whole // 2), _Part(storage, "values"), PACKED, 2)
+        weight = replace(weight, codes=storage.dtype if storage.dtype in CODES else "")
     else:
         weight = _row(row, row.name, (outputs, whole), _Part(storage, "values"), storage.dtype, 1)
     rows = [weight]
@@ -303,8 +316,8 @@ def _fitting(storage: Storage, row: Weight) -> Storage:
     if storage.group is None or (row.reduces and not by_heads):
         return storage
     group = math.gcd(storage.group, row.split.unit if row.reduces and row.split else row.shape[1])
-    if storage.dtype == "s4" and group % 2:
-        raise ConfigError(f"quant_dtype='s4' needs an even number of inputs of {row.name}, got {row.shape[1]}")
+    if storage.packed and group % 2:
+        raise ConfigError(f"{storage.dtype} needs an even number of inputs of {row.name}, got {row.shape[1]}")
     return replace(storage, group=group)
 
 

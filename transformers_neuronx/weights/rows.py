@@ -30,8 +30,9 @@ class Weight:
     `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is
     computed, not read; its `source` only says whether every layer has it. With a `word`, devices hold their shards in
     panels of words of that many elements. With `rounded`, activations are rounded to 8 bits before the product, with
-    one scale per `rounded` inputs. `layers` is the number of layers that have it, if they are not the
-    decoder's. `kinds` are the kinds of layers that have it, if not all do, and `only` their numbers.
+    one scale per `rounded` inputs. With `codes`, elements are two codes of that name each. `layers` is the
+    number of layers that have it, if they are not the decoder's. `kinds` are the kinds of layers that have it, if not
+    all do, and `only` their numbers.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Weight:
     matrix: tuple[int, ...] | None = None
     word: int | None = None
     rounded: int | None = None
+    codes: str = ""
     layers: int | None = None
     kinds: frozenset[str] | None = None
     only: frozenset[int] | None = None

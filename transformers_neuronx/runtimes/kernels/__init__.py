@@ -35,6 +35,7 @@ from transformers_neuronx.pyhlo.hlo_pb2 import (
 _LOG = logging.getLogger(__name__)
 
 FLOATS = ("f32", "bf16", "f16")
+CODES = ("", "e2m1", "nf4", "fp4")  # what bytes of two weights have; the first are whole numbers
 
 Operands = Mapping[str, Sequence[ShapeProto]]  # by name; those of a group have one name, without their numbers
 
@@ -94,9 +95,12 @@ def _linear(attributes: Mapping[str, Any], operands: Operands) -> bool:
     kinds = {_type(x) for x in weights}, {(_type(x), *x.dimensions[1:]) for x in [*scales, *minima]}
     if not complete or not _within("parts", len(weights)) or any(len(each) > 1 for each in kinds):
         return False
-    if minima and "f8e4m3fn" in kinds[0]:
+    codes, rounded = attributes.get("codes") or "", attributes.get("rounded", 0)
+    if codes not in CODES or (codes and "u8" not in kinds[0]):
         return False
-    return _multiplies(attributes.get("rounded", 0), operands["x"][0], weights[0], *scales[:1])
+    if (minima or rounded) and (codes or "f8e4m3fn" in kinds[0]):
+        return False
+    return _multiplies(rounded, operands["x"][0], weights[0], *scales[:1])
 
 
 def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
@@ -109,7 +113,7 @@ def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapePro
         groups.add(inputs // scale.dimensions[1] if inputs % scale.dimensions[1] == 0 else 1)
     alike = len(groups) < 2 and all(_within("group", group) and group % word == 0 for group in groups)
     of_each = _type(scale) == "f32" and len(scale.dimensions) == 1 and stored != "u8"
-    return alike and not (rounded and stored == "f8e4m3fn") and (of_each or len(scale.dimensions) == 4)
+    return alike and (of_each or len(scale.dimensions) == 4)
 
 
 def _attention(_: Mapping[str, Any], operands: Operands) -> bool:
@@ -159,7 +163,7 @@ KERNELS: Mapping[str, Kernel] = dict(
             "parts.bias": Operand("x", 1, optional=True),
             "residual": Operand(FLOATS, optional=True),  # that `_add_within` finds
         },
-        dict(rounded="i64", activation="string"),
+        dict(rounded="i64", activation="string", codes="string"),
         _linear,
     ),
     attention=Kernel(
@@ -339,5 +343,5 @@ def _become_kernel(instruction: HloInstructionProto, call: CompositeCall, shapes
 
 def _as_typed(value: Any, kind: str) -> str:
     if kind == "string":
-        return json.dumps(value)
+        return json.dumps(value or "")
     return f"{float(value or 0):e} : f32" if kind == "f32" else f"{int(value or 0)} : {kind}"

@@ -1,5 +1,5 @@
-// Kinds of weights whose bits stand for floats: f8 (e4m3fn). All of them are exact in bf16, so products are those of
-// floats or of bf16.
+// Kinds of weights whose bits stand for floats: f8 (e4m3fn), and codes of four bits. Those of f8 and e2m1 are exact in
+// bf16, so products are those of floats or of bf16.
 //
 // No step computes with small floats: processors that take subnormal numbers for zeros would lose those of f8.
 #pragma once
@@ -86,6 +86,41 @@ struct WideF8 : WideS8 {
   }
 };
 
+// Codes of four bits, in bytes as s4 has them, and their numbers.
+alignas(64) constexpr float kE2M1[] = {0, .5, 1, 1.5, 2, 3, 4, 6, -0.0f, -.5, -1, -1.5, -2, -3, -4, -6};
+alignas(64) constexpr float kNF4[] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+alignas(64) constexpr float kFP4[] = {0,     .0625f / 12,  8.f / 12,  1,  4.f / 12,  .5f,  2.f / 12,  .25f,
+                                      -0.0f, -.0625f / 12, -8.f / 12, -1, -4.f / 12, -.5f, -2.f / 12, -.25f};
+
+// The numbers of the codes in the lowest bits.
+inline Floats LookedUp(Ints codes, const float (&table)[16]) {
+#if defined(__AVX512F__)
+  return Cast<Floats>(_mm512_permutexvar_ps(Cast<__m512i>(codes), Load<__m512>(table)));
+#elif defined(__AVX2__)
+  const __m256i index = Cast<__m256i>(codes);  // of which three bits count
+  const __m256 first = _mm256_permutevar8x32_ps(Load<__m256>(table), index);
+  const __m256 last = _mm256_permutevar8x32_ps(Load<__m256>(table + 8), index);
+  return Cast<Floats>(_mm256_blendv_ps(first, last, Cast<__m256>(codes << 28)));
+#else
+  Floats floats;
+  for (int lane = 0; lane < kLanes; ++lane) floats[lane] = table[codes[lane] & 15];
+  return floats;
+#endif
+}
+
+template <const float (&TABLE)[16]>
+struct WideCodes : WideS4 {
+  static constexpr int LEAST = 0;  // not used
+  template <int PART>
+  static Vector Part(Words w) { return LookedUp(w >> (8 * (PART % 4) + PART / 4 * 4), TABLE); }
+};
+using WideE2M1 = WideCodes<kE2M1>;
+using WideNF4 = WideCodes<kNF4>;
+using WideFP4 = WideCodes<kFP4>;
+
 #if defined(__AVX512BF16__)
 // The two bytes in the middle of a word change places, so that its parts have two neighbouring inputs.
 inline Shorts Read0213(const char* at) {
@@ -100,8 +135,24 @@ struct F8 : BF16 {
   template <int PART>
   static Vector Part(Words w) { return Cast<Vector>(AsBF16<PART>(w)); }
 };
+
+struct E2M1 : BF16 {
+  static constexpr int PARTS = 4, RUN = 16;
+  using Words = Shorts;
+  static Words Read(const char* at) { return Read0213(at); }
+  template <int PART>
+  static Vector Part(Words w) {
+    alignas(64) static constexpr uint16_t kBits[] = {
+        0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+        0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+    const __m512i twice = _mm512_broadcast_i64x4(Load<__m256i>(kBits));  // four of an index's five bits count
+    const __m512i index = Cast<__m512i>(Cast<UShorts>(w) >> (8 * (PART % 2) + PART / 2 * 4));
+    return Cast<Vector>(_mm512_permutexvar_epi16(index, twice));
+  }
+};
 #else
 using F8 = WideF8;
+using E2M1 = WideE2M1;
 #endif
 
 }  // namespace

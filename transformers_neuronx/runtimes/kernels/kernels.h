@@ -8,7 +8,7 @@
 
 namespace neuronx {
 
-enum class Type { kF32, kBF16, kF16, kS8, kS4, kF8 };
+enum class Type { kF32, kBF16, kF16, kS8, kS4, kF8, kE2M1, kNF4, kFP4 };
 
 // Runs body(context, piece) for every piece of [0, pieces) on several threads.
 struct Pool {

@@ -219,6 +219,9 @@ void WithKind(const LinearArguments& a, const Use& use) {
     case Type::kF16: return use(Product<F16>(a));
     case Type::kS8: return wide ? use(Product<WideS8>(a)) : use(Product<S8>(a));
     case Type::kF8: return a.x_type == Type::kBF16 ? use(Product<F8>(a)) : use(Product<WideF8>(a));
+    case Type::kE2M1: return a.x_type == Type::kBF16 ? use(Product<E2M1>(a)) : use(Product<WideE2M1>(a));
+    case Type::kNF4: return use(Product<WideNF4>(a));
+    case Type::kFP4: return use(Product<WideFP4>(a));
     case Type::kS4: return wide ? use(Product<WideS4>(a)) : use(Product<S4>(a));
   }
 }

@@ -90,6 +90,16 @@ Activation ActivationOf(const Call& call) {
   return found->second;
 }
 
+// What bytes of two weights have.
+Type CodesOf(const Call& call) {
+  constexpr std::pair<std::string_view, Type> all[] = {
+      {"", Type::kS4}, {"e2m1", Type::kE2M1}, {"nf4", Type::kNF4}, {"fp4", Type::kFP4}};
+  const auto name = call.Attribute<std::string_view>("codes");
+  const auto* found = std::find_if(std::begin(all), std::end(all), [&](const auto& each) { return each.first == name; });
+  call.Must(found != std::end(all), "codes must be those that the kernel has");
+  return found->second;
+}
+
 struct Part {
   std::string_view weight, scale, minimum, bias;
 };
@@ -138,6 +148,7 @@ void Linear(Call& call, const Pool& pool) {
   LinearArguments arguments = {};
   arguments.activation = ActivationOf(call);
   arguments.rounded = call.Attribute<int64_t>("rounded");
+  const Type codes = CodesOf(call);
   const bool activated = arguments.activation != Activation::kNone;
   Array y;
   Alike alike;
@@ -159,7 +170,8 @@ void Linear(Call& call, const Pool& pool) {
   call.Must(!residual || activated || parts == 1, "a residual must have one result");
 
   const bool floats = alike.weight == x.type, grouped = alike.grouped;
-  const bool whole = alike.weight == ffi::S8 || alike.weight == ffi::U8;
+  const bool whole = alike.weight == ffi::S8 || (alike.weight == ffi::U8 && codes == Type::kS4);
+  call.Must(codes == Type::kS4 || (alike.weight == ffi::U8 && !alike.minima), "codes must be in bytes, without minima");
   const int64_t in_word = floats && x.type != ffi::BF16 ? 1 : floats ? 2 : 4;
   const int64_t of_word = alike.weight == ffi::U8 ? 8 : in_word, words = (inputs + of_word - 1) / of_word;
   call.Must(alike.word == in_word && alike.words == words, "weights must be in panels of all inputs of x");
@@ -174,7 +186,7 @@ void Linear(Call& call, const Pool& pool) {
   arguments.rows = rows;
   arguments.inputs = inputs;
   arguments.x_type = TypeOf(x.type);
-  arguments.weight_type = TypeOf(alike.weight);
+  arguments.weight_type = alike.weight == ffi::U8 ? codes : TypeOf(alike.weight);
   arguments.scale_type = TypeOf(alike.scale);
   arguments.y_type = TypeOf(y.type);
   arguments.x = x.data;
