@@ -14,7 +14,7 @@ class Published:
 
     `refused` is the reason, as a pattern, if the configuration is refused. `buffers` are additional tensors of the
     checkpoint. A `bare` checkpoint has no head, and no prefix in its names. `stored` is how it has weights in 8 bits,
-    and `words` how it has them in words.
+    `words` how it has them in words, and `coded` in codes of four bits.
     """
 
     attributes: dict[str, Any]
@@ -24,6 +24,7 @@ class Published:
     bare: bool = False
     stored: tuple[Any, ...] = ()
     words: tuple[Any, ...] = ()
+    coded: tuple[Any, ...] = ()
 
 
 def but(base: dict[str, Any], *missing: str, **changes: Any) -> dict[str, Any]:
@@ -235,8 +236,11 @@ THIRD = {
         but(LLAMA31, quantization_config=QUANTIZED["awq"]), words=("awq", 4, 128, True)
     ),
     "unsloth/llama-3-8b-bnb-4bit": Published(
-        but(LLAMA3, quantization_config=QUANTIZED["nf4"], unsloth_version="2024.9"),
-        refused=r"is quantized \(bitsandbytes, 4 bits\)",
+        but(
+            LLAMA3, hidden_size=64, intermediate_size=128, num_attention_heads=4,
+            quantization_config=QUANTIZED["nf4"], unsloth_version="2024.9",
+        ),
+        ("unsloth_version",), coded=("nf4 nested", 64),
     ),
     "neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8": Published(
         but(LLAMA31, quantization_config=QUANTIZED["compressed"]), stored=("float", (None, None), "_scale")

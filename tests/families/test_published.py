@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from codes_in_bytes import store_in_codes
 from eight_bits import store_in_eight_bits
 from four_bits import store_in_words
 from parity import assert_close, continued, padded, prompts, randomized
@@ -32,6 +33,8 @@ def checkpoint(published, directory):
         reference = store_in_eight_bits(reference, directory, *published.stored)
     if published.words:
         reference = store_in_words(reference, directory, *published.words)
+    if published.coded:
+        reference = store_in_codes(reference, directory, *published.coded)
     file = directory / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
     if published.bare:

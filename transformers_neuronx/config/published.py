@@ -1,8 +1,8 @@
 """How quantized checkpoints are published, as their configurations say.
 
-These are read: compressed-tensors with whole numbers of 4 or 8 bits, or FP8; the FP8 of Qwen, DeepSeek and others, with
-a scale for each block of a matrix; GPTQ and AWQ; and files of GGUF, where each matrix has its own type. What they say
-of activations is not followed: these stay in the model's type.
+These are read: compressed-tensors with whole numbers of 4 or 8 bits, FP8, MXFP4 or NVFP4; the FP8 of Qwen, DeepSeek and
+others, with a scale for each block of a matrix; GPTQ and AWQ; nf4 and fp4 of bitsandbytes; and files of GGUF, where
+each matrix has its own type. What they say of activations is not followed: these stay in the model's type.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from transformers_neuronx.config.gguf import GGUF, storage
 
 QUANTIZATION = "quantization_config"  # the attribute of a configuration
 CONV1D = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc)\.weight")  # matrices of GPT-2 that are [in, out]
+CODED = {"mxfp4-pack-quantized": ("mxfp4", "group"), "nvfp4-pack-quantized": ("nvfp4", "tensor_group")}
+BLOCK = 64  # of bitsandbytes: numbers with a scale; its files may have a multiple
 TYPES: Mapping[tuple[str, Any], str] = {("int", 8): "s8", ("int", 4): "s4", ("float", 8): "f8e4m3fn"}
 
 
@@ -24,10 +26,10 @@ class Form:
     """How matrices are stored: their type, and how many outputs and inputs share a scale; None means all.
 
     `ignored` are names of modules that are not quantized, or patterns of them after "re:". `packing` is how whole
-    numbers are packed into words of 32 bits, if they are: as in "compressed", "gptq", "gptq_v2" or "awq". With
-    `zeros`, each group of inputs has a number that stands for zero. In words, matrices are by outputs, also
-    those that are [in, out] otherwise, whose names `turned` matches. With `by_group`, inputs of a group
-    need not be beside each other (act-order).
+    numbers are packed into words of 32 bits, if they are: as in "compressed", "gptq", "gptq_v2" or "awq"; or codes of
+    four bits into bytes: as in "mxfp4", "nvfp4" or "bitsandbytes". With `zeros`, each group of inputs has a number
+    that stands for zero. In words, matrices are by outputs, also those that are [in, out] otherwise, whose names
+    `turned` matches. With `by_group`, inputs of a group need not be beside each other (act-order).
     """
 
     dtype: str
@@ -41,7 +43,8 @@ class Form:
     @property
     def storage(self) -> str:
         """How a model stores such a matrix. Scales in f32 hold those of every type, and minima, exactly."""
-        return storage(self.dtype, self.block[1], "f32", self.zeros, self.by_group)
+        scales = "bf16" if self.packing == "mxfp4" else "f32"
+        return storage(self.dtype, self.block[1], scales, self.zeros, self.by_group)
 
     def ignores(self, module: str) -> bool:
         """Whether a module is not quantized."""
@@ -66,7 +69,14 @@ def form_of(attributes: Mapping[str, Any]) -> Form | Mixed | None:
     how = attributes.get(QUANTIZATION)
     if not isinstance(how, Mapping):
         return None
-    forms = {"compressed-tensors": _compressed, "fp8": _fp8, "gptq": _gptq, "awq": _awq, GGUF: _gguf}
+    forms = {
+        "compressed-tensors": _compressed,
+        "fp8": _fp8,
+        "gptq": _gptq,
+        "awq": _awq,
+        "bitsandbytes": _bitsandbytes,
+        GGUF: _gguf,
+    }
     form = forms.get(str(how.get("quant_method")), lambda _: None)(how)
     if isinstance(form, Form) and attributes.get("model_type") == "gpt2":
         return replace(form, turned=CONV1D)
@@ -79,6 +89,8 @@ def _gguf(how: Mapping[str, Any]) -> Mixed | None:
 
 
 def _compressed(how: Mapping[str, Any]) -> Form | None:
+    if how.get("format") in CODED:
+        return _of_codes(how)
     groups = [group.get("weights") or {} for group in how.get("config_groups", {}).values()]
     sparse = (how.get("sparsity_config") or {}).get("format", "dense") != "dense"
     packed = how.get("format") == "pack-quantized"
@@ -99,6 +111,30 @@ def _compressed(how: Mapping[str, Any]) -> Form | None:
         return None
     by_group = packed and weights.get("actorder") in ("group", "dynamic")
     return Form(dtype, block, tuple(how.get("ignore") or ()), "compressed" if packed else "", zeros, by_group=by_group)
+
+
+def _of_codes(how: Mapping[str, Any]) -> Form | None:
+    """MXFP4 and NVFP4: numbers in e2m1, and a scale for each group of inputs."""
+    packing, strategy = CODED[how["format"]]
+    groups = [group.get("weights") or {} for group in how.get("config_groups", {}).values()]
+    wanted = dict(num_bits=4, type="float", strategy=strategy, symmetric=True)
+    sizes = {group.get("group_size") for group in groups}
+    alike = all(group.get(name, value) == value for group in groups for name, value in wanted.items())
+    size = next(iter(sizes)) if len(sizes) == 1 else None
+    if not alike or not isinstance(size, int) or size < 2 or size % 2:
+        return None
+    return Form("e2m1", (1, size), tuple(how.get("ignore") or ()), packing)
+
+
+def _bitsandbytes(how: Mapping[str, Any]) -> Form | None:
+    kind = how.get("bnb_4bit_quant_type", "fp4")
+    if (
+        not how.get("load_in_4bit")
+        or kind not in ("nf4", "fp4")
+        or how.get("bnb_4bit_quant_storage", "uint8") != "uint8"
+    ):
+        return None
+    return Form(kind, (1, BLOCK), (*(how.get("llm_int8_skip_modules") or ()), "lm_head"), "bitsandbytes")
 
 
 def _gptq(how: Mapping[str, Any]) -> Form | None:

@@ -19,18 +19,28 @@ from transformers_neuronx.config.switches import QuantizationConfig
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.support.files import read_json
-from transformers_neuronx.weights import words
+from transformers_neuronx.weights import coded, words
+from transformers_neuronx.weights.codes import CODES
 from transformers_neuronx.weights.formats import Readers
 from transformers_neuronx.weights.packed import Packed, PackedReaders
 from transformers_neuronx.weights.quantization import PLAIN
 from transformers_neuronx.weights.rows import Weight
 
 SCALES = (".weight_scale", ".weight_scale_inv")  # ends of the names of a matrix's scales
-PARTS = dict(  # ends of the names of parts: values, scales, zeros, the group of each input, sizes of the matrix
-    compressed=(".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape"),
-    gptq=(".qweight", ".scales", ".qzeros", ".g_idx", ".shape"),
-)
-OTHERS = re.compile(r"\.(input|output|k|v|q)_scale$")  # scales of activations and caches
+_GPTQ = dict(values=".qweight", scales=".scales", zeros=".qzeros", groups=".g_idx", sizes=".shape")
+_MXFP4 = dict(values=".weight_packed", scales=".weight_scale")
+PARTS = dict(  # the ends of the names of a matrix's parts, for each packing
+    compressed=_MXFP4 | dict(zeros=".weight_zero_point", groups=".weight_g_idx", sizes=".weight_shape"),
+    mxfp4=_MXFP4,
+    nvfp4=_MXFP4 | dict(divisor=".weight_global_scale"),
+    **dict.fromkeys(("gptq", "gptq_v2", "awq"), _GPTQ),
+    bitsandbytes={
+        "scales": ".weight.absmax", "values": ".weight", "table": ".weight.quant_map",
+        "nested scales": ".weight.nested_absmax", "nested table": ".weight.nested_quant_map",
+        **{f"state of {name}": f".weight.quant_state.bitsandbytes__{name}" for name in ("nf4", "fp4")},
+    },
+)  # fmt: skip
+OTHERS = re.compile(r"\.(input|output|k|v|q)(_global)?_scale$")  # scales of activations and caches
 
 
 def form_in(directory: Path) -> Form | None:
@@ -60,7 +70,8 @@ def switches_of(form: Form | Mixed, table: Sequence[Weight], layers: int) -> Qua
         if plan.keys() != {PLAIN}:
             stored[row.name] = plan
     types = Counter(re.split("[/,]", text)[0] for plan in stored.values() for text in plan if text != PLAIN)
-    return QuantizationConfig(max(types, key=types.__getitem__, default="s8"), stored=stored)
+    most = max(types, key=types.__getitem__, default="s8")
+    return QuantizationConfig("s4" if most in CODES else most, stored=stored)
 
 
 def parts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, PackedReaders]:
@@ -69,7 +80,7 @@ def parts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, Pa
     Those of matrices in few bits come as numbers, and for themselves as they are stored.
     """
     if form.packing:
-        return _words_of(directory, readers, form)
+        return _packed_of(directory, readers, form)
     scales = {name.rpartition("_scale")[0]: name for name in readers if name.endswith(SCALES)}
 
     def read(name: str) -> Packed:
@@ -83,18 +94,19 @@ def parts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, Pa
     return whole | dict.fromkeys(scales, lambda name: _numbers(read(name))), dict.fromkeys(scales, read)
 
 
-def _words_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, PackedReaders]:
-    """The same for matrices whose numbers are packed into words."""
-    names = PARTS["compressed" if form.packing == "compressed" else "gptq"]
-    ends = dict(zip(("values", "scales", "zeros", "groups", "sizes"), names, strict=True))
-    modules = {name.removesuffix(ends["values"]) for name in readers if name.endswith(ends["values"])}
+def _packed_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, PackedReaders]:
+    """The same for matrices whose numbers are packed into words or bytes."""
+    ends = PARTS[form.packing]
+    first = ends["scales" if form.packing == "bitsandbytes" else "values"]  # what only such matrices have
+    modules = {name.removesuffix(first) for name in readers if name.endswith(first)}
+    unpack = coded.packed if form.dtype in CODES else words.packed
 
     def read(name: str) -> Packed:
         parts = {part: name.removesuffix(".weight") + end for part, end in ends.items()}
         found = {part: readers[full](full) for part, full in parts.items() if full in readers}
-        return replace(words.packed(f"{directory}: {name}", form, found), transposed=_is_turned(form, name))
+        return replace(unpack(f"{directory}: {name}", form, found), transposed=_is_turned(form, name))
 
-    hidden = {module + end for module in modules for end in names}
+    hidden = {module + end for module in modules for end in ends.values()} | {*filter(OTHERS.search, readers)}
     matrices = [f"{module}.weight" for module in modules]
     whole = {name: reader for name, reader in readers.items() if name not in hidden}
     return whole | dict.fromkeys(matrices, lambda name: _numbers(read(name))), dict.fromkeys(matrices, read)
