@@ -122,7 +122,8 @@ class _Job:
                     stored = skeleton.stored(f"{name}.weight").removesuffix(".weight")
                     if stored in self.modules:
                         yield stored, self._compensated(stored, module, hessians.get(name))
-                hidden = [skeleton.apply(number, x) for x in hidden]
+                for place, x in enumerate(hidden):
+                    hidden[place] = skeleton.apply(number, x)
 
     def _compensated(self, name: str, module: torch.nn.Module, hessian: torch.Tensor | None) -> Quantized:
         """Quantize a module, and let it compute with its new numbers."""

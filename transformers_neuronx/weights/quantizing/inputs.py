@@ -38,7 +38,7 @@ class Skeleton:
         names = {module: name for name, module in self.model.named_modules()}
         self.head = names.get(self.model.get_output_embeddings(), "lm_head")
         self._base = names[self.model.base_model]
-        count = config.get_text_config().num_hidden_layers
+        count = getattr(config.get_text_config(), "num_hidden_layers", None)
         lists = [module for module in names if isinstance(module, torch.nn.ModuleList) and len(module) == count]
         if not lists:
             raise CheckpointError(f"{checkpoint.directory}: {type(self.model).__name__} has no list of {count} layers")
