@@ -12,8 +12,9 @@ TYPES = dict(int=torch.int8, float=torch.float8_e4m3fn)
 def store_in_eight_bits(reference, directory, kind, block, end):
     """Make the checkpoint that a model of Transformers has saved one in 8 bits. Return the model with its numbers.
 
-    `block` are the outputs and inputs that share a scale, or None for all; `end` that of the scale's name. Numbers are
-    drawn in less than their type's range, so that quantizing them again would change them.
+    `block` are the outputs and inputs that share a scale, or None for all; `end` that of the scale's name, or
+    "torchao", whose names differ. Numbers are drawn in less than their type's range, so that quantizing them again
+    would change them.
     """
     file, generator = directory / "model.safetensors", torch.Generator().manual_seed(0)
     numbers = load_file(file)
@@ -21,6 +22,12 @@ def store_in_eight_bits(reference, directory, kind, block, end):
     for name, tensor in stored.copy().items():
         if tensor.ndim == 2 and not any(part in name for part in PLAIN):
             stored[name], scales, numbers[name] = _drawn(tensor.shape, kind, block, generator)
+            if end == "torchao":
+                named = name.replace(".weight", "._weight_")
+                parts = dict(qdata=stored.pop(name), scale=scales)
+                parts |= dict(zero_point=torch.zeros_like(scales, dtype=torch.int8)) if kind == "int" else {}
+                stored |= {named + part: tensor for part, tensor in parts.items()}
+                continue
             stored[f"{name}{end}"] = scales if scales.numel() > 1 else scales.reshape(())
             stored[name.replace(".weight", ".input_scale")] = torch.ones(())
     save_file(numbers, file, metadata=dict(format="pt"))

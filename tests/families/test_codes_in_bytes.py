@@ -2,12 +2,11 @@
 
 import importlib
 import json
-import random
-import struct
 
 import pytest
 import torch
 from codes_in_bytes import NUMBERS, store_in_codes
+from mutations import mutations_of
 from parity import assert_close, prompts, randomized
 from safetensors.torch import load_file, save_file
 from test_passed_through import expected, loaded, logits
@@ -177,38 +176,8 @@ def test_parts_that_do_not_fit_are_errors_that_name_them(form, end, change, said
     assert said in str(error.value) and str(error.value).startswith(f"{tmp_path}: {matrix}: ")
 
 
-def mutated(chance, content, parts):
-    """Change a few bytes of a file of safetensors: of its header, or of a part of a matrix."""
-    content = bytearray(content)
-    for _ in range(chance.choice([1, 1, 1, 2, 4])):
-        first, last = chance.choice(parts)
-        at = chance.randrange(first, last)
-        content[at] = chance.choice([content[at] ^ 1 << chance.randrange(8), 0, 255, 127, chance.randrange(256)])
-    return bytes(content if chance.random() < 0.95 else content[: chance.randrange(len(content))])
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_mutations_are_read_as_something_or_refused(form, tmp_path):
     published(tmp_path, "llama", form)
-    path = tmp_path / "model.safetensors"
-    tensors = {name: part for name, part in load_file(path).items() if "layers.0.self_attn.o_proj" in name}
-    save_file(tensors, path)
-    content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    header, begin = json.loads(content[8 : 8 + length]), 8 + length
-    parts = [tuple(begin + at for at in header[name]["data_offsets"]) for name in tensors] + [(0, begin)]
-    chance, read, refused = random.Random(0), 0, []
-    for _ in range(3000):
-        path.write_bytes(mutated(chance, content, parts))
-        try:
-            with open_checkpoint(tmp_path) as checkpoint:
-                for name in checkpoint:
-                    if packed := checkpoint.packed(name):
-                        assert packed.numbers.shape == packed.shape and packed.scales.isfinite().all()
-                    else:
-                        checkpoint.read(name)
-            read += 1
-        except CheckpointError as error:
-            refused.append(str(error))
-    assert all(said.startswith(str(tmp_path)) and len(said) < 600 for said in refused)
-    assert min(read, len(refused)) > 300
+    read, refused = mutations_of(tmp_path, "layers.0.self_attn.o_proj", lambda each: each.scales.isfinite().all())
+    assert min(read, refused) > 300

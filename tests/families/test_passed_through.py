@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from eight_bits import store_in_eight_bits
+from mutations import mutations_of
 from parity import assert_close, prompts, randomized
 from safetensors.torch import load_file, save_file
 from test_every_family import tiny
@@ -26,6 +27,12 @@ def compressed(kind, strategy, **more):
     return dict(quant_method="compressed-tensors", format=which, config_groups=groups, ignore=["lm_head", "re:.*gate$"])
 
 
+def torchao(kind, shared, **more):
+    granularity = dict(_type=shared, _version=1, _data=more)
+    kinds = dict(default=dict(_type=f"{kind}Config", _version=2, _data=dict(granularity=granularity)))
+    return dict(quant_method="torchao", quant_type=kinds, modules_to_not_convert=["gate"])
+
+
 def fp8(block):
     return dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=block)
 
@@ -39,6 +46,9 @@ FORMS = {
     "FP8, a matrix": (compressed("float", "tensor"), "float", (None, None), "_scale"),
     "FP8, blocks": (compressed("float", "block", block_structure=[16, 8]), "float", (16, 8), "_scale"),
     "FP8, blocks as in Qwen3": (fp8([16, 8]), "float", (16, 8), "_scale_inv"),
+    "int8 of torchao": (torchao("Int8DynamicActivationInt8Weight", "PerRow", dim=-1), "int", (1, None), "torchao"),
+    "int8 of torchao, groups": (torchao("Int8WeightOnly", "PerGroup", group_size=8), "int", (1, 8), "torchao"),
+    "FP8 of torchao": (torchao("Float8WeightOnly", "PerTensor"), "float", (None, None), "torchao"),
     "FP8 of vLLM": (fp8(None), "float", (None, None), "_scale"),
 }
 
@@ -107,6 +117,50 @@ def test_a_form_that_is_not_read_is_refused(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config | dict(quantization_config=how)))
         with pytest.raises(ConfigError, match="is quantized"):
             NeuronAutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        torchao("Int4WeightOnly", "PerGroup", group_size=32),
+        torchao("Int8WeightOnly", "PerGroup", group_size=7),
+        torchao("Int8WeightOnly", "PerBlock"),
+        torchao("Int8WeightOnly", "PerRow") | dict(include_input_output_embeddings=True),
+        torchao("Int8WeightOnly", "PerRow") | dict(quant_type="int8_weight_only"),
+    ],
+)
+def test_a_form_of_torchao_that_is_not_read_is_refused(how, tmp_path):
+    published(tmp_path, "llama", "int8 of torchao")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | dict(quantization_config=how)))
+    with pytest.raises(ConfigError, match=r"is quantized \(torchao\)"):
+        NeuronAutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "said"),
+    [
+        ("_zero_point", lambda part: part + 1, "expected symmetric numbers, found others than 0 in their zero_point"),
+        ("_scale", lambda part: part[1:], "expected scales"),
+        ("_scale", None, "its scales are missing"),
+        ("_qdata", torch.Tensor.float, "expected a matrix of s8, as config.json says, got float32"),
+    ],
+)
+def test_parts_of_torchao_that_do_not_fit_are_errors_that_name_them(end, change, said, tmp_path):
+    published(tmp_path, "llama", "int8 of torchao")
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(f"o_proj._weight{end}"))
+    part = tensors.pop(name)
+    save_file(tensors | ({name: change(part).contiguous()} if change else {}), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=said) as error:
+        loaded(tmp_path)
+    assert name.replace(f"._weight{end}", ".weight") in str(error.value)
+
+
+def test_mutations_are_read_as_something_or_refused(tmp_path):
+    published(tmp_path, "llama", "int8 of torchao, groups")
+    read, refused = mutations_of(tmp_path, "layers.0.self_attn.o_proj")
+    assert min(read, refused) > 300
 
 
 def test_parts_that_do_not_fit_are_errors_that_name_them(tmp_path):

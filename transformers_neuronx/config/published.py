@@ -1,8 +1,9 @@
 """How quantized checkpoints are published, as their configurations say.
 
 These are read: compressed-tensors with whole numbers of 4 or 8 bits, FP8, MXFP4 or NVFP4; the FP8 of Qwen, DeepSeek and
-others, with a scale for each block of a matrix; GPTQ and AWQ; nf4 and fp4 of bitsandbytes; and files of GGUF, where
-each matrix has its own type. What they say of activations is not followed: these stay in the model's type.
+others, with a scale for each block of a matrix; GPTQ and AWQ; nf4 and fp4 of bitsandbytes; what torchao has in 8 bits;
+and files of GGUF, where each matrix has its own type. What they say of activations is not followed: these stay in the
+model's type.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ QUANTIZATION = "quantization_config"  # the attribute of a configuration
 CONV1D = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc)\.weight")  # matrices of GPT-2 that are [in, out]
 CODED = {"mxfp4-pack-quantized": ("mxfp4", "group"), "nvfp4-pack-quantized": ("nvfp4", "tensor_group")}
 BLOCK = 64  # of bitsandbytes: numbers with a scale; its files may have a multiple
+OF_TORCHAO = {  # its configurations, and the type of their weights
+    "Int8WeightOnlyConfig": "s8", "Int8DynamicActivationInt8WeightConfig": "s8",
+    "Float8WeightOnlyConfig": "f8e4m3fn", "Float8DynamicActivationFloat8WeightConfig": "f8e4m3fn",
+}  # fmt: skip
 TYPES: Mapping[tuple[str, Any], str] = {("int", 8): "s8", ("int", 4): "s4", ("float", 8): "f8e4m3fn"}
 
 
@@ -27,9 +32,10 @@ class Form:
 
     `ignored` are names of modules that are not quantized, or patterns of them after "re:". `packing` is how whole
     numbers are packed into words of 32 bits, if they are: as in "compressed", "gptq", "gptq_v2" or "awq"; or codes of
-    four bits into bytes: as in "mxfp4", "nvfp4" or "bitsandbytes". With `zeros`, each group of inputs has a number
-    that stands for zero. In words, matrices are by outputs, also those that are [in, out] otherwise, whose names
-    `turned` matches. With `by_group`, inputs of a group need not be beside each other (act-order).
+    four bits into bytes: as in "mxfp4", "nvfp4" or "bitsandbytes". With "torchao", only names differ. With `zeros`,
+    each group of inputs has a number that stands for zero. In words, matrices are by outputs, also those that are
+    [in, out] otherwise, whose names `turned` matches. With `by_group`, inputs of a group need not be beside each other
+    (act-order).
     """
 
     dtype: str
@@ -75,6 +81,7 @@ def form_of(attributes: Mapping[str, Any]) -> Form | Mixed | None:
         "gptq": _gptq,
         "awq": _awq,
         "bitsandbytes": _bitsandbytes,
+        "torchao": _torchao,
         GGUF: _gguf,
     }
     form = forms.get(str(how.get("quant_method")), lambda _: None)(how)
@@ -135,6 +142,23 @@ def _bitsandbytes(how: Mapping[str, Any]) -> Form | None:
     ):
         return None
     return Form(kind, (1, BLOCK), (*(how.get("llm_int8_skip_modules") or ()), "lm_head"), "bitsandbytes")
+
+
+def _torchao(how: Mapping[str, Any]) -> Form | None:
+    kinds = how.get("quant_type")
+    one = kinds["default"] if isinstance(kinds, Mapping) and kinds.keys() == {"default"} else {}
+    told = one.get("_data") or {}
+    shared = told.get("granularity")
+    shared = (shared[-1] if isinstance(shared, list) else shared) or {}  # the last one is for weights
+    size = (shared.get("_data") or {}).get("group_size")
+    blocks: dict[Any, tuple[int | None, int | None]] = dict(PerRow=(1, None), PerTensor=(None, None))
+    if isinstance(size, int) and size > 1 and size % 2 == 0:
+        blocks |= dict(PerGroup=(1, size))
+    dtype, block = OF_TORCHAO.get(str(one.get("_type"))), blocks.get(shared.get("_type"))
+    other = (told.get("weight_dtype") or {}).get("_data", "float8_e4m3fn") != "float8_e4m3fn"
+    if not dtype or not block or other or how.get("include_input_output_embeddings") or one.get("_version") != 2:
+        return None
+    return Form(dtype, block, (*(how.get("modules_to_not_convert") or ()), "lm_head"), "torchao")
 
 
 def _gptq(how: Mapping[str, Any]) -> Form | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ PARTS = dict(  # the ends of the names of a matrix's parts, for each packing
     mxfp4=_MXFP4,
     nvfp4=_MXFP4 | dict(divisor=".weight_global_scale"),
     **dict.fromkeys(("gptq", "gptq_v2", "awq"), _GPTQ),
+    torchao=dict(values="._weight_qdata", scales="._weight_scale", zeros="._weight_zero_point"),
     bitsandbytes={
         "scales": ".weight.absmax", "values": ".weight", "table": ".weight.quant_map",
         "nested scales": ".weight.nested_absmax", "nested table": ".weight.nested_quant_map",
@@ -99,7 +100,7 @@ def _packed_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, 
     ends = PARTS[form.packing]
     first = ends["scales" if form.packing == "bitsandbytes" else "values"]  # what only such matrices have
     modules = {name.removesuffix(first) for name in readers if name.endswith(first)}
-    unpack = coded.packed if form.dtype in CODES else words.packed
+    unpack = coded.packed if form.dtype in CODES else _of_torchao if form.packing == "torchao" else words.packed
 
     def read(name: str) -> Packed:
         parts = {part: name.removesuffix(".weight") + end for part, end in ends.items()}
@@ -119,6 +120,15 @@ def _is_turned(form: Form, name: str) -> bool:
 def _numbers(packed: Packed) -> torch.Tensor:
     """Return a matrix as it is in a checkpoint of numbers."""
     return packed.numbers.T if packed.transposed else packed.numbers
+
+
+def _of_torchao(what: str, form: Form, parts: Mapping[str, torch.Tensor]) -> Packed:
+    """Return the matrix of these parts, in which no number but zero stands for zero."""
+    if "scales" not in parts:
+        raise CheckpointError(f"{what}: its scales are missing")
+    if "zeros" in parts and parts["zeros"].any():
+        raise CheckpointError(f"{what}: expected symmetric numbers, found others than 0 in their zero_point")
+    return _packed(what, form, parts["values"], parts["scales"])
 
 
 def _packed(what: str, form: Form, values: torch.Tensor, scales: torch.Tensor) -> Packed:
