@@ -15,6 +15,8 @@ from transformers_neuronx import NeuronAutoModelForCausalLM
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.weights import codes
 from transformers_neuronx.weights.checkpoint import open_checkpoint
+from transformers_neuronx.weights.packed import Packed
+from transformers_neuronx.weights.quantization import Storage
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "mixtral")
 
@@ -99,6 +101,15 @@ def test_codes_stand_for_these_numbers():
     pairs = torch.tensor([[0x21, 0xF0]], dtype=torch.uint8)
     assert codes.unpacked(pairs).tolist() == [[1, 2, 0, 15]]
     assert codes.unpacked(pairs, low_first=False).tolist() == [[2, 1, 15, 0]]
+
+
+def test_other_numbers_become_the_nearest_codes():
+    matrix, storage = torch.randn(5, 128, generator=torch.Generator().manual_seed(0)), Storage.of("nf4/64, f32")
+    scales = storage.scales(matrix)
+    assert torch.equal(scales, matrix.view(5, 2, 64).abs().amax(2))
+    nearest = (matrix / scales.repeat_interleave(64, 1))[..., None].sub(NUMBERS["nf4"]).abs().argmin(-1)
+    kept = Packed("nf4", nearest.to(torch.uint8), scales, 64)
+    assert torch.equal(storage.values(matrix), storage.values(kept)) and torch.equal(scales, storage.scales(kept))
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,9 @@ def test_what_is_stored_must_be_a_matrix_of_the_model():
         ({"attn.q.weight": {"s5/32, f16": [0]}}, r"must be stored as 'plain', or as in 's4/32, f16 with minima'"),
         ({"attn.q.weight": {"s8, f32 with minima": [0]}}, "must be stored as"),
         ({"attn.q.weight": {"s4, f32": [0]}}, "must be stored as"),
+        ({"attn.q.weight": {"nf4, f32": [0]}}, "must be stored as"),
+        ({"attn.q.weight": {"e2m1/31, bf16": [0]}}, "must be stored as"),
+        ({"attn.q.weight": {"e2m1/32, f32 with minima": [0]}}, "must be stored as"),
         ({"attn.q.weight": {"f8e4m3fn/32, f32 with minima": [0]}}, "must be stored as"),
     ):
         config = NeuronConfig(quant=QuantizationConfig(stored=stored))

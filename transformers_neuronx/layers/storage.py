@@ -32,7 +32,7 @@ def numbers(values: Tensor, scale: Tensor, dtype: str, minimum: Tensor | None = 
 
 
 def _looked_up(codes: Tensor, table: Sequence[float]) -> Tensor:
-    """Return the number of each code. XLA:CPU chooses among constants many times as fast as it gathers. -> f32[...]"""
+    """Return the number of each code: a choice among constants, which XLA fuses with what follows. -> f32[...]"""
     if len(table) == 1:
         return hlo.full(table[0], "f32", codes.sizes)
     half = len(table) // 2

@@ -29,9 +29,7 @@ STEPS = {"s8": 127, "s4": 15}  # from the smallest value of a group with a minim
 ROUNDED = 32  # 8-bit activations that share a scale, if weights have no groups
 BLOCK = 2**18  # numbers rounded at once, so that intermediates stay in a core's cache
 PLAIN = "plain"  # the storage of a matrix in the type of activations
-PACKED = (
-    "u8"  # two s4 or codes: the first half of `interleaved` inputs in the low bits, the second half in the high ones
-)
+PACKED = "u8"  # two s4 or codes: the first half of `interleaved` inputs in the low bits, the others in the high ones
 
 
 @dataclass(frozen=True)
@@ -317,7 +315,9 @@ def _fitting(storage: Storage, row: Weight) -> Storage:
         return storage
     group = math.gcd(storage.group, row.split.unit if row.reduces and row.split else row.shape[1])
     if storage.packed and group % 2:
-        raise ConfigError(f"{storage.dtype} needs an even number of inputs of {row.name}, got {row.shape[1]}")
+        raise ConfigError(
+            f"quant_dtype={storage.dtype!r} needs an even number of inputs of {row.name}, got {row.shape[1]}"
+        )
     return replace(storage, group=group)
 
 
