@@ -28,7 +28,7 @@ INSIDE = {
         "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",
     ],
     "weights": [
-        "layouts", "codes", "packed", "panels", "splits", "rows", "quantization", "other_formats", "formats",
+        "layouts", "codes", "packed", "bits", "panels", "splits", "rows", "quantization", "other_formats", "formats",
         "gguf_file", "gguf_blocks", "gguf", "words", "coded", "published", "directories", "saving", "stored_module",
         "checkpoint", "adapters", "origin", "parameters", "reading", "lora", "quantizing",
     ],

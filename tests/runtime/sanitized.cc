@@ -107,30 +107,36 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
   const Type y_type = Below(2) ? Type::kF32 : x_type;
   const int parts = 1 + static_cast<int>(Below(kMostParts));
   const auto activation = parts < 3 ? static_cast<Activation>(Below(6)) : Activation::kNone;
+  const int64_t bits = type == Type::kS5 ? 5 : type == Type::kS6 ? 6 : type == Type::kS8 || type == Type::kF8 ? 8 : 4;
   const bool coded = type == Type::kE2M1 || type == Type::kNF4 || type == Type::kFP4, biased = Below(2);
-  const bool whole = type == Type::kS8 || type == Type::kS4, scaled = whole || coded || type == Type::kF8;
+  const bool whole = type == Type::kS4 || type == Type::kS5 || type == Type::kS6 || type == Type::kS8;
+  const bool scaled = whole || coded || type == Type::kF8;
   const Type scale_type = group ? std::array{Type::kF32, Type::kBF16, Type::kF16}[Below(3)] : Type::kF32;
-  const bool minima = whole && group && Below(2);
+  const bool minima = whole && group && Below(2), two_levels = whole && group && Below(2);
+  const int64_t groups = group ? inputs / group : 0, blocks = groups % 3 ? 1 : groups / 3;
   const int64_t rounded = whole && Below(2) ? (group ? group : 32) : 0;
   auto x = Numbers(x_type, rows * inputs);
-  std::vector<char> weights[kMostParts], scales[kMostParts], least[kMostParts], biases[kMostParts];
+  std::vector<char> weights[kMostParts], scales[kMostParts], least[kMostParts], units[kMostParts], biases[kMostParts];
   for (int part = 0; part < parts; ++part) {
     const int64_t panels = (outputs + 15) / 16, size = scaled ? 1 : type == Type::kF32 ? 4 : 2;
-    const int64_t word = type == Type::kF16 ? 1 : 4 / size, stored = coded || type == Type::kS4 ? inputs / 2 : inputs;
+    const int64_t word = type == Type::kF16 ? 1 : 4 / size, stored = scaled ? inputs * bits / 8 : inputs;
     weights[part] = Numbers(type, panels * 16 * ((stored + word - 1) / word) * word);
-    scales[part] = Numbers(scale_type, group ? panels * 16 * (inputs / group) : outputs);
-    least[part] = Numbers(scale_type, group ? panels * 16 * (inputs / group) : 0);
+    scales[part] = Numbers(two_levels ? Type::kS8 : scale_type, group ? panels * 16 * groups : outputs);
+    least[part] = Numbers(two_levels ? Type::kS8 : scale_type, panels * 16 * groups);
+    units[part] = Numbers(scale_type, panels * 16 * blocks);
     biases[part] = Numbers(x_type, outputs);
   }
   std::vector<float> wanted;
   for (const Kernels* level : levels) {
     std::vector<char> y[kMostParts];
-    LinearArguments arguments = {rows,       inputs, group,    rounded, x_type, type, scale_type, y_type,
-                                 activation, parts,  x.data(), {},      nullptr};
+    LinearArguments arguments = {rows,   inputs, group,      two_levels ? inputs / blocks : 0, rounded,  x_type, type,
+                                 scale_type, y_type, activation, parts, x.data(), {}, nullptr};
     for (int part = 0; part < parts; ++part) {
       y[part].resize(rows * outputs * (y_type == Type::kF32 ? 4 : 2));
       arguments.weights[part] = {outputs, weights[part].data(), scaled ? scales[part].data() : nullptr,
-                                 minima ? least[part].data() : nullptr, biased ? biases[part].data() : nullptr, y[part].data()};
+                                 minima ? least[part].data() : nullptr, two_levels ? units[part].data() : nullptr,
+                                 two_levels && minima ? units[part].data() : nullptr,
+                                 biased ? biases[part].data() : nullptr, y[part].data()};
     }
     void* scratch = std::aligned_alloc(64, (level->linear_scratch(arguments) + 63) / 64 * 64);
     arguments.scratch = scratch;
@@ -290,8 +296,10 @@ int main() {
     for (const int64_t groups : {1, 3, 9})
       for (const int64_t group : {8, 64, 256})
         for (const Type type : wide)
-          for (const Type stored : {Type::kS4, Type::kS8, Type::kF8, Type::kE2M1, Type::kNF4, Type::kFP4})
-            Linear(levels, type, stored, rows, 37, groups * group, group);
+          for (const Type stored : {Type::kS4, Type::kS5, Type::kS6, Type::kS8, Type::kF8, Type::kE2M1, Type::kNF4,
+                                    Type::kFP4})
+            if (group >= 32 || (stored != Type::kS5 && stored != Type::kS6))
+              Linear(levels, type, stored, rows, 37, groups * group, group);
   for (const int64_t tokens : {1, 2, 3, 9, 40})
     for (const int64_t size : {1, 16, 20, 64, 80, 256})
       for (const Type type : wide) {

@@ -28,11 +28,13 @@ NEW = dict(q=zeros(2, 1, 4, 8), k=zeros(2, 1, 2, 8), v=zeros(2, 1, 2, 8))
 ROW = zeros(2, dtype="s32")
 CACHE = {"cache.0": zeros(4, 16, 8), "cache.1": zeros(4, 16, 8)}
 SCALES = {"cache.2": zeros(4, 16, 1), "cache.3": zeros(4, 16, 1)}
+LEVELS = {"parts.0.scale": zeros(2, 4, 16, 1, dtype="s8"), "parts.0.scale_unit": zeros(2, 2, 16, 1, dtype="f16")}
 EIGHT = {"parts.0.weight": zeros(2, 8, 16, 4, dtype="s8"), "parts.0.scale": zeros(2, 4, 16, 1)}
 # Calls that kernels take: the kernel, its operands, its attributes, and the results before those in place.
 CALLS = {
     "linear": ("linear", {"x": zeros(3, 32), "parts.0.weight": zeros(2, 32, 16, 1)}, LINEAR, [zeros(3, 20)]),
     "linear of s8": ("linear", {"x": zeros(3, 32), **EIGHT}, LINEAR, [zeros(3, 20)]),
+    "linear of two levels": ("linear", {"x": zeros(3, 32), **EIGHT, **LEVELS}, LINEAR, [zeros(3, 20)]),
     "attention": ("attention", NEW | dict(start=ROW, length=ROW) | CACHE, RULES, [NEW["q"]]),
     "paged_attention": ("paged_attention", NEW | dict(segments=zeros(2, 6, dtype="s32")) | CACHE, RULES, [NEW["q"]]),
     "attend_to": (
@@ -122,6 +124,20 @@ DAMAGED = [  # a call, operands that are changed or left out, and the error
     ("linear of s8", {"parts.0.scale": zeros(2, 3, 16, 1)}, "linear: each scale must be of as many inputs"),
     ("linear of s8", {"parts.0.scale": zeros(2, 16, 16, 1)}, "linear: groups must be of whole words, and small"),
     ("linear of s8", {"parts.0.scale": zeros(20, dtype="bf16")}, "parts.0.scale must be f32[20], got bf16[20]"),
+    ("linear of two levels", {"parts.0.scale_unit": None}, "the next operand must be parts.0.scale_unit, got no more"),
+    ("linear of two levels", {"parts.0.scale_unit": zeros(2, 3, 16, 1)}, "each unit must be of as many groups"),
+    ("linear of two levels", {"parts.0.scale_unit": zeros(2, 0, 16, 1)}, "each unit must be of as many groups"),
+    ("linear of two levels", {"parts.0.scale_unit": zeros(1, 2, 16, 1)}, "f16[2,?,16,1], got f32[1,2,16,1]"),
+    (
+        "linear of two levels",
+        {"parts.0.minimum_unit": LEVELS["parts.0.scale_unit"]},
+        "there must be no operand parts.0.m",
+    ),
+    (
+        "linear of s8",
+        {"parts.0.scale_unit": LEVELS["parts.0.scale_unit"]},
+        "there must be no operand parts.0.scale_unit",
+    ),
     ("attention", {"q": zeros(2, 1, 8)}, "attention: q must be f32, bf16 or f16[?,?,?,?], got f32[2,1,8]"),
     ("attention", {"k": zeros(2, 1, 2, 7)}, "attention: k must be f32[2,1,?,8], got f32[2,1,2,7]"),
     ("attention", {"k": zeros(2, 1, 3, 8), "v": zeros(2, 1, 3, 8)}, "attention: k must be of as many queries"),

@@ -24,6 +24,7 @@ from transformers_neuronx.pyhlo.dtypes import element_type, from_numpy, numpy_to
 from transformers_neuronx.pyhlo.hlo_pb2 import PrimitiveType, ShapeProto
 from transformers_neuronx.runtimes import get_runtime, kernels
 from transformers_neuronx.weights import panels
+from transformers_neuronx.weights.bits import in_bytes
 from transformers_neuronx.weights.quantization import Storage
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -112,13 +113,17 @@ def in_eight_bits(x, group):
         return (whole * scale).reshape(*lead, -1)[..., :inputs]
 
 
-def check(write, xs, wide, *weight, rounded=0, **more):
+def check(write, xs, wide, *weight, rounded=0, codes="", **named):
     """Compare products with NumPy in f64, within the rounding of 16-bit activations, or of sums in f32."""
-    operands = [*xs, *weight]
-    halved = weight[0].dtype == np.uint8
-    attributes = dict(panels=[(len(wide), wide.shape[1] // (1 + halved))], rounded=rounded, **more)
+    names, operands = [*Part._fields[: len(weight)], *named], [*xs, *weight, *named.values()]
+    stored = 4 * weight[0].shape[1] if weight[0].dtype == np.uint8 else wide.shape[1]
+    attributes = dict(panels=[(len(wide), stored)], rounded=rounded, codes=codes)
     module = write(
-        lambda *tensors: [_linear(x, [Part(*tensors[len(xs) :])], **attributes) for x in tensors[: len(xs)]], *operands
+        lambda *tensors: [
+            _linear(x, [Part(**dict(zip(names, tensors[len(xs) :], strict=True)))], **attributes)
+            for x in tensors[: len(xs)]
+        ],
+        *operands,
     )
     program = get_runtime("cpu", 1).compile(module)
     assert program.text().count(kernels.target("linear")) == len(xs)
@@ -207,13 +212,69 @@ def test_scales_of_every_type_and_minima(write, stored, group, groups, outputs, 
     least, most = (-8, 8) if stored == "s4" else (0, 128)
     values = random.integers(least, most, (outputs, groups * group)).astype(np.int8)
     scale, minimum = (random.normal(size=(outputs, groups)).astype(number) for _ in range(2))
-    kept = torch_to_numpy(Storage("s4", group)._in_bytes(numpy_to_torch(values))) if stored == "s4" else values
+    kept = torch_to_numpy(in_bytes(numpy_to_torch(values), "s4", group)) if stored == "s4" else values
     one, lowest = (np.repeat(each.astype(np.float64), group, 1) for each in (scale, minimum))
     operands = [laid_out(kept), laid_out(scale, 1), laid_out(minimum, 1)]
     xs = activations(random, x_type, groups * group)
     for rounded in (0, group):
         check(write, xs, values * one, *operands[:2], rounded=rounded)
         check(write, xs, (values - least) * one + lowest, *operands, rounded=rounded)
+
+
+@pytest.mark.parametrize("x_type", ["f32", "bf16"])
+@pytest.mark.parametrize("of_blocks", ["f16", "f32"])
+@pytest.mark.parametrize(
+    ("stored", "group", "together", "blocks", "outputs"),
+    [("s4", 32, 8, 2, 33), ("s8", 16, 3, 5, 6), ("s4", 16, 1, 1, 70)],
+)
+@pytest.mark.few(5)
+def test_scales_in_two_levels(write, stored, group, together, blocks, outputs, of_blocks, x_type):
+    """Of whole numbers, and a unit for so many groups together."""
+    random, number, groups = np.random.default_rng(0), element_type(of_blocks).numpy, together * blocks
+    least, most = (-8, 8) if stored == "s4" else (0, 128)
+    values = random.integers(least, most, (outputs, groups * group)).astype(np.int8)
+    scale, minimum = (random.integers(-128, 128, (outputs, groups)).astype(np.int8) for _ in range(2))
+    units = [random.normal(scale=0.01, size=(outputs, blocks)).astype(number) for _ in range(2)]
+    units[0][::2, -1] *= 1e-3  # as small as they are in files: subnormal in f16
+    kept = torch_to_numpy(in_bytes(numpy_to_torch(values), "s4", group)) if stored == "s4" else values
+    whole = [np.repeat(each.astype(np.float64), group, 1) for each in (scale, minimum)]
+    one, lowest = (
+        x * np.repeat(unit.astype(np.float64), together * group, 1) for x, unit in zip(whole, units, strict=True)
+    )
+    weight, *parts = laid_out(kept), *(laid_out(each, 1) for each in (scale, minimum, *units))
+    xs = activations(random, x_type, groups * group)
+    for rounded in (0, group):
+        check(write, xs, values * one, weight, scale=parts[0], scale_unit=parts[2], rounded=rounded)
+        wide = (values - least) * one + lowest
+        check(write, xs, wide, weight, *parts, rounded=rounded)
+
+
+@pytest.mark.parametrize("x_type", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize(
+    ("stored", "group", "groups", "outputs"),
+    [
+        ("s5", 32, 3, 33),
+        ("s6", 16, 21, 6),
+        ("s5", 64, 1, 1),
+        ("s6", 48, 2, 70),
+        ("s5", 1024, 2, 20),
+        ("s6", 1024, 1, 3),
+    ],
+)
+@pytest.mark.few(12)
+def test_linear_of_five_and_six_bits(write, stored, group, groups, outputs, x_type):
+    random, half = np.random.default_rng(0), {"s5": 16, "s6": 32}[stored]
+    values = random.integers(-half, half, (outputs, groups * group)).astype(np.int8)
+    values[0], values[-1, ::2] = -half, half - 1  # the largest sums
+    scale, minimum = (random.normal(size=(outputs, groups)).astype(np.float32) for _ in range(2))
+    weight = laid_out(torch_to_numpy(in_bytes(numpy_to_torch(values), stored, group)))
+    one, lowest = (np.repeat(each.astype(np.float64), group, 1) for each in (scale, minimum))
+    xs = activations(random, x_type, groups * group)
+    xs.append(np.full((1, groups * group), 3).astype(xs[0].dtype))
+    for rounded in (0, group):
+        check(write, xs, values * one, weight, laid_out(scale, 1), rounded=rounded)
+        wide = (values + half) * one + lowest
+        check(write, xs, wide, weight, laid_out(scale, 1), laid_out(minimum, 1), rounded=rounded)
 
 
 def as_stored(values, stored):

@@ -162,14 +162,18 @@ def test_numbers_of_drawn_blocks_are_those_of_ggml_bit_for_bit(kind):
     for parts in (found.scales, found.minima):
         if parts is not None:
             assert parts.shape == (7, 768 // found.group) and parts.dtype == torch.float32
-            assert parts.half().float().equal(parts) == (stored.scales == "f16")
+            assert stored.block or parts.half().float().equal(parts)
+    assert len(found.levels) == (0 if stored.block is None else 1 + stored.minima)
+    for (whole, units, block), parts in zip(found.levels, (found.scales, found.minima), strict=False):
+        assert whole.dtype == torch.int8 and (*whole.shape, *units.shape, block) == (7, 768 // found.group, 7, 3, 256)
+        assert units.half().float().equal(units) and parts.equal(whole * units.repeat_interleave(256 // found.group, 1))
 
 
 @pytest.mark.parametrize(
     ("kind", "least", "most"),
     [
-        *(("Q4_0", -8, 7), ("Q4_1", -8, 7), ("Q5_0", -16, 15), ("Q5_1", 0, 31), ("Q8_0", -128, 127)),
-        *(("Q2_K", -8, -5), ("Q3_K", -4, 3), ("Q4_K", -8, 7), ("Q5_K", 0, 31), ("Q6_K", -32, 31)),
+        *(("Q4_0", -8, 7), ("Q4_1", -8, 7), ("Q5_0", -16, 15), ("Q5_1", -16, 15), ("Q8_0", -128, 127)),
+        *(("Q2_K", -8, -5), ("Q3_K", -4, 3), ("Q4_K", -8, 7), ("Q5_K", -16, 15), ("Q6_K", -32, 31)),
     ],
 )
 def test_values_take_their_whole_range(kind, least, most):

@@ -15,22 +15,30 @@ from transformers_neuronx.config.gguf_positions import positions
 GGUF = "gguf"  # the quant_method of such a configuration
 
 
-def storage(dtype: str, group: int | None, scales: str, minima: bool, by_group: bool = False) -> str:
-    """Return how a matrix is stored, as `weights.quantization` reads it: "s4/32, f16 with minima, by group"."""
+def storage(
+    dtype: str, group: int | None, scales: str, minima: bool, block: int | None = None, by_group: bool = False
+) -> str:
+    """Return how a matrix is stored, as `weights.quantization` reads it: "s4/32, f16 with minima, by group".
+
+    With a `block`, scales are whole numbers times units, one for each `block` inputs: "s4/32, s8 x f16/256".
+    """
     of = "" if group is None else f"/{group}"
-    return f"{dtype}{of}, {scales}{' with minima' if minima else ''}{', by group' if by_group else ''}"
+    levels = scales if block is None else f"s8 x {scales}/{block}"
+    return f"{dtype}{of}, {levels}{' with minima' if minima else ''}{', by group' if by_group else ''}"
 
 
 class Stored(NamedTuple):
     """How matrices of a ggml type are stored here: the type of their values, and how many inputs share a scale.
 
-    `scales` is the type that holds scales exactly, and the minima of groups, if they have `minima`.
+    `scales` is the type that holds scales exactly, and the minima of groups, if they have `minima`. In the K types,
+    that is the type of their units, one for each `block` of inputs.
     """
 
     dtype: str
     group: int
     scales: str
     minima: bool = False
+    block: int | None = None
 
     def __str__(self) -> str:
         return storage(*self)
@@ -39,14 +47,14 @@ class Stored(NamedTuple):
 STORED: Mapping[str, Stored] = {
     "Q4_0": Stored("s4", 32, "f16"),
     "Q4_1": Stored("s4", 32, "f16", True),
-    "Q5_0": Stored("s8", 32, "f16"),
-    "Q5_1": Stored("s8", 32, "f16", True),
+    "Q5_0": Stored("s5", 32, "f16"),
+    "Q5_1": Stored("s5", 32, "f16", True),
     "Q8_0": Stored("s8", 32, "f16"),
-    "Q2_K": Stored("s4", 16, "f32", True),
-    "Q3_K": Stored("s4", 16, "f32"),
-    "Q4_K": Stored("s4", 32, "f32", True),
-    "Q5_K": Stored("s8", 32, "f32", True),
-    "Q6_K": Stored("s8", 16, "f32"),
+    "Q2_K": Stored("s4", 16, "f16", True, 256),
+    "Q3_K": Stored("s4", 16, "f16", block=256),
+    "Q4_K": Stored("s4", 32, "f16", True, 256),
+    "Q5_K": Stored("s5", 32, "f16", True, 256),
+    "Q6_K": Stored("s6", 16, "f16", block=256),
 }
 
 _SIZES = dict(

@@ -50,7 +50,7 @@ class Form:
     def storage(self) -> str:
         """How a model stores such a matrix. Scales in f32 hold those of every type, and minima, exactly."""
         scales = "bf16" if self.packing == "mxfp4" else "f32"
-        return storage(self.dtype, self.block[1], scales, self.zeros, self.by_group)
+        return storage(self.dtype, self.block[1], scales, self.zeros, by_group=self.by_group)
 
     def ignores(self, module: str) -> bool:
         """Whether a module is not quantized."""

@@ -11,14 +11,17 @@ from transformers_neuronx.weights.parameters import Parameter
 def lookup(table: Parameter, indices: Tensor) -> Tensor:
     """Look up rows of a table that every device holds whole. table [v, h], indices s32[b, n] -> [b, n, h]"""
     # XLA:CPU looks up f32 only. Without the barrier it would widen the whole table before a loop.
-    stored = [each for each in (table.tensor, table.scale, table.minimum) if each is not None]
+    all_parts = [table.tensor, table.scale, table.minimum, table.scale_unit, table.minimum_unit]
+    stored = [each for each in all_parts if each is not None]
     indices, *stored = hlo.optimization_barrier(indices, *stored)
-    rows, *of_groups = [_rows(each, indices) for each in stored]
+    found = iter([_rows(each, indices) for each in stored])
+    rows, scale, *others = [None if each is None else next(found) for each in all_parts]
+    assert rows is not None
     rows = hlo.slice(rows, -1, 0, table.sizes[1])
-    if not of_groups:
+    if scale is None:
         return rows
-    minimum = None if table.minimum is None else of_groups[1]
-    return numbers(rows, of_groups[0], table.dtype, minimum, table.row.codes)
+    assert table.row.matrix is not None
+    return numbers(rows, scale, table.dtype, *others, inputs=table.row.matrix[1], codes=table.row.codes)
 
 
 def _rows(table: Tensor, indices: Tensor) -> Tensor:

@@ -14,17 +14,23 @@ from transformers_neuronx.weights.parameters import Parameter
 
 
 def _product(
-    x: Tensor, weight: Tensor, scale: Tensor | None = None, minimum: Tensor | None = None, codes: str = ""
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    minimum: Tensor | None = None,
+    *units: Tensor | None,
+    codes: str = "",
 ) -> Tensor:
     """Multiply x [..., in] by weight [out, in], summing in f32. -> f32[..., out]
 
     A scale is f32[out], one per output, or [out, groups], one per group of a weight's row, which can have a minimum,
-    too. 8-bit integers are exact in every type of activations. With `codes`, weights are those.
+    too, and both can have units. 8-bit integers are exact in every type of activations. With `codes`, weights are
+    those.
     """
     if weight.dtype is not x.dtype:  # else XLA widens the weights of all layers ahead of time and keeps them
         x, weight = hlo.optimization_barrier(x, weight)
     if scale is not None and len(scale.sizes) == 2:
-        return _product(x, numbers(weight, scale, x.dtype.name, minimum, codes))
+        return _product(x, numbers(weight, scale, x.dtype.name, minimum, *units, inputs=x.sizes[-1], codes=codes))
     *lead, features = x.sizes
     rows, weight = hlo.reshape(x, -1, features), hlo.convert(weight, x.dtype)
     count = rows.sizes[0]
@@ -45,6 +51,8 @@ class Part(NamedTuple):
     weight: Tensor
     scale: Tensor | None = None
     minimum: Tensor | None = None
+    scale_unit: Tensor | None = None
+    minimum_unit: Tensor | None = None
     bias: Tensor | None = None
 
 
@@ -66,11 +74,11 @@ def _linear_body(
     """
     x = as_rounded(x, rounded) if rounded else x
     products = []
-    for number, (weight, scale, minimum, bias) in enumerate(parts):
+    for number, (weight, *of_groups, bias) in enumerate(parts):
         if panels:
             weight = as_matrix(weight, *panels[number])
-            scale, minimum = (_of_groups(each, panels[number][0]) for each in (scale, minimum))
-        y = _product(x, weight, scale, minimum, codes)
+            of_groups = [_of_groups(each, panels[number][0]) for each in of_groups]
+        y = _product(x, weight, *of_groups, codes=codes)
         products.append(hlo.convert(y if bias is None else y + hlo.convert(bias, "f32"), dtype))
     if activation:
         activated = ACTIVATIONS[activation](products[0])
@@ -92,9 +100,10 @@ def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", bia
     """
     x = _by_group(x, layers[0].weight)
     biased = biased and hasattr(layers[0], "bias")
-    weights = [w.weight for w in layers]
-    biases = [w.bias.tensor if biased else None for w in layers]
-    parts = [Part(w.tensor, w.scale, w.minimum, bias) for w, bias in zip(weights, biases, strict=True)]
+    parts = []
+    for w in layers:
+        weight, bias = w.weight, w.bias.tensor if biased else None
+        parts.append(Part(weight.tensor, weight.scale, weight.minimum, weight.scale_unit, weight.minimum_unit, bias))
     attributes: dict[str, Any] = dict(activation=activation, dtype=dtype)
     row = layers[0].weight.row
     if row.word:

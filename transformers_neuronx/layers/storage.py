@@ -7,27 +7,42 @@ from collections.abc import Sequence
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.pyhlo.dtypes import INTEGERS
+from transformers_neuronx.weights import bits
 from transformers_neuronx.weights.codes import CODES
 from transformers_neuronx.weights.packed import LEAST
-from transformers_neuronx.weights.quantization import LARGEST, PACKED, interleaved
+from transformers_neuronx.weights.quantization import LARGEST
 
 
-def numbers(values: Tensor, scale: Tensor, dtype: str, minimum: Tensor | None = None, codes: str = "") -> Tensor:
+def numbers(
+    values: Tensor,
+    scale: Tensor,
+    dtype: str,
+    minimum: Tensor | None = None,
+    scale_unit: Tensor | None = None,
+    minimum_unit: Tensor | None = None,
+    *,
+    inputs: int | None = None,
+    codes: str = "",
+) -> Tensor:
     """Dequantize values [..., stored] with a scale [...], or [..., groups] for groups of them. -> [..., in]
 
-    With a minimum [..., groups], that is what a group's smallest value stands for. With `codes`, values are those.
+    Bytes have two values, or as many as give `inputs`. With a minimum [..., groups], that is what a group's smallest
+    value stands for. Scales and minima are multiplied by their units [..., blocks] first, if they have any. With
+    `codes`, values are those.
     """
     *lead, size = values.sizes
-    scale = hlo.reshape(hlo.convert(scale, "f32"), *lead, -1, 1)
-    groups, least = scale.sizes[-2], LEAST["s4" if values.dtype.name == PACKED else "s8"]
-    if values.dtype.name == PACKED:
-        both = hlo.bitcast_convert(hlo.reshape(values, *lead, -1, interleaved(2 * size // groups) // 2), "s8")
-        values = hlo.concatenate([hlo.shift_right(hlo.shift_left(both, 4), 4), hlo.shift_right(both, 4)], -1)
+    scale = _of_groups(scale, scale_unit, lead)
+    groups, dtype_of_values = scale.sizes[-2], values.dtype.name
+    if values.dtype.name == bits.DTYPE:
+        inputs = inputs or 2 * size
+        dtype_of_values = next(name for name, count in bits.BITS.items() if count * inputs == 8 * size)
+        values = _from_bytes(values, dtype_of_values, inputs // groups)
     values = hlo.reshape(values, *lead, groups, -1)
     values = _looked_up(values, CODES[codes]) if codes else hlo.convert(values, "f32")
     if minimum is None:
         return hlo.convert(hlo.reshape(values * scale, *lead, -1), dtype)
-    minimum = hlo.reshape(hlo.convert(minimum, "f32"), *lead, -1, 1)
+    minimum = _of_groups(minimum, minimum_unit, lead)
+    least = LEAST[dtype_of_values]
     return hlo.convert(hlo.reshape((values - float(least)) * scale + minimum, *lead, -1), dtype)
 
 
@@ -38,6 +53,32 @@ def _looked_up(codes: Tensor, table: Sequence[float]) -> Tensor:
     half = len(table) // 2
     low, high = (_looked_up(codes, part) for part in (table[:half], table[half:]))
     return hlo.select(hlo.equal(hlo.logical_and(codes, half), 0), low, high)
+
+
+def _from_bytes(values: Tensor, dtype: str, group: int) -> Tensor:
+    """Return the numbers that `weights.bits` has put into bytes. -> s8[..., numbers of some bytes]"""
+    *lead, _ = values.sizes
+    high_bits, size = bits.BITS[dtype] - 4, bits.together(dtype)
+    if not high_bits:
+        both = hlo.bitcast_convert(hlo.reshape(values, *lead, -1, bits.interleaved(group) // 2), "s8")
+        return hlo.concatenate([hlo.shift_right(hlo.shift_left(both, 4), 4), hlo.shift_right(both, 4)], -1)
+    values = hlo.reshape(values, *lead, -1, size // 2 + bits.WORD)
+    both = hlo.reshape(hlo.slice(values, -1, 0, size // 2), *lead, -1, bits.WORD)
+    low = hlo.concatenate([hlo.logical_and(both, 15), hlo.shift_right(both, 4)], -1)
+    high = hlo.slice(values, -1, size // 2, size // 2 + bits.WORD)
+    parts = [hlo.logical_and(hlo.shift_right(high, at), (1 << high_bits) - 1) for at in range(0, 8, high_bits)]
+    high = hlo.reshape(hlo.concatenate(parts, -1), *lead, -1, 2 * bits.WORD)
+    numbers = hlo.bitcast_convert(hlo.logical_or(low, hlo.shift_left(high, 4)), "s8")
+    return numbers - (8 << high_bits)
+
+
+def _of_groups(part: Tensor, unit: Tensor | None, lead: Sequence[int]) -> Tensor:
+    """Return the scale or minimum of each group. -> f32[..., groups, 1]"""
+    part = hlo.convert(part, "f32")
+    if unit is not None:
+        units = hlo.reshape(hlo.convert(unit, "f32"), *lead, -1, 1)
+        part = hlo.reshape(part, *lead, units.sizes[-2], -1) * units
+    return hlo.reshape(part, *lead, -1, 1)
 
 
 def as_matrix(panels: Tensor, outputs: int, inputs: int) -> Tensor:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from transformers_neuronx.config.gguf import STORED
-from transformers_neuronx.weights.packed import LEAST, Packed
+from transformers_neuronx.weights.packed import LEAST, Levels, Packed
 
-# Numbers of blocks from 0, u8 or i8[out, blocks, numbers]; scales f32[out, blocks, groups]; minima alike, if any.
-_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+# Scales or minima f32[out, blocks, 1]; or whole ones, i8[out, blocks, groups], after such units.
+_Scales = tuple[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]
+# Numbers of blocks from 0, u8 or i8[out, blocks, numbers]; scales; minima, if any.
+_Parts = tuple[torch.Tensor, _Scales, _Scales | None]
 # What the numbers of types without minima have in excess.
 _EXCESS = dict(Q4_0=8, Q5_0=16, Q8_0=0, Q3_K=4, Q6_K=32)
 
@@ -23,50 +25,49 @@ _EXCESS = dict(Q4_0=8, Q5_0=16, Q8_0=0, Q3_K=4, Q6_K=32)
 def packed(kind: str, rows: torch.Tensor, transposed: bool = False) -> Packed:
     """Return the matrix that rows of blocks are, u8[out, bytes of a row]. `kind` is one of `STORED`."""
     stored, (size, unpack) = STORED[kind], _BLOCKS[kind]
-    numbers, scales, minima = unpack(torch.unflatten(rows, 1, (-1, size)))
-    less = _EXCESS[kind] if minima is None else -LEAST[stored.dtype]
-    return Packed(
-        stored.dtype,
-        (numbers.view(torch.int8) - less).flatten(1),
-        scales.flatten(1),
-        stored.group,
-        None if minima is None else minima.flatten(1),
-        transposed,
-    )
+    numbers, *scales = unpack(torch.unflatten(rows, 1, (-1, size)))
+    flat = [[part.flatten(1) for part in parts] for parts in scales if parts]
+    less = -LEAST[stored.dtype] if len(flat) > 1 else _EXCESS[kind]
+    values = (numbers.view(torch.int8) - less).flatten(1)
+    if stored.block is None:
+        return Packed(stored.dtype, values, flat[0][0], stored.group, flat[1][0] if flat[1:] else None, transposed)
+    levels = tuple(Levels(whole, units, stored.block) for units, whole in flat)
+    products = [each.numbers(stored.group) for each in levels]
+    return Packed(stored.dtype, values, products[0], stored.group, [*products, None][1], transposed, levels=levels)
 
 
 def _q4_0(blocks: torch.Tensor) -> _Parts:
-    return _fields(blocks[..., 2:], 1, 4), _halves(blocks, 0), None
+    return _fields(blocks[..., 2:], 1, 4), (_halves(blocks, 0),), None
 
 
 def _q4_1(blocks: torch.Tensor) -> _Parts:
-    return _fields(blocks[..., 4:], 1, 4), _halves(blocks, 0), _halves(blocks, 2)
+    return _fields(blocks[..., 4:], 1, 4), (_halves(blocks, 0),), (_halves(blocks, 2),)
 
 
 def _q5_0(blocks: torch.Tensor) -> _Parts:
     high = _fields(blocks[..., 2:6], 4, 1)
-    return _fields(blocks[..., 6:], 1, 4) | high << 4, _halves(blocks, 0), None
+    return _fields(blocks[..., 6:], 1, 4) | high << 4, (_halves(blocks, 0),), None
 
 
 def _q5_1(blocks: torch.Tensor) -> _Parts:
     high = _fields(blocks[..., 4:8], 4, 1)
-    return _fields(blocks[..., 8:], 1, 4) | high << 4, _halves(blocks, 0), _halves(blocks, 2)
+    return _fields(blocks[..., 8:], 1, 4) | high << 4, (_halves(blocks, 0),), (_halves(blocks, 2),)
 
 
 def _q8_0(blocks: torch.Tensor) -> _Parts:
-    return blocks[..., 2:], _halves(blocks, 0), None
+    return blocks[..., 2:], (_halves(blocks, 0),), None
 
 
 def _q2_k(blocks: torch.Tensor) -> _Parts:
     scales, minima = blocks[..., :16] & 15, blocks[..., :16] >> 4
     numbers = _fields(blocks[..., 16:80], 2, 2)
-    return numbers, _halves(blocks, 80) * scales, -(_halves(blocks, 82) * minima)
+    return numbers, (_halves(blocks, 80), scales.view(torch.int8)), (-_halves(blocks, 82), minima.view(torch.int8))
 
 
 def _q3_k(blocks: torch.Tensor) -> _Parts:
     numbers = _fields(blocks[..., 32:96], 2, 2) | _fields(blocks[..., :32], 1, 1) << 2
     scales = _fields(blocks[..., 96:104], 1, 4) | _fields(blocks[..., 104:108], 1, 2) << 4
-    return numbers, _halves(blocks, 108) * (scales.float() - 32), None
+    return numbers, (_halves(blocks, 108), scales.view(torch.int8) - 32), None
 
 
 def _q4_k(blocks: torch.Tensor) -> _Parts:
@@ -80,10 +81,10 @@ def _q5_k(blocks: torch.Tensor) -> _Parts:
 
 def _q6_k(blocks: torch.Tensor) -> _Parts:
     numbers = _fields(blocks[..., :128], 2, 4) | _fields(blocks[..., 128:192], 2, 2) << 4
-    return numbers, _halves(blocks, 208) * blocks[..., 192:208].view(torch.int8), None
+    return numbers, (_halves(blocks, 208), blocks[..., 192:208].view(torch.int8)), None
 
 
-def _in_six_bits(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_six_bits(blocks: torch.Tensor) -> tuple[_Scales, _Scales]:
     """Return the scales and minima of Q4_K and Q5_K: eight of each in 12 bytes, after the f16 of both.
 
     Of the first four, all bits are together; of the others, the two highest are above those of the first.
@@ -91,7 +92,7 @@ def _in_six_bits(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     first, second, third = torch.unflatten(blocks[..., 4:16], -1, (3, 4)).unbind(-2)
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], -1)
     minima = torch.cat([second & 63, third >> 4 | second >> 6 << 4], -1)
-    return _halves(blocks, 0) * scales, -(_halves(blocks, 2) * minima)
+    return (_halves(blocks, 0), scales.view(torch.int8)), (-_halves(blocks, 2), minima.view(torch.int8))
 
 
 def _fields(content: torch.Tensor, runs: int, bits: int) -> torch.Tensor:

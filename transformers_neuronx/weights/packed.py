@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -12,16 +12,46 @@ from transformers_neuronx.weights import codes
 from transformers_neuronx.weights.layouts import Layout, as_is
 
 # The value that stands for a group's minimum, if it has one. Values of a type in fewer bits begin there.
-LEAST = {"s4": -8, "s8": 0}
+LEAST = {"s4": -8, "s5": -16, "s6": -32, "s8": 0}
+
+
+class Levels(NamedTuple):
+    """Scales or minima in two levels: a whole number for each group of inputs, and its unit, for each block of groups.
+
+    whole s8[out, groups], units f32[out, blocks of `block` inputs each].
+    """
+
+    whole: torch.Tensor
+    units: torch.Tensor
+    block: int
+
+    def numbers(self, group: int) -> torch.Tensor:
+        """Return what they are for groups of so many inputs. f32[out, groups]"""
+        return self.whole * self.units.repeat_interleave(self.block // group, 1)[:, : self.whole.shape[1]]
+
+    @staticmethod
+    def of(numbers: torch.Tensor, group: int, block: int, dtype: torch.dtype) -> Levels:
+        """Round f32[out, groups] to whole numbers of units of a type, the largest of a block to 127.
+
+        Scales are rounded up in size, so that the numbers that are divided by them need not be cut off.
+        """
+        count = block // group
+        padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % count))
+        blocks = torch.unflatten(padded, 1, (-1, count))
+        units = (blocks.abs().amax(2) / 127).to(dtype).float()
+        whole = (blocks / torch.where(units == 0, 1, units).unsqueeze(2)).clamp(-127, 127)
+        whole = whole.abs().ceil().copysign(whole)
+        return Levels(whole.to(torch.int8).flatten(1)[:, : numbers.shape[1]], units, block)
 
 
 @dataclass(frozen=True)
 class Packed:
     """The matrix `values * scales`, or with minima `(values - LEAST[dtype]) * scales + minima`.
 
-    values [out, in] of type `dtype`, as int8 for s4, and as bytes for the names of `codes.CODES`; scales and minima
-    f32[out, groups of `group` inputs each]. The last group may have fewer inputs. In the checkpoint it is `transposed`
-    if it is [in, out] there. If inputs stand by group, `order`, s64[in], has the number of each in the checkpoint.
+    values [out, in] of type `dtype`, as int8 if that has fewer bits, and as bytes for the names of `codes.CODES`;
+    scales and minima f32[out, groups of `group` inputs each]. The last group may have fewer inputs. In the checkpoint
+    it is `transposed` if it is [in, out] there. If inputs stand by group, `order`, s64[in], has the number of each in
+    the checkpoint. `levels` are scales and minima as the checkpoint has them, if that is in two levels.
     """
 
     dtype: str
@@ -31,6 +61,7 @@ class Packed:
     minima: torch.Tensor | None = None
     transposed: bool = False
     order: torch.Tensor | None = None
+    levels: tuple[Levels, ...] = ()
 
     @property
     def numbers(self) -> torch.Tensor:
@@ -57,29 +88,32 @@ class Packed:
         def applied(values: torch.Tensor) -> torch.Tensor:
             return layout(values.T if self.transposed else values)
 
-        def parts(each: torch.Tensor) -> torch.Tensor:
-            return applied(self._of_each(each))[:, :: self.group]
+        def parts(each: torch.Tensor, size: int) -> torch.Tensor:
+            return applied(self._of_each(each, size))[:, ::size]
 
-        minima = None if self.minima is None else parts(self.minima)
-        values, scales = applied(self.values), parts(self.scales)
-        return replace(self, values=values, scales=scales, minima=minima, transposed=False)
+        minima = None if self.minima is None else parts(self.minima, self.group)
+        levels = tuple(
+            Levels(parts(whole, self.group), parts(units, block), block) for whole, units, block in self.levels
+        )
+        values, scales = applied(self.values), parts(self.scales, self.group)
+        return replace(self, values=values, scales=scales, minima=minima, transposed=False, levels=levels)
 
-    def in_groups(self, group: int | None, parts: torch.Tensor) -> torch.Tensor | None:
+    def in_groups(self, group: int | None, parts: torch.Tensor, size: int | None = None) -> torch.Tensor | None:
         """Return the scale or minimum of each output, f32[out], or of each group of its inputs, f32[out, groups].
 
-        None if a group has several.
+        `parts` are those of groups of `size` inputs, by default the matrix's. None if a group has several.
         """
-        inputs = self.values.shape[1]
+        inputs, size = self.values.shape[1], size or self.group
         if group is None:
-            return parts[:, 0] if self.group >= inputs else None
-        if group == self.group:
+            return parts[:, 0] if size >= inputs else None
+        if group == size:
             return parts
-        if self.group < inputs and self.group % group:
+        if size < inputs and size % group:
             return None
-        return self._of_each(parts)[:, ::group]
+        return self._of_each(parts, size)[:, ::group]
 
-    def _of_each(self, parts: torch.Tensor) -> torch.Tensor:
-        return parts.repeat_interleave(self.group, 1)[:, : self.values.shape[1]]
+    def _of_each(self, parts: torch.Tensor, size: int | None = None) -> torch.Tensor:
+        return parts.repeat_interleave(size or self.group, 1)[:, : self.values.shape[1]]
 
 
 PackedReaders: TypeAlias = Mapping[str, Callable[[str], Packed]]  # name of a matrix -> what reads it, given that name

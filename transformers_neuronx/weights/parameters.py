@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers_neuronx.hlo import Parameters
 from transformers_neuronx.pyhlo import Tensor, dtype_named
-from transformers_neuronx.weights.rows import MINIMUM, ORDER, SCALE, Weight
+from transformers_neuronx.weights.rows import MINIMUM, ORDER, SCALE, UNIT, Weight, matrix_of
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Parameter:
     """A weight inside a graph: one device's shard, and the row that it is a shard of.
 
     `dtype` is the element type of the activations; with a `scale`, the tensor must be multiplied by it. A `minimum` is
-    what the smallest value of a group stands for. With an `order`, s32[in], inputs stand by group: it has one more than
-    the number of each, or zero for one that is padding.
+    what the smallest value of a group stands for. With units, scales and minima are whole numbers of them. With an
+    `order`, s32[in], inputs stand by group: it has one more than the number of each, or zero for one that is padding.
     """
 
     tensor: Tensor
@@ -27,6 +27,8 @@ class Parameter:
     dtype: str
     scale: Tensor | None = None
     minimum: Tensor | None = None
+    scale_unit: Tensor | None = None
+    minimum_unit: Tensor | None = None
     order: Tensor | None = None
 
     @property
@@ -38,7 +40,9 @@ class Parameter:
     def storage(self) -> tuple[Any, ...]:
         """A key that is equal for weights that one operation can multiply."""
         of_scale = None if self.scale is None else (self.scale.dtype.name, len(self.scale.sizes), self.scale.sizes[1:2])
-        return self.row.word, self.row.rounded, self.row.codes, self.tensor.dtype.name, of_scale, self.minimum is None
+        of_unit = None if self.scale_unit is None else (self.scale_unit.dtype.name, self.scale_unit.sizes[1:2])
+        values = self.tensor.dtype.name, self.tensor.sizes[1:2], self.row.codes
+        return self.row.word, self.row.rounded, values, of_scale, of_unit, self.minimum is None
 
 
 def declare(
@@ -52,12 +56,13 @@ def declare(
     add = parameters.add
     shares = {r.name: add(dtype_named(r.dtype or dtype)[r.held(degree)], scope + r.name, weight=True) for r in table}
     for row in table:
-        if row.name.endswith((SCALE, MINIMUM, ORDER)):
+        if matrix_of(row.name) != row.name:
             continue
         *path, leaf = row.name.split(".")
         node = root
         for part in path:
             node = node.__dict__.setdefault(part, SimpleNamespace())
-        scale, minimum, order = (shares.get(row.name + suffix) for suffix in (SCALE, MINIMUM, ORDER))
-        setattr(node, leaf, Parameter(shares[row.name], row, degree, dtype, scale, minimum, order))
+        ends = (SCALE, MINIMUM, SCALE + UNIT, MINIMUM + UNIT, ORDER)
+        parts = (shares.get(row.name + end) for end in ends)
+        setattr(node, leaf, Parameter(shares[row.name], row, degree, dtype, *parts))
     return root

@@ -70,9 +70,10 @@ def switches_of(form: Form | Mixed, table: Sequence[Weight], layers: int) -> Qua
             plan.setdefault(text, []).append(layer)
         if plan.keys() != {PLAIN}:
             stored[row.name] = plan
-    types = Counter(re.split("[/,]", text)[0] for plan in stored.values() for text in plan if text != PLAIN)
-    most = max(types, key=types.__getitem__, default="s8")
-    return QuantizationConfig("s4" if most in CODES else most, stored=stored)
+    names = [re.split("[/,]", text)[0] for plan in stored.values() for text in plan if text != PLAIN]
+    own = {"s5": "s8", "s6": "s8"} | dict.fromkeys(CODES, "s4")  # what quant_dtype can name
+    types = Counter(own.get(name, name) for name in names)
+    return QuantizationConfig(max(types, key=types.__getitem__, default="s8"), stored=stored)
 
 
 def parts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, PackedReaders]:

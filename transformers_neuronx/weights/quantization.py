@@ -10,26 +10,33 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import torch
 
 from transformers_neuronx.config.switches import QuantizationConfig
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.pyhlo.dtypes import to_torch
-from transformers_neuronx.weights import panels
+from transformers_neuronx.weights import bits, panels
 from transformers_neuronx.weights.codes import CODES, nearest
-from transformers_neuronx.weights.packed import LEAST, Packed, Store
-from transformers_neuronx.weights.rows import MINIMUM, ORDER, SCALE, Weight
+from transformers_neuronx.weights.packed import LEAST, Levels, Packed, Store
+from transformers_neuronx.weights.rows import MINIMUM, ORDER, SCALE, UNIT, Weight, matrix_of
 from transformers_neuronx.weights.splits import HeadSplit, Split
 
 # The value that the largest number of a group becomes. For s4 it is -8, as there is no +8. The scale then has the
 # opposite sign of the number.
-LARGEST = {"s8": 127.0, "s4": -8.0, "f8e4m3fn": 448.0} | {name: max(numbers) for name, numbers in CODES.items()}
-STEPS = {"s8": 127, "s4": 15}  # from the smallest value of a group with a minimum to the largest
+LARGEST = {"s8": 127.0, "s6": -32.0, "s5": -16.0, "s4": -8.0, "f8e4m3fn": 448.0}
+LARGEST |= {name: max(numbers) for name, numbers in CODES.items()}
+STEPS = {"s8": 127, "s6": 63, "s5": 31, "s4": 15}  # from the smallest value of a group with a minimum to the largest
 ROUNDED = 32  # 8-bit activations that share a scale, if weights have no groups
 BLOCK = 2**18  # numbers rounded at once, so that intermediates stay in a core's cache
+# How a matrix is stored, as `config.gguf.storage` writes it.
+STORED = re.compile(
+    r"(?P<dtype>s8|s6|s5|s4|f8e4m3fn|e2m1|nf4|fp4)(?:/(?P<group>[1-9]\d{0,8}))?, "
+    r"(?:s8 x (?P<unit>f32|f16|bf16)/(?P<block>[1-9]\d{0,8})|(?P<type>f32|f16|bf16))(?P<minima> with minima)?"
+    r"(?P<by_group>, by group)?"
+)
 PLAIN = "plain"  # the storage of a matrix in the type of activations
-PACKED = "u8"  # two s4 or codes: the first half of `interleaved` inputs in the low bits, the others in the high ones
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,8 @@ class Storage:
     """How a matrix is stored: its element type, the inputs that share a scale (None: all), whether it has scales.
 
     `scale_type` is the type of scales, and of the minima of groups if it is `with_minima`. By default it is bf16 for
-    s4, else f32. With `by_group`, inputs stand by group, in an order of the matrix's own.
+    s4, else f32. With a `block`, both are in two levels: a group has a whole number, s8, and the groups of so many
+    inputs share a unit of `scale_type`. With `by_group`, inputs stand by group, in an order of the matrix's own.
     """
 
     dtype: str
@@ -45,6 +53,7 @@ class Storage:
     scaled: bool = True
     scale_type: str = ""
     with_minima: bool = False
+    block: int | None = None
     by_group: bool = False
 
     def __post_init__(self) -> None:
@@ -52,30 +61,47 @@ class Storage:
 
     @property
     def packed(self) -> bool:
-        """Whether bytes have two numbers."""
-        return self.dtype == "s4" or self.dtype in CODES
+        """Whether numbers share bytes."""
+        return self.dtype in bits.BITS or self.dtype in CODES
 
     @staticmethod
     def of(text: str) -> Storage | None:
         """Read a storage as `config.gguf.storage` writes it; None for `PLAIN`. Raises ConfigError for anything else."""
         if text == PLAIN:
             return None
-        kinds = "s8|s4|f8e4m3fn|e2m1|nf4|fp4"
-        match = re.fullmatch(rf"({kinds})(?:/([1-9]\d{{0,8}}))?, (f32|f16|bf16)( with minima)?(, by group)?", text)
-        group = int(match[2]) if match and match[2] else None
-        whole = match is not None and bool(match[4] or match[5])  # which only whole numbers have
-        needs_group = match is not None and (match[1] == "s4" or match[1] in CODES or whole)
-        if match is None or (needs_group and (group is None or group % 2)) or (whole and match[1] not in LEAST):
-            raise ConfigError(f"a matrix must be stored as {PLAIN!r}, or as in 's4/32, f16 with minima', got {text!r}")
-        return Storage(match[1], group, True, match[3], bool(match[4]), bool(match[5]))
+        match = STORED.fullmatch(text)
+        group, block = (int(match[name]) if match and match[name] else None for name in ("group", "block"))
+        minima, by_group = (bool(match and match[name]) for name in ("minima", "by_group"))
+        dtype = match["dtype"] if match else ""
+        of_whole = bool(minima or block or by_group)  # numbers
+        needs_group = of_whole or dtype in bits.BITS or dtype in CODES
+        together = bits.together(dtype) if dtype in bits.BITS else 2
+        in_groups = group is not None and group % together == 0 and (block or group) % group == 0
+        if match is None or (needs_group and not in_groups) or (of_whole and dtype not in LEAST):
+            raise ConfigError(
+                f"a matrix must be stored as {PLAIN!r}, or as in 's4/32, f16 with minima' or 's8/16, s8 x f16/256', "
+                f"got {text!r}"
+            )
+        return Storage(dtype, group, True, match["type"] or match["unit"], minima, block, by_group)
 
     def scales(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
-        """Return the scale of each output or of its groups. f32[out], or [out, groups]; as precise as `scale_type`."""
+        """Return the scale of each output or of its groups. f32[out], or [out, groups]; as precise as `scale_type`.
+
+        Of two levels, the whole numbers, s8.
+        """
         return self._of_groups(matrix, 0)
 
     def minima(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
-        """Return what the smallest value of each group stands for. f32[out, groups], as precise as `scale_type`"""
+        """Return what the smallest value of each group stands for, as scales are returned."""
         return self._of_groups(matrix, 1)
+
+    def scale_units(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
+        """Return the units of scales in two levels. f32[out, blocks]"""
+        return self._of_groups(matrix, 0, units=True)
+
+    def minimum_units(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
+        """Return the units of minima in two levels. f32[out, blocks]"""
+        return self._of_groups(matrix, 1, units=True)
 
     def order(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
         """Return one more than the number of each input, by group. s32[whole groups of in]; zero is padding."""
@@ -85,47 +111,72 @@ class Storage:
         return torch.nn.functional.pad(order, (0, -inputs % (self.group or 1)))
 
     def values(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
-        """Return the array that is stored: s8 or f8e4m3fn [out, whole groups of in], or u8[out, half of that]."""
+        """Return the array that is stored: s8 or f8e4m3fn [out, whole groups of in], or fewer bits in bytes, u8."""
         if isinstance(matrix, Packed):
             if not self._keeps(matrix):
                 return self.values(matrix.numbers)
             missing = -matrix.values.shape[1] % (self.group or 1)
-            bits = torch.nn.functional.pad(matrix.values.view(torch.int8), (0, missing))  # torch cannot pad FP8
-            return self._in_bytes(bits) if self.packed else bits.view(matrix.values.dtype)
+            values = torch.nn.functional.pad(matrix.values.view(torch.int8), (0, missing))  # torch cannot pad FP8
+            if self.with_minima and matrix.dtype != self.dtype:
+                values = values + (LEAST[self.dtype] - LEAST[matrix.dtype])
+            return self._in_bytes(values) if self.packed else values.view(matrix.values.dtype)
         return torch.cat([self._values(outputs) for outputs in _in_blocks(matrix)])
 
-    def _of_groups(self, matrix: torch.Tensor | Packed, which: int) -> torch.Tensor:
-        if isinstance(matrix, Packed):
-            if not self._keeps(matrix):
-                return self._of_groups(matrix.numbers, which)
-            parts = (matrix.scales, matrix.minima)[which]
-            kept = None if parts is None else matrix.in_groups(self.group, parts)
-            assert kept is not None
-            return kept
-        return torch.cat([self._scales(outputs)[which] for outputs in _in_blocks(matrix)])
+    def _of_groups(self, matrix: torch.Tensor | Packed, which: int, units: bool = False) -> torch.Tensor:
+        """Return scales or minima, or with `units` those of both."""
+        if not isinstance(matrix, Packed):
+            if self.block is None:
+                return torch.cat([self._scales(outputs)[which] for outputs in _in_blocks(matrix)])
+            levels = [self._levels(self._exact(outputs)[which]) for outputs in _in_blocks(matrix)]
+            return torch.cat([each.units if units else each.whole for each in levels])
+        if not self._keeps(matrix):
+            return self._of_groups(matrix.numbers, which, units)
+        parts, size, wanted = (matrix.scales, matrix.minima)[which], matrix.group, self.group
+        if self.block is not None:
+            whole, unit, block = matrix.levels[which]
+            parts, size, wanted = (unit, block, self.block) if units else (whole, size, wanted)
+        kept = None if parts is None else matrix.in_groups(wanted, parts, size)
+        assert kept is not None
+        return kept
 
     def _keeps(self, matrix: Packed) -> bool:
-        """Whether a matrix is stored in this way already."""
-        alike = self.scaled and matrix.dtype == self.dtype and (matrix.minima is not None) == self.with_minima
+        """Whether a matrix is stored in this way already. Whole numbers of fewer bits are stored as s8, too."""
+        holds = matrix.dtype == self.dtype or (self.dtype == "s8" and matrix.dtype in bits.BITS)
+        alike = self.scaled and holds and (matrix.minima is not None) == self.with_minima
         alike = alike and (matrix.order is None or self.by_group)
-        return alike and matrix.in_groups(self.group, matrix.scales) is not None
+        whole = [(self.group, matrix.scales, matrix.group)]
+        if self.block is not None:
+            alike = alike and bool(matrix.levels)
+            whole += [(self.block, each.units, each.block) for each in matrix.levels]
+        return alike and all(matrix.in_groups(*each) is not None for each in whole)
 
     def _scales(self, matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scales and minima; without any, minima are zeros."""
+        """Return scales and minima as they are kept; without any, minima are zeros."""
+        scales, minima = self._exact(matrix)
+        return (scales, minima) if self.group is None else (self._as_kept(scales), self._as_kept(minima))
+
+    def _exact(self, matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return them before they are rounded."""
         if self.group is None:
             scales = matrix.float().abs().amax(1) / LARGEST[self.dtype]
             return scales, torch.zeros_like(scales)
         least, most = torch.aminmax(self._groups(matrix), dim=2)
         if self.with_minima:
-            return self._as_kept((most - least) / STEPS[self.dtype]), self._as_kept(least)
-        if self.dtype == "s4":
-            scales = torch.where(most > -least, most, least) / LARGEST["s4"]
+            return (most - least) / STEPS[self.dtype], least
+        if self.dtype in bits.BITS:
+            scales = torch.where(most > -least, most, least) / LARGEST[self.dtype]
         else:
             scales = torch.maximum(most, -least) / LARGEST[self.dtype]
-        return self._as_kept(scales), torch.zeros_like(scales)
+        return scales, torch.zeros_like(scales)
 
     def _as_kept(self, scales: torch.Tensor) -> torch.Tensor:
+        if self.block is not None and self.group is not None:
+            return self._levels(scales).numbers(self.group)
         return scales.to(to_torch(self.scale_type)).float()
+
+    def _levels(self, scales: torch.Tensor) -> Levels:
+        assert self.group is not None and self.block is not None
+        return Levels.of(scales, self.group, self.block, to_torch(self.scale_type))
 
     def _values(self, matrix: torch.Tensor) -> torch.Tensor:
         scales, minima = self._scales(matrix)
@@ -139,10 +190,8 @@ class Storage:
         return self._in_bytes(values.flatten(1)) if self.packed else values.flatten(1)
 
     def _in_bytes(self, values: torch.Tensor) -> torch.Tensor:
-        """Put two s4 into each byte. int8[out, in] -> u8[out, in / 2]"""
         assert self.group is not None
-        low, high = torch.unflatten(values, 1, (-1, 2, interleaved(self.group) // 2)).unbind(2)
-        return ((low & 15) | (high << 4)).view(torch.uint8).flatten(1)
+        return bits.in_bytes(values, "s4" if self.dtype in CODES else self.dtype, self.group)
 
     def _groups(self, matrix: torch.Tensor) -> torch.Tensor:
         """Reshape to f32[out, groups, group], with zeros at the end of the last group."""
@@ -158,7 +207,7 @@ class Storage:
         if self.dtype == "f8e4m3fn":
             return scaled.clamp_(-limit, limit).to(torch.float8_e4m3fn)
         scaled = scaled.round_().add_(least)
-        return scaled.clamp_(-limit, 7 if self.dtype == "s4" else limit).to(torch.int8)
+        return scaled.clamp_(-limit, limit - 1 if self.dtype in bits.BITS else limit).to(torch.int8)
 
 
 @dataclass(frozen=True)
@@ -175,11 +224,6 @@ class _Part:
     def __call__(self, matrix: torch.Tensor | Packed) -> torch.Tensor:
         found: torch.Tensor = getattr(self.storage, self.name)(matrix)
         return found
-
-
-def interleaved(group: int) -> int:
-    """Return the number of s4 inputs in the same bytes: what four bytes hold, if that divides a group."""
-    return 8 if group % 8 == 0 else group
 
 
 def _in_blocks(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -217,7 +261,9 @@ def _as_told(table: Sequence[Weight], config: QuantizationConfig) -> list[Weight
     }
     if unknown := plans.keys() - {row.name for row in table}:
         raise ConfigError(f"stored must be for matrices of the model, got {', '.join(sorted(unknown))}")
-    group = math.lcm(*(storage.group or 1 for plan in plans.values() for storage, _ in plan if storage))
+    group = math.lcm(
+        *(storage.block or storage.group or 1 for plan in plans.values() for storage, _ in plan if storage)
+    )
     out = []
     for row in table:
         row = replace(row, split=_in_groups(row.split, group))
@@ -236,7 +282,7 @@ def in_panels(table: Sequence[Weight], dtype: str) -> list[Weight]:
     rows = {(row.name, row.only): row for row in table}
     out = []
     for row in table:
-        name = row.name.removesuffix(SCALE).removesuffix(MINIMUM).removesuffix(ORDER)
+        name = matrix_of(row.name)
         if not _has_words(rows[name, row.only], rows.get((name + SCALE, row.only)), dtype):
             out.append(row)
         elif row.name == name:
@@ -285,43 +331,48 @@ def _stored(row: Weight, storage: Storage, rounding: bool) -> list[Weight]:
     (outputs, inputs), group = row.shape, storage.group
     groups = [] if group is None else [-(-inputs // group)]
     whole = inputs if group is None else groups[0] * group
-    if storage.packed:
-        weight = _row(row, row.name, (outputs, whole // 2), _Part(storage, "values"), PACKED, 2)
-        weight = replace(weight, codes=storage.dtype if storage.dtype in CODES else "")
-    else:
-        weight = _row(row, row.name, (outputs, whole), _Part(storage, "values"), storage.dtype, 1)
-    rows = [weight]
-    if storage.scaled:
-        store = _Part(storage, "scales")
-        rows.append(_row(row, row.name + SCALE, (outputs, *groups), store, storage.scale_type, group))
-    if storage.with_minima:
-        store = _Part(storage, "minima")
-        rows.append(_row(row, row.name + MINIMUM, (outputs, *groups), store, storage.scale_type, group))
+    each = Fraction(8, 4 if storage.dtype in CODES else bits.BITS.get(storage.dtype, 8))  # inputs for each element
+    dtype = bits.DTYPE if storage.packed else storage.dtype
+    weight = _row(row, row.name, (outputs, int(whole / each)), _Part(storage, "values"), dtype, each)
+    rows = [replace(weight, codes=storage.dtype if storage.dtype in CODES else "")]
+    names = [(SCALE, "scales", "scale_units")] * storage.scaled
+    names += [(MINIMUM, "minima", "minimum_units")] * storage.with_minima
+    for end, parts, units in names:
+        dtype = storage.scale_type if storage.block is None else "s8"
+        rows.append(_row(row, row.name + end, (outputs, *groups), _Part(storage, parts), dtype, group))
+        if block := storage.block:
+            sizes, store = (outputs, -(-inputs // block)), _Part(storage, units)
+            rows.append(_row(row, row.name + end + UNIT, sizes, store, storage.scale_type, block))
     if storage.by_group:
         split = replace(row.split, axis=0) if row.split and row.reduces else None
-        store = _Part(storage, "order")
-        order = replace(row, name=row.name + ORDER, shape=(whole,), dtype="s32", split=split, store=store)
+        part = _Part(storage, "order")
+        order = replace(row, name=row.name + ORDER, shape=(whole,), dtype="s32", split=split, store=part)
         rows.append(replace(order, matrix=row.shape, rounded=None))
     return rows
 
 
 def _fitting(storage: Storage, row: Weight) -> Storage:
-    """Return `storage` with groups that divide a row's inputs, and each head if the inputs are heads.
+    """Return `storage` with groups and blocks that divide a row's inputs, and each head if the inputs are heads.
 
     If zeros are added to the inputs so that they can be split, they fill the last group.
     """
     by_heads = isinstance(row.split, HeadSplit)
     if storage.group is None or (row.reduces and not by_heads):
         return storage
-    group = math.gcd(storage.group, row.split.unit if row.reduces and row.split else row.shape[1])
+    whole = row.split.unit if row.reduces and row.split else row.shape[1]
+    group, block = math.gcd(storage.group, whole), storage.block and math.gcd(storage.block, whole)
     if storage.packed and group % 2:
         raise ConfigError(
             f"quant_dtype={storage.dtype!r} needs an even number of inputs of {row.name}, got {row.shape[1]}"
         )
-    return replace(storage, group=group)
+    if storage.dtype in bits.BITS and group % bits.together(storage.dtype):
+        storage = replace(storage, dtype="s8")
+    return replace(storage, group=group, block=block)
 
 
-def _row(row: Weight, name: str, sizes: tuple[int, ...], store: Store, dtype: str, inputs: int | None) -> Weight:
+def _row(
+    row: Weight, name: str, sizes: tuple[int, ...], store: Store, dtype: str, inputs: Fraction | int | None
+) -> Weight:
     """Return a row whose elements each cover `inputs` inputs of the matrix; None means all of an output."""
     split = row.split
     if split is not None and row.reduces:

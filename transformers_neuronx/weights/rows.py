@@ -16,8 +16,9 @@ from transformers_neuronx.weights.layouts import Layout, as_is
 from transformers_neuronx.weights.packed import Store
 from transformers_neuronx.weights.splits import Heads, Split
 
-# Suffixes of a quantized weight's name in the rows of its scales, minima, and the order of its inputs.
-SCALE, MINIMUM, ORDER = "_scale", "_minimum", "_order"
+# Suffixes of a quantized weight's name in the rows of its scales, minima and the order of its inputs, and after scales
+# and minima, of their units.
+SCALE, MINIMUM, ORDER, UNIT = "_scale", "_minimum", "_order", "_unit"
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class Weight:
         """Shape of that shard in memory."""
         share = self.share(degree)
         return panels.sizes(share, self.word) if self.word else share
+
+
+def matrix_of(name: str) -> str:
+    """Return the name of the weight that a row belongs to: its own, or that of the weight whose scales it has."""
+    return name.removesuffix(UNIT).removesuffix(SCALE).removesuffix(MINIMUM).removesuffix(ORDER)
 
 
 def of_kinds(kinds: Collection[str], rows: Sequence[Weight]) -> list[Weight]:

@@ -20,7 +20,7 @@ from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.absent import absent_runtime
 from transformers_neuronx.weights.directories import PathOrName
-from transformers_neuronx.weights.rows import MINIMUM, ORDER, SCALE, Weight
+from transformers_neuronx.weights.rows import Weight, matrix_of
 
 Found = Callable[[str], HloModuleProto | None]
 
@@ -159,7 +159,7 @@ def _like(name: str, row: Weight, other: str) -> str:
 
 def _weight(row: Weight, programs: Programs, same_as: str | None) -> WeightFacts:
     dtype, shape = row.dtype or programs.dtype, row.held(programs.degree)
-    own = row.value is None and not row.name.endswith((SCALE, MINIMUM, ORDER))
+    own = row.value is None and matrix_of(row.name) == row.name
     return WeightFacts(
         row.name,
         f"{dtype}[{','.join(map(str, shape))}]",

@@ -90,28 +90,50 @@ def _type(shape: ShapeProto) -> str:
 
 
 def _linear(attributes: Mapping[str, Any], operands: Operands) -> bool:
-    weights, *others = (operands[f"parts.{name}"] for name in ("weight", "scale", "minimum", "bias"))
-    complete, scales, minima = all(len(given) in (0, len(weights)) for given in others), *others[:2]
-    kinds = {_type(x) for x in weights}, {(_type(x), *x.dimensions[1:]) for x in [*scales, *minima]}
-    if not complete or not _within("parts", len(weights)) or any(len(each) > 1 for each in kinds):
+    names = ("weight", "scale", "minimum", "scale_unit", "minimum_unit", "bias")
+    parts = [operands[f"parts.{name}"] for name in names]
+    weights, scales, minima, *units, _ = parts
+    complete = all(len(given) in (0, len(weights)) for given in parts)
+    alike = [*scales, *minima], [*units[0], *units[1]]
+    sizes = [{(_type(x), *x.dimensions[1:]) for x in each} for each in alike]
+    one_kind = len({_type(x) for x in weights}) == 1 and all(len(each) <= 1 for each in sizes)
+    if not complete or not _within("parts", len(weights)) or not one_kind:
+        return False
+    two_levels = bool(alike[1]) or any(_type(x) == "s8" for x in scales)
+    if two_levels and not _in_levels(scales, minima, *units):
         return False
     codes, rounded = attributes.get("codes") or "", attributes.get("rounded", 0)
-    if codes not in CODES or (codes and "u8" not in kinds[0]):
+    if codes not in CODES or (codes and _type(weights[0]) != "u8"):
         return False
-    if (minima or rounded) and (codes or "f8e4m3fn" in kinds[0]):
+    if (minima or rounded or two_levels) and (codes or _type(weights[0]) == "f8e4m3fn"):
         return False
     return _multiplies(rounded, operands["x"][0], weights[0], *scales[:1])
+
+
+def _in_levels(*parts: Sequence[ShapeProto]) -> bool:
+    """Whether scales and minima are whole numbers with units, each of as many groups."""
+    scales, minima, units, units_of_minima = parts
+    if not scales or len(scales) != len(units) or len(minima) != len(units_of_minima):
+        return False
+    sizes = scales[0].dimensions
+    return _type(scales[0]) == "s8" and len(sizes) == 4 and sizes[1] % units[0].dimensions[1] == 0
 
 
 def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
     stored = _type(weight)
     if scale is None:
         return stored == _type(x) and not rounded
-    inputs, word = x.dimensions[-1], 8 if stored == "u8" else 4
+    inputs, word = x.dimensions[-1], 4
+    if stored == "u8":
+        bits, rest = divmod(32 * weight.dimensions[1], inputs)
+        if rest or bits not in (4, 5, 6):
+            return False
+        word = {4: 8, 5: 32, 6: 16}[bits]  # inputs whose bits are together
     groups = {rounded} - {0}
     if len(scale.dimensions) > 1:
         groups.add(inputs // scale.dimensions[1] if inputs % scale.dimensions[1] == 0 else 1)
-    alike = len(groups) < 2 and all(_within("group", group) and group % word == 0 for group in groups)
+    most = 4 if word > 8 else 1  # sums of 5 and 6 bits are larger
+    alike = len(groups) < 2 and all(_within("group", most * group) and group % word == 0 for group in groups)
     of_each = _type(scale) == "f32" and len(scale.dimensions) == 1 and stored != "u8"
     return alike and (of_each or len(scale.dimensions) == 4)
 
@@ -158,8 +180,10 @@ KERNELS: Mapping[str, Kernel] = dict(
         {
             "x": Operand(FLOATS),
             "parts.weight": Operand((*FLOATS, "s8", "u8", "f8e4m3fn"), 4),  # in panels
-            "parts.scale": Operand(FLOATS, optional=True),
-            "parts.minimum": Operand(FLOATS, 4, optional=True),
+            "parts.scale": Operand((*FLOATS, "s8"), optional=True),
+            "parts.minimum": Operand("parts.scale", 4, optional=True),
+            "parts.scale_unit": Operand(FLOATS, 4, optional=True),
+            "parts.minimum_unit": Operand(FLOATS, 4, optional=True),
             "parts.bias": Operand("x", 1, optional=True),
             "residual": Operand(FLOATS, optional=True),  # that `_add_within` finds
         },

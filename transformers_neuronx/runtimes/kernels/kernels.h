@@ -8,7 +8,7 @@
 
 namespace neuronx {
 
-enum class Type { kF32, kBF16, kF16, kS8, kS4, kF8, kE2M1, kNF4, kFP4 };
+enum class Type { kF32, kBF16, kF16, kS8, kS4, kS5, kS6, kF8, kE2M1, kNF4, kFP4 };
 
 // Runs body(context, piece) for every piece of [0, pieces) on several threads.
 struct Pool {
@@ -21,7 +21,9 @@ enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu, kTanh };
 // One weight of a linear layer, and its result:
 //   data     [outputs, inputs], in panels
 //   scale    null; or f32[outputs] for s8 and f8; or [outputs, inputs / group] in panels
-//   minimum  null; or as a scale of groups: what a group's smallest value stands for, which is -8 for s4, and 0 for s8
+//   minimum  null; or as a scale of groups: what a group's smallest value stands for, which is -8 for s4, -16 for s5,
+//            -32 for s6, and 0 for s8
+//   scale_unit, minimum_unit  null; or [outputs, inputs / block] in panels: scales and minima are then s8, times these
 //   bias     null; or [outputs], of the activations' type
 //   y        [rows, outputs]
 struct Weight {
@@ -29,6 +31,8 @@ struct Weight {
   const void* data;
   const void* scale;
   const void* minimum;
+  const void* scale_unit;
+  const void* minimum_unit;
   const void* bias;
   void* y;
 };
@@ -39,13 +43,14 @@ constexpr int64_t kLargestGroup = 4096;  // of inputs, so that their sums fit in
 
 // The product of x[rows, inputs] and each weight, plus the weight's bias:
 //   group       inputs per scale of a weight, or 0 if a scale is for all inputs
+//   block       inputs per unit of a weight's scales, whole groups, or 0 if they have none
 //   rounded     inputs per scale of activations that are rounded to 8 bits, or 0; the same as a `group` of weights
 //   activation  if there is one, there is one y: activation(first product), times the second product if there are two
 //   residual    [rows, outputs] of y's type, added to a single y, or null
 //   scratch     `linear_scratch(…)` bytes
 struct LinearArguments {
-  int64_t rows, inputs, group, rounded;
-  Type x_type, weight_type, scale_type, y_type;  // minima have the type of scales
+  int64_t rows, inputs, group, block, rounded;
+  Type x_type, weight_type, scale_type, y_type;  // minima have the type of scales; with units it is theirs
   Activation activation;
   int parts;
   const void* x;

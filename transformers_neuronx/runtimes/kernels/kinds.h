@@ -38,7 +38,7 @@ constexpr bool kPairsPay = false;
 #endif
 
 // Activations as floats. Members of every kind:
-//   BYTES    size of a word
+//   BYTES    size of a word, or of the WORDS of four bytes that belong together and are read in STEPS
 //   RUN      words that are summed before their sum is added to the total, if groups do not determine it: few enough
 //            for small errors, or none, and enough to make totals cheap
 //   OFFSET   parts are weights plus OFFSET; sums start lower to compensate
@@ -49,7 +49,7 @@ struct Single {
   using Active = float;
   using Sums = Floats;
   using Vector = Floats;
-  static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, RUN = 256, OFFSET = 0, LEAST = 0;
+  static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 256, OFFSET = 0, LEAST = 0;
   static Vector Repeat(const int32_t* x) { return Cast<Floats>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) { return sums + w * x; }
 };
@@ -73,7 +73,7 @@ struct BF16 {
   using Sums = Floats;
   using Vector = __m512bh;
   using Words = __m512bh;
-  static constexpr int PARTS = 1, PER_PART = 2, BYTES = 4, RUN = 256, OFFSET = 0, LEAST = 0;
+  static constexpr int PARTS = 1, PER_PART = 2, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 256, OFFSET = 0, LEAST = 0;
   static Words Read(const char* at) { return Load<Words>(at); }
   template <int PART>
   static Vector Part(Words w) { return w; }
@@ -116,6 +116,37 @@ struct WideS4 : WideS8 {
   static Vector Part(Words w) { return AsFloats(w << (28 - 8 * (PART % 4) - PART / 4 * 4) >> 28); }
 };
 
+// Numbers of 4 + HIGH bits, s5 and s6, plus half of their range. After some words of their low bits, each as of s4, is a
+// word of the high bits. From its lowest bits on, a byte of it has those of the inputs with low bits at its place: in the
+// first word's low halves, its high halves, the second word's low halves, and so on.
+template <int HIGH>
+struct Planes {
+  static constexpr int kLow = 4 / HIGH, kHalf = 8 << HIGH, kMask = ((1 << HIGH) - 1) << 4;
+  // The low bits of a step, and from the lowest bits of each byte on, its high bits, with others above.
+  struct Words { UInts low, high; };
+  static Words Read(const char* at, int step) {
+    constexpr int kWord = kPanel * 4;
+    return {Load<UInts>(at + step * kWord), Load<UInts>(at + kLow * kWord) >> (2 * HIGH * step)};
+  }
+  // Bits from place `from` on at place 4, with others around.
+  template <typename Vector>
+  static Vector AtFour(Vector bits, int from) { return from < 4 ? bits << (4 - from) : bits >> (from - 4); }
+};
+
+template <int HIGH>
+struct WidePlanes : Single, Planes<HIGH> {
+  using P = Planes<HIGH>;
+  using Words = typename P::Words;
+  using P::Read;
+  static constexpr int STEPS = P::kLow, PARTS = 8, WORDS = STEPS + 1, BYTES = 4 * WORDS, RUN = 1, LEAST = -P::kHalf;
+  template <int PART>
+  static Vector Part(const Words& w) {
+    constexpr int byte = 8 * (PART % 4), half = PART / 4;
+    const UInts low = w.low >> (byte + 4 * half) & 15, high = P::AtFour(w.high, byte + HIGH * half) & P::kMask;
+    return AsFloats(Cast<Ints>(low | high) - P::kHalf);
+  }
+};
+
 // Activations as 16-bit integers, so that sums are integers, and exact. Those of a word are in the ORDER of its parts.
 struct Whole {
   static constexpr bool ROUNDED = false;
@@ -123,7 +154,7 @@ struct Whole {
   using Sums = Ints;
   using Vector = Shorts;
   using Words = Shorts;
-  static constexpr int PER_PART = 2, BYTES = 4, RUN = 64;  // times four inputs, 128 and 32767 is below 2^31
+  static constexpr int PER_PART = 2, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 64;  // times four inputs, 128 and 32767 is below 2^31
   static Words Read(const char* at) { return Load<Words>(at); }
   static Vector Repeat(const int32_t* x) { return Cast<Shorts>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) { return AddProducts(sums, w, x); }
@@ -142,6 +173,23 @@ struct S4 : Whole {
   static Vector Part(Words w) { return Cast<Vector>(Cast<UShorts>(w) >> 4 * PART & 15); }
 };
 
+template <int HIGH>
+struct WholePlanes : Whole, Planes<HIGH> {
+  using P = Planes<HIGH>;
+  using Words = typename P::Words;
+  using P::Read;
+  static constexpr int STEPS = P::kLow, PARTS = 4, WORDS = STEPS + 1, BYTES = 4 * WORDS, RUN = 1;
+  static constexpr int OFFSET = P::kHalf, LEAST = -P::kHalf;
+  struct Order { constexpr int64_t operator[](int64_t i) const { return i / 8 * 8 + S4::ORDER[i % 8]; } };
+  static constexpr Order ORDER = {};
+  template <int PART>
+  static Vector Part(const Words& w) {
+    constexpr int byte = PART / 2 * 8, half = PART % 2;
+    const UShorts high = P::AtFour(Cast<UShorts>(w.high), byte + HIGH * half) & P::kMask;
+    return Cast<Vector>((Cast<UShorts>(w.low) >> 4 * PART & 15) | high);
+  }
+};
+
 #if defined(__AVX512VNNI__)
 // sums + products of bytes, the first ones unsigned. The products of four neighbours are added.
 inline Ints AddProducts(Ints sums, UBytes a, Bytes b) {
@@ -155,7 +203,7 @@ struct Byte {
   using Sums = Ints;
   using Vector = UBytes;
   using Words = UBytes;
-  static constexpr int PER_PART = 4, BYTES = 4, RUN = 64;
+  static constexpr int PER_PART = 4, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 64;
   static Bytes Repeat(const int32_t* x) { return Cast<Bytes>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Bytes x) { return AddProducts(sums, w, x); }
 };
@@ -173,13 +221,31 @@ struct ByteS4 : Byte {
   template <int PART>
   static Vector Part(Words w) { return PART ? Cast<Vector>(Cast<UShorts>(w) >> 4) & 15 : w & 15; }
 };
+
+template <int HIGH>
+struct BytePlanes : Byte, Planes<HIGH> {
+  using P = Planes<HIGH>;
+  using Words = typename P::Words;
+  using P::Read;
+  static constexpr int STEPS = P::kLow, PARTS = 2, WORDS = STEPS + 1, BYTES = 4 * WORDS, RUN = 1;
+  static constexpr int OFFSET = P::kHalf, LEAST = -P::kHalf;
+  struct Order { constexpr int64_t operator[](int64_t i) const { return i; } };
+  static constexpr Order ORDER = {};
+  template <int PART>
+  static Vector Part(const Words& w) {
+    const UShorts high = P::AtFour(Cast<UShorts>(w.high), HIGH * PART);
+    return ByteS4::Part<PART>(Cast<Vector>(w.low)) | (Cast<Vector>(high) & static_cast<uint8_t>(P::kMask));
+  }
+};
 #else
+template <int HIGH>
+struct BytePlanes : WholePlanes<HIGH> { static constexpr bool ROUNDED = true; };
 struct ByteS8 : S8 { static constexpr bool ROUNDED = true; };
 struct ByteS4 : S4 { static constexpr bool ROUNDED = true; };
 #endif
 
 template <typename Kind>
-constexpr int64_t kInputs = Kind::PARTS * Kind::PER_PART;  // of a word
+constexpr int64_t kInputs = Kind::STEPS * Kind::PARTS * Kind::PER_PART;  // of a word
 
 // Whether activations already have the type that they would be prepared to.
 inline bool Prepared(const LinearArguments& a, float*) { return a.x_type == Type::kF32; }

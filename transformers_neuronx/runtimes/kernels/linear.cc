@@ -33,9 +33,11 @@ struct Product {
   template <typename Each, int ROWS, int PANELS>
   using Tile = Each[ROWS][PANELS * kColumns];
   static constexpr int64_t kLine = kPanel * Kind::BYTES;  // bytes of a panel's adjacent words
+  static constexpr int64_t kLineOfWords = kLine / Kind::WORDS, kParts = Kind::STEPS * Kind::PARTS;
 
   const LinearArguments& a;
   int64_t words, run, runs;  // of an output; that are summed before scales are applied; number of such sums
+  int64_t block;             // runs that share a unit of scales
   int64_t panel_bytes;
   bool in_place;   // whether activations are used without a copy
   int64_t stride;  // of a row
@@ -47,8 +49,9 @@ struct Product {
     words = RoundUp(a.inputs, kInputs<Kind>) / kInputs<Kind>;
     run = together ? together / kInputs<Kind> : Kind::RUN;
     runs = RoundUp(words, run) / run;
+    block = a.block ? a.block / a.group : runs;
     panel_bytes = words * kLine;
-    const int64_t row = words * Kind::PARTS;
+    const int64_t row = words * kParts;
     in_place = Prepared(a, static_cast<typename Kind::Active*>(nullptr)) && a.inputs % kInputs<Kind> == 0 &&
                !a.HasMinima() &&
                (kRows + kPanels <= kRoom || a.rows == 1 || row % kPage != 0);
@@ -58,7 +61,7 @@ struct Product {
   }
 
   int64_t Bytes() const { return (RoundUp(a.rows, kPanel) + (in_place ? 0 : a.rows * stride)) * sizeof *x; }
-  int32_t* Begins(int64_t row) const { return x + row * stride + words * Kind::PARTS; }
+  int32_t* Begins(int64_t row) const { return x + row * stride + words * kParts; }
   float* Factors(int64_t row) const { return reinterpret_cast<float*>(Begins(row) + runs); }
   float* Totals(int64_t row) const { return Factors(row) + runs; }  // by which minima are multiplied
 
@@ -102,25 +105,33 @@ struct Product {
     const char* at = static_cast<const char*>(weight.data) + panel * panel_bytes;
     const int32_t* active = x + row * stride;
     UNROLL for (auto& each : totals) UNROLL for (Floats& total : each) total = Floats{};
-    for (int64_t i = 0; i < runs; ++i) {
+    for (int64_t i = 0, unit = 0, left = block; i < runs; ++i) {
       Tile<typename Kind::Sums, ROWS, PANELS> sums = {};
       if constexpr (Kind::OFFSET != 0)
         UNROLL for (int j = 0; j < ROWS; ++j)
           UNROLL for (auto& sum : sums[j]) sum += Begins(row + j)[i];
-      for (int64_t end = Least(words - i * run, run); end > 0; --end, at += kLine, active += Kind::PARTS) {
-        typename Kind::Words w[PANELS * kColumns];
-        UNROLL for (int j = 0; j < PANELS * kColumns; ++j)
-          w[j] = Kind::Read(at + j / kColumns * panel_bytes + j % kColumns * (kLine / kColumns));
-        UNROLL for (int j = 0; j < ASKS; ++j) __builtin_prefetch(at + ahead + j * panel_bytes, 0, 2);
-        AddPart<ROWS, PANELS, 0>(w, active, sums);
+      for (int64_t end = Least(words - i * run, run); end > 0; --end, at += kLine) {
+        UNROLL for (int j = 0; j < ASKS * Kind::WORDS; ++j)
+          __builtin_prefetch(at + ahead + j / Kind::WORDS * panel_bytes + j % Kind::WORDS * kLineOfWords, 0, 2);
+        for (int step = 0; step < Kind::STEPS; ++step, active += Kind::PARTS) {
+          typename Kind::Words w[PANELS * kColumns];
+          UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
+            const char* word = at + j / kColumns * panel_bytes + j % kColumns * (kLineOfWords / kColumns);
+            if constexpr (Kind::STEPS == 1) w[j] = Kind::Read(word);
+            else w[j] = Kind::Read(word, step);
+          }
+          AddPart<ROWS, PANELS, 0>(w, active, sums);
+        }
       }
       UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
         if (a.group) {
-          const Floats scale = OfGroup(weight.scale, panel + j / kColumns, i, j % kColumns);
+          const Floats scale = OfGroup(weight.scale, weight.scale_unit, panel + j / kColumns, i, unit, j % kColumns);
           UNROLL for (int k = 0; k < ROWS; ++k)
             totals[k][j] += AsFloats(sums[k][j]) * (Kind::ROUNDED ? scale * Factors(row + k)[i] : scale);
           if (weight.minimum) {
-            const Floats zero = OfGroup(weight.minimum, panel + j / kColumns, i, j % kColumns) - scale * Kind::LEAST;
+            const Floats minimum =
+                OfGroup(weight.minimum, weight.minimum_unit, panel + j / kColumns, i, unit, j % kColumns);
+            const Floats zero = minimum - scale * Kind::LEAST;
             UNROLL for (int k = 0; k < ROWS; ++k) totals[k][j] += zero * Totals(row + k)[i];
           }
         } else {
@@ -128,6 +139,7 @@ struct Product {
             totals[k][j] += Kind::ROUNDED ? AsFloats(sums[k][j]) * Factors(row + k)[i] : AsFloats(sums[k][j]);
         }
       }
+      if (--left == 0) ++unit, left = block;
     }
     memcpy(results, totals, sizeof totals);
   }
@@ -147,9 +159,15 @@ struct Product {
     }
   }
 
-  // The scales or minima of one group for a vector of outputs.
-  Floats OfGroup(const void* parts, int64_t panel, int64_t group, int column) const {
+  // The scales or minima of one group for a vector of outputs. With units, it is a product without rounding.
+  Floats OfGroup(const void* parts, const void* units, int64_t panel, int64_t group, int64_t unit, int column) const {
     const int64_t at = (panel * runs + group) * kPanel + column * kLanes;
+    if (!units) return AsScales(parts, at);
+    const int64_t unit_at = (panel * (runs / block) + unit) * kPanel + column * kLanes;
+    return Widened(static_cast<const int8_t*>(parts) + at) * AsScales(units, unit_at);
+  }
+
+  Floats AsScales(const void* parts, int64_t at) const {
     switch (a.scale_type) {
       case Type::kBF16: return Widened(static_cast<const BFloat16*>(parts) + at);
       case Type::kF16: return Widened(static_cast<const Float16*>(parts) + at);
@@ -211,8 +229,15 @@ struct Product {
 template <typename Use>
 void WithKind(const LinearArguments& a, const Use& use) {
   if (WithTiles(a, use)) return;
-  if (a.rounded) return a.weight_type == Type::kS8 ? use(Product<ByteS8>(a)) : use(Product<ByteS4>(a));
   const bool wide = a.x_type == Type::kF32;
+  if (a.rounded) {
+    switch (a.weight_type) {
+      case Type::kS8: return use(Product<ByteS8>(a));
+      case Type::kS5: return use(Product<BytePlanes<1>>(a));
+      case Type::kS6: return use(Product<BytePlanes<2>>(a));
+      default: return use(Product<ByteS4>(a));
+    }
+  }
   switch (a.weight_type) {
     case Type::kF32: return use(Product<F32>(a));
     case Type::kBF16: return use(Product<BF16>(a));
@@ -223,6 +248,8 @@ void WithKind(const LinearArguments& a, const Use& use) {
     case Type::kNF4: return use(Product<WideNF4>(a));
     case Type::kFP4: return use(Product<WideFP4>(a));
     case Type::kS4: return wide ? use(Product<WideS4>(a)) : use(Product<S4>(a));
+    case Type::kS5: return wide ? use(Product<WidePlanes<1>>(a)) : use(Product<WholePlanes<1>>(a));
+    case Type::kS6: return wide ? use(Product<WidePlanes<2>>(a)) : use(Product<WholePlanes<2>>(a));
   }
 }
 

@@ -78,6 +78,7 @@ Type TypeOf(ffi::DataType type) {  // of those that kernels take
 const Kernels& Level() { return *level.load(std::memory_order_relaxed); }
 
 constexpr Types kFloats = {ffi::F32, ffi::BF16, ffi::F16};
+constexpr Types kScales = {ffi::F32, ffi::BF16, ffi::F16, ffi::S8};
 
 Activation ActivationOf(const Call& call) {
   constexpr std::pair<std::string_view, Activation> all[] = {
@@ -101,16 +102,16 @@ Type CodesOf(const Call& call) {
 }
 
 struct Part {
-  std::string_view weight, scale, minimum, bias;
+  std::string_view weight, scale, minimum, scale_unit, minimum_unit, bias;
 };
-constexpr Part kParts[kMostParts] = {{"parts.0.weight", "parts.0.scale", "parts.0.minimum", "parts.0.bias"},
-                                     {"parts.1.weight", "parts.1.scale", "parts.1.minimum", "parts.1.bias"},
-                                     {"parts.2.weight", "parts.2.scale", "parts.2.minimum", "parts.2.bias"}};
+#define NEURONX_PART(n) {"parts." n ".weight", "parts." n ".scale", "parts." n ".minimum", "parts." n ".scale_unit", \
+                         "parts." n ".minimum_unit", "parts." n ".bias"}
+constexpr Part kParts[kMostParts] = {NEURONX_PART("0"), NEURONX_PART("1"), NEURONX_PART("2")};
 
 // What the parts of a linear layer have in common: the first part determines it.
 struct Alike {
-  int64_t words = kAny, word = kAny, groups = kAny;
-  ffi::DataType weight = ffi::DataType::INVALID, scale = ffi::DataType::INVALID;
+  int64_t words = kAny, word = kAny, groups = kAny, blocks = kAny;
+  ffi::DataType weight = ffi::DataType::INVALID, scale = ffi::DataType::INVALID, unit = ffi::DataType::INVALID;
   bool grouped = false, minima = false;
 };
 
@@ -121,14 +122,21 @@ Weight PartOf(Call& call, const Part& names, ffi::DataType x, int64_t outputs, A
   const auto weight = call.Operand(names.weight, {x, ffi::S8, ffi::U8, ffi::F8E4M3FN}, {&panels, &alike.words, &panel, &alike.word});
   call.Must(first || weight.type == alike.weight, weight, "of the first weight's type");
   alike.weight = weight.type;
-  Array scale, minimum;
+  Array scale, minimum, scale_unit, minimum_unit;
   if (weight.type != x) {
     scale = call.Next(names.scale);
     alike.grouped = first ? weight.type == ffi::U8 || scale.Rank() == 4 : alike.grouped;
     if (alike.grouped) {
-      call.Expect(scale, kFloats, {&panels, &alike.groups, &panel, &one});
+      call.Expect(scale, kScales, {&panels, &alike.groups, &panel, &one});
       if (weight.type != ffi::F8E4M3FN)
         minimum = call.Optional(names.minimum, {scale.type}, {&panels, &alike.groups, &panel, &one});
+      if (scale.type == ffi::S8) {
+        scale_unit = call.Operand(names.scale_unit, kFloats, {&panels, &alike.blocks, &panel, &one});
+        if (minimum)
+          minimum_unit = call.Operand(names.minimum_unit, {scale_unit.type}, {&panels, &alike.blocks, &panel, &one});
+        call.Must(first || scale_unit.type == alike.unit, scale_unit, "of the first unit's type");
+        alike.unit = scale_unit.type;
+      }
     } else {
       call.Expect(scale, {ffi::F32}, {&outputs});
     }
@@ -138,7 +146,7 @@ Weight PartOf(Call& call, const Part& names, ffi::DataType x, int64_t outputs, A
     alike.minima = bool(minimum);
   }
   const Array bias = call.Optional(names.bias, {x}, {&outputs});
-  return {outputs, weight.data, scale.data, minimum.data, bias.data, nullptr};
+  return {outputs, weight.data, scale.data, minimum.data, scale_unit.data, minimum_unit.data, bias.data, nullptr};
 }
 
 // With an activation there is one result, otherwise one of each part.
@@ -172,13 +180,22 @@ void Linear(Call& call, const Pool& pool) {
   const bool floats = alike.weight == x.type, grouped = alike.grouped;
   const bool whole = alike.weight == ffi::S8 || (alike.weight == ffi::U8 && codes == Type::kS4);
   call.Must(codes == Type::kS4 || (alike.weight == ffi::U8 && !alike.minima), "codes must be in bytes, without minima");
+  call.Must(whole || alike.scale != ffi::S8, "scales in two levels must be of whole numbers");
   const int64_t in_word = floats && x.type != ffi::BF16 ? 1 : floats ? 2 : 4;
-  const int64_t of_word = alike.weight == ffi::U8 ? 8 : in_word, words = (inputs + of_word - 1) / of_word;
+  const int64_t bits = alike.weight == ffi::U8 && inputs > 0 ? alike.words * 32 / inputs : 0;  // 4, 5 or 6
+  call.Must(alike.weight != ffi::U8 || bits == 4 || ((bits == 5 || bits == 6) && codes == Type::kS4),
+            "bytes must have numbers of 4, 5 or 6 bits, and codes 4");
+  const int64_t of_word = bits == 5 ? 32 : bits == 6 ? 16 : bits ? 8 : in_word;  // or of words that belong together
+  const int64_t words = bits > 4 ? inputs * bits / 32 : (inputs + of_word - 1) / of_word;
   call.Must(alike.word == in_word && alike.words == words, "weights must be in panels of all inputs of x");
   call.Must(!grouped || (alike.groups > 0 && inputs % alike.groups == 0), "each scale must be of as many inputs");
   arguments.group = grouped ? inputs / alike.groups : 0;
+  const bool levels = alike.scale == ffi::S8;
+  call.Must(!levels || (alike.blocks > 0 && alike.groups % alike.blocks == 0), "each unit must be of as many groups");
+  arguments.block = levels ? inputs / alike.blocks : 0;
   for (const int64_t group : {arguments.group, arguments.rounded})
-    call.Must(group >= 0 && group <= kLargestGroup && group % of_word == 0, "groups must be of whole words, and small");
+    call.Must(group >= 0 && group <= (bits > 4 ? kLargestGroup / 4 : kLargestGroup) && group % of_word == 0,
+              "groups must be of whole words, and small");
   call.Must(!grouped || arguments.group > 0, "groups must have inputs");
   call.Must(!arguments.rounded || (whole && (!grouped || arguments.rounded == arguments.group)),
             "activations must be rounded in the groups of whole weights");
@@ -186,8 +203,9 @@ void Linear(Call& call, const Pool& pool) {
   arguments.rows = rows;
   arguments.inputs = inputs;
   arguments.x_type = TypeOf(x.type);
-  arguments.weight_type = alike.weight == ffi::U8 ? codes : TypeOf(alike.weight);
-  arguments.scale_type = TypeOf(alike.scale);
+  const Type in_bytes = bits == 5 ? Type::kS5 : bits == 6 ? Type::kS6 : codes;
+  arguments.weight_type = bits ? in_bytes : TypeOf(alike.weight);
+  arguments.scale_type = TypeOf(levels ? alike.unit : alike.scale);
   arguments.y_type = TypeOf(y.type);
   arguments.x = x.data;
   arguments.residual = residual.data;

@@ -244,7 +244,7 @@ template <typename Use>
 bool WithTiles(const LinearArguments& a, const Use& use) {
   if (a.x_type != Type::kBF16 || a.rounded) return false;
   if (a.weight_type == Type::kBF16) return use(TileProduct<TiledBF16>(a)), true;
-  if (a.weight_type != Type::kS8 && a.weight_type != Type::kS4) return false;
+  if (a.block || (a.weight_type != Type::kS8 && a.weight_type != Type::kS4)) return false;
   const bool own = a.scale_type == (a.weight_type == Type::kS8 ? Type::kF32 : Type::kBF16);
   if (a.rows < kFewest || a.group % kTileInputs != 0 || !own || a.HasMinima()) return false;
   a.weight_type == Type::kS8 ? use(TileProduct<TiledS8>(a)) : use(TileProduct<TiledS4>(a));

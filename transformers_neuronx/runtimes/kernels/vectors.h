@@ -108,9 +108,12 @@ struct Float16 { uint16_t bits; };
 inline float AsFloat(BFloat16 x) { return Cast<float>(uint32_t{x.bits} << 16); }
 inline float AsFloat(Float16 x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, magnitude = x.bits & 0x7fffu;
-  // A float with the same exponent is 2^-112 times as large. Infinities and NaN keep all their bits.
+  // A float with the same exponent is 2^-112 times as large. Infinities and NaN keep all their bits. Below 2^-14, such a
+  // float would be subnormal, and XLA lets processors take these for zeros.
   const uint32_t bits = magnitude << 13;
-  const float value = magnitude >= 0x7c00u ? Cast<float>(bits | 0x7f800000u) : Cast<float>(bits) * 0x1p112f;
+  const float value = magnitude >= 0x7c00u  ? Cast<float>(bits | 0x7f800000u)
+                      : magnitude < 0x400u ? static_cast<float>(magnitude) * 0x1p-24f
+                                           : Cast<float>(bits) * 0x1p112f;
   return Cast<float>(Cast<uint32_t>(value) | sign);
 }
 
