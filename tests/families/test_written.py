@@ -74,6 +74,9 @@ def dequantized(reference, directory):
         found = {f"transformer.{name}": tensor for name, tensor in found.items()}
     found = {name: tensor.float() for name, tensor in found.items()}
     changed = type(reference).from_pretrained(None, config=reference.config, state_dict=found, dtype=torch.float32)
+    if reference.config.model_type in EXPERTS:  # in f32, Transformers is 1.5e-5 from f64 itself, and we 6e-6
+        changed.set_experts_implementation("eager")  # the others have no f64
+        changed = changed.double()
     return changed.eval()
 
 
@@ -93,7 +96,7 @@ def test_logits_are_those_of_the_numbers(family, scheme, windows, tmp_path, comp
     assert model.options.quant.quant_dtype == SCHEMES[scheme][1]
     changed = dequantized(reference, tmp_path / "few")
     assert_close(logits(model), expected(changed))
-    assert not torch.allclose(expected(changed), expected(reference), rtol=0, atol=1e-4)
+    assert not torch.allclose(expected(changed).float(), expected(reference), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("degree", [2, 3])
