@@ -34,6 +34,12 @@ EIGHT = {"parts.0.weight": zeros(2, 8, 16, 4, dtype="s8"), "parts.0.scale": zero
 CALLS = {
     "linear": ("linear", {"x": zeros(3, 32), "parts.0.weight": zeros(2, 32, 16, 1)}, LINEAR, [zeros(3, 20)]),
     "linear of s8": ("linear", {"x": zeros(3, 32), **EIGHT}, LINEAR, [zeros(3, 20)]),
+    "linear of six bits": (
+        "linear",
+        {"x": zeros(3, 32), "parts.0.weight": zeros(2, 6, 16, 4, dtype="u8"), "parts.0.scale": zeros(2, 2, 16, 1)},
+        LINEAR,
+        [zeros(3, 20)],
+    ),
     "linear of two levels": ("linear", {"x": zeros(3, 32), **EIGHT, **LEVELS}, LINEAR, [zeros(3, 20)]),
     "attention": ("attention", NEW | dict(start=ROW, length=ROW) | CACHE, RULES, [NEW["q"]]),
     "paged_attention": ("paged_attention", NEW | dict(segments=zeros(2, 6, dtype="s32")) | CACHE, RULES, [NEW["q"]]),
@@ -124,6 +130,17 @@ DAMAGED = [  # a call, operands that are changed or left out, and the error
     ("linear of s8", {"parts.0.scale": zeros(2, 3, 16, 1)}, "linear: each scale must be of as many inputs"),
     ("linear of s8", {"parts.0.scale": zeros(2, 16, 16, 1)}, "linear: groups must be of whole words, and small"),
     ("linear of s8", {"parts.0.scale": zeros(20, dtype="bf16")}, "parts.0.scale must be f32[20], got bf16[20]"),
+    ("linear of six bits", {"parts.0.scale": zeros(2, 4, 16, 1)}, "linear: groups must be of whole words, and small"),
+    (
+        "linear of six bits",
+        {"parts.0.weight": zeros(2, 5, 16, 4, dtype="u8")},
+        "groups must be of whole words, and small",
+    ),
+    (
+        "linear of six bits",
+        {"parts.0.weight": zeros(2, 7, 16, 4, dtype="u8")},
+        "weights must be in panels of all inputs",
+    ),
     ("linear of two levels", {"parts.0.scale_unit": None}, "the next operand must be parts.0.scale_unit, got no more"),
     ("linear of two levels", {"parts.0.scale_unit": zeros(2, 3, 16, 1)}, "each unit must be of as many groups"),
     ("linear of two levels", {"parts.0.scale_unit": zeros(2, 0, 16, 1)}, "each unit must be of as many groups"),

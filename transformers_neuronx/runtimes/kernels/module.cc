@@ -186,7 +186,7 @@ void Linear(Call& call, const Pool& pool) {
   call.Must(alike.weight != ffi::U8 || bits == 4 || ((bits == 5 || bits == 6) && codes == Type::kS4),
             "bytes must have numbers of 4, 5 or 6 bits, and codes 4");
   const int64_t of_word = bits == 5 ? 32 : bits == 6 ? 16 : bits ? 8 : in_word;  // or of words that belong together
-  const int64_t words = bits > 4 ? inputs * bits / 32 : (inputs + of_word - 1) / of_word;
+  const int64_t words = bits == 5 || bits == 6 ? inputs * bits / 32 : (inputs + of_word - 1) / of_word;
   call.Must(alike.word == in_word && alike.words == words, "weights must be in panels of all inputs of x");
   call.Must(!grouped || (alike.groups > 0 && inputs % alike.groups == 0), "each scale must be of as many inputs");
   arguments.group = grouped ? inputs / alike.groups : 0;
