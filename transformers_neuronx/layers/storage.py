@@ -42,7 +42,7 @@ def numbers(
     if minimum is None:
         return hlo.convert(hlo.reshape(values * scale, *lead, -1), dtype)
     minimum = _of_groups(minimum, minimum_unit, lead)
-    least = LEAST[dtype_of_values]
+    least = LEAST.get(dtype_of_values, 0)
     return hlo.convert(hlo.reshape((values - float(least)) * scale + minimum, *lead, -1), dtype)
 
 

@@ -132,8 +132,10 @@ def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapePro
     groups = {rounded} - {0}
     if len(scale.dimensions) > 1:
         groups.add(inputs // scale.dimensions[1] if inputs % scale.dimensions[1] == 0 else 1)
-    most = 4 if word > 8 else 1  # sums of 5 and 6 bits are larger
-    alike = len(groups) < 2 and all(_within("group", most * group) and group % word == 0 for group in groups)
+    # By how much products are larger than those of s4: sums of a group are of 32 bits.
+    eight = stored == "s8" and not rounded and _type(x) != "f32"
+    larger = 8 if eight else 4 if word > 8 else 1
+    alike = len(groups) < 2 and all(_within("group", larger * group) and group % word == 0 for group in groups)
     of_each = _type(scale) == "f32" and len(scale.dimensions) == 1 and stored != "u8"
     return alike and (of_each or len(scale.dimensions) == 4)
 

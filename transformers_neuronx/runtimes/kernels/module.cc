@@ -183,8 +183,7 @@ void Linear(Call& call, const Pool& pool) {
   call.Must(whole || alike.scale != ffi::S8, "scales in two levels must be of whole numbers");
   const int64_t in_word = floats && x.type != ffi::BF16 ? 1 : floats ? 2 : 4;
   const int64_t bits = alike.weight == ffi::U8 && inputs > 0 ? alike.words * 32 / inputs : 0;  // 4, 5 or 6
-  call.Must(alike.weight != ffi::U8 || bits == 4 || ((bits == 5 || bits == 6) && codes == Type::kS4),
-            "bytes must have numbers of 4, 5 or 6 bits, and codes 4");
+  call.Must(codes == Type::kS4 || bits == 4, "codes must be of four bits");
   const int64_t of_word = bits == 5 ? 32 : bits == 6 ? 16 : bits ? 8 : in_word;  // or of words that belong together
   const int64_t words = bits == 5 || bits == 6 ? inputs * bits / 32 : (inputs + of_word - 1) / of_word;
   call.Must(alike.word == in_word && alike.words == words, "weights must be in panels of all inputs of x");
@@ -193,8 +192,11 @@ void Linear(Call& call, const Pool& pool) {
   const bool levels = alike.scale == ffi::S8;
   call.Must(!levels || (alike.blocks > 0 && alike.groups % alike.blocks == 0), "each unit must be of as many groups");
   arguments.block = levels ? inputs / alike.blocks : 0;
+  // By how much products are larger than those of s4: sums of a group are of 32 bits.
+  const bool eight = alike.weight == ffi::S8 && !arguments.rounded && x.type != ffi::F32;
+  const int64_t larger = eight ? 8 : bits > 4 ? 4 : 1;
   for (const int64_t group : {arguments.group, arguments.rounded})
-    call.Must(group >= 0 && group <= (bits > 4 ? kLargestGroup / 4 : kLargestGroup) && group % of_word == 0,
+    call.Must(group >= 0 && group <= kLargestGroup / larger && group % of_word == 0,
               "groups must be of whole words, and small");
   call.Must(!grouped || arguments.group > 0, "groups must have inputs");
   call.Must(!arguments.rounded || (whole && (!grouped || arguments.rounded == arguments.group)),
