@@ -182,3 +182,20 @@ def test_an_artifact_keeps_the_numbers(tmp_path, compiled_when_needed):
     model = loaded(tmp_path / "checkpoint")
     model.save(tmp_path / "artifact", sharded_weights=True)
     assert_close(logits(loaded(tmp_path / "artifact")), expected(reference))
+
+
+def test_whole_matrices_that_the_configuration_does_not_name_are_told(tmp_path, caplog, compiled_when_needed):
+    """They are rounded as the others were, and the log says so. Of a checkpoint as it is described, it says nothing."""
+    reference = published(tmp_path, "llama", "int8, an output")
+    logits(loaded(tmp_path))
+    assert not caplog.records
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[f"{name}_scale"]
+    tensors[name] = reference.get_parameter(name).detach()
+    save_file(tensors, tmp_path / "model.safetensors")
+    got, wanted = logits(loaded(tmp_path)), expected(reference)
+    assert [record.message.partition(" has ")[2] for record in caplog.records] == [
+        "these matrices whole, and here they are rounded: model.layers.1.mlp.up_proj.weight"
+    ]
+    assert (got - wanted).abs().max() < 0.02 * wanted.abs().max()

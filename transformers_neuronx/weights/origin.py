@@ -23,7 +23,7 @@ from collections.abc import Iterable
 import torch
 
 from transformers_neuronx.weights.checkpoint import Checkpoint
-from transformers_neuronx.weights.packed import Packed
+from transformers_neuronx.weights.packed import Packed, PackedReaders
 
 RUNS, NUMBERS = 16, 1024
 
@@ -39,9 +39,13 @@ class Marked(Checkpoint):
         self._checkpoint = checkpoint
         self._prefix = prefix
 
+    @property
+    def packed_readers(self) -> PackedReaders:
+        return self._checkpoint.packed_readers
+
     def read(self, name: str) -> torch.Tensor:
         tensor = super().read(name)
-        if self._checkpoint.packed(name) is None:
+        if name not in self.packed_readers:
             self._note(name, tensor)
         return tensor
 

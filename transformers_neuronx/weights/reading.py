@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from transformers_neuronx.weights.layouts import Layout
 from transformers_neuronx.weights.packed import Store
 from transformers_neuronx.weights.rows import Weight
 from transformers_neuronx.weights.splits import Split
+
+_LOG = logging.getLogger(__name__)
 
 Key = tuple[int | None, str]  # the layer, or None for a weight outside the layers, and the weight's name
 
@@ -65,7 +68,18 @@ def resolve(
     ]
     if complaints:
         raise CheckpointError(f"the checkpoint {checkpoint.directory} does not fit the model: {'; '.join(complaints)}")
+    _tell_what_is_rounded(found, checkpoint)
     return found
+
+
+def _tell_what_is_rounded(found: Mapping[Key, Weight], checkpoint: Checkpoint) -> None:
+    """Log which matrices of a checkpoint in few bits are whole there, though the model stores them in few bits."""
+    packed = checkpoint.packed_readers
+    stored = dict.fromkeys(row.source for row in found.values() if row.store and row.value is None)
+    if packed and (whole := [source for source in stored if source not in packed]):
+        _LOG.warning(
+            "%s has these matrices whole, and here they are rounded: %s", checkpoint.directory, collapsed(whole)
+        )
 
 
 def collapsed(names: Sequence[str], limit: int = 6) -> str:
