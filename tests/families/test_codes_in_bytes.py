@@ -188,6 +188,7 @@ def test_parts_that_do_not_fit_are_errors_that_name_them(form, end, change, said
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.few(2)
 def test_mutations_are_read_as_something_or_refused(form, tmp_path):
     published(tmp_path, "llama", form)
     read, refused = mutations_of(tmp_path, "layers.0.self_attn.o_proj", lambda each: each.scales.isfinite().all())

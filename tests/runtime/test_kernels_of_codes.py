@@ -20,6 +20,7 @@ TYPES = ("f32", "bf16", "f16")
 
 @pytest.mark.parametrize("rows", [1, 6, 8, 20])
 @pytest.mark.parametrize("x_type", TYPES)
+@pytest.mark.few(5)
 def test_every_f8_comes_out_exactly(write, run, x_type, rows):
     """The products with a row of ones and zeros are the numbers themselves: subnormal ones, zeros and NaN too."""
     codes, number = np.arange(256, dtype=np.uint8), element_type(x_type).numpy
@@ -76,6 +77,7 @@ def in_bytes(codes, group):
 @pytest.mark.parametrize("rows", [1, 8, 20])
 @pytest.mark.parametrize("x_type", TYPES)
 @pytest.mark.parametrize("name", CODES)
+@pytest.mark.few(9)
 def test_every_code_comes_out_exactly(write, run, name, x_type, rows):
     """The products with a row of ones and zeros are the numbers themselves, times a power of two."""
     codes = (np.arange(40)[:, None] + 5 * np.arange(16)) % 16  # each in every place of a word
