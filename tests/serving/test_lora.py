@@ -9,7 +9,7 @@ import torch
 from lora_files import HIDDEN, RANK, write_adapter
 
 from transformers_neuronx import Engine, SamplingParams
-from transformers_neuronx.config import NeuronConfig, QuantizationConfig
+from transformers_neuronx.config import NeuronConfig, QuantizationConfig, Workers
 from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.errors import CheckpointError, ConfigError, EngineError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -160,6 +160,18 @@ def test_draft_tokens_are_verified_with_the_adapter(model, merged, directories):
         engine.load_adapter("one", directories["adapter-1"])
         ids = prompt(4) * 2
         assert [engine.submit(ids, greedy("one", 24)).result()] == alone(merged("adapter-1"), ids, count=24)
+
+
+@pytest.mark.slow
+def test_worker_processes_have_adapters(directories):
+    """Devices of other processes get their parts of an adapter."""
+    found = []
+    for workers in (None, Workers(2)):
+        model = loaded(tp_degree=2, neuron_config=NeuronConfig(workers=workers))
+        with Engine(model, rows=2, step_tokens=16, max_loras=1, max_lora_rank=RANK, adjustments=False) as engine:
+            engine.load_adapter("one", directories["adapter-1"])
+            found.append([engine.submit(prompt(8), greedy(name)).result() for name in (None, "one")])
+    assert found[0] == found[1] and found[0][0] != found[0][1]
 
 
 @pytest.mark.slow
