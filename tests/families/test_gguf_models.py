@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers_neuronx import NeuronAutoModelForCausalLM
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.llama.model import LlamaForSampling
+from transformers_neuronx.weights import gguf
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2")
@@ -88,6 +90,15 @@ MIXED_K = {
     r"q_proj": "Q3_K",
     r"k_proj": "Q2_K",
 }
+
+
+def test_a_matrix_is_unpacked_once(tmp_path, compiled_when_needed, monkeypatch):
+    """Its values, scales, minima and their units are rows of their own, and the head is the embedding."""
+    reference_of("llama", tmp_path, MIXED_K, **OF_K_TYPES, tie_word_embeddings=True)
+    counted = Mock(wraps=gguf.packed)
+    monkeypatch.setattr(gguf, "packed", counted)
+    loaded(tmp_path / "model.gguf")
+    assert counted.call_count == 1 + 7 * SIZES["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,11 +17,12 @@ from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.weights import panels
 from transformers_neuronx.weights.checkpoint import Checkpoint
 from transformers_neuronx.weights.layouts import Layout
-from transformers_neuronx.weights.packed import Store
+from transformers_neuronx.weights.packed import Packed, Store
 from transformers_neuronx.weights.rows import Weight
 from transformers_neuronx.weights.splits import Split
 
 _LOG = logging.getLogger(__name__)
+KEPT = 2  # unpacked matrices: as many as are loaded at a time
 
 Key = tuple[int | None, str]  # the layer, or None for a weight outside the layers, and the weight's name
 
@@ -106,30 +108,31 @@ def shards(
     """Iterate over the checkpoint's tensors for `degree` devices, or those that are `here`. Tensors are read on demand.
 
     Weights that are one tensor of the checkpoint, laid out and split alike, come once, so tied weights share memory.
-    Pieces are views of the checkpoint's file if possible.
+    Those of one tensor follow each other, so that a matrix in few bits is unpacked once for its values, scales and
+    minima. Pieces are views of the checkpoint's file if possible.
     """
-    groups: dict[tuple[Any, ...], list[Key]] = {}
+    groups: dict[Any, dict[tuple[Any, ...], list[Key]]] = {}  # by source
     for key, row in resolved.items():
-        identity = (row.value or row.source, row.layout, row.store, row.split, row.word, row.dtype or dtype)
-        groups.setdefault(identity, []).append(key)
+        source = row.value or row.source
+        identity = (source, row.layout, row.store, row.split, row.word, row.dtype or dtype)
+        groups.setdefault(source, {}).setdefault(identity, []).append(key)
+    lock, unpacked = threading.Lock(), functools.lru_cache(KEPT)(checkpoint.packed)
+
+    def packed(source: str) -> Packed | None:
+        with lock:  # who comes second takes what the first has unpacked
+            return unpacked(source)
 
     def pieces(
         source: Any, layout: Layout, store: Store | None, split: Split | None, word: int | None, element: str
     ) -> list[torch.Tensor]:
-        whole = _stored(checkpoint, source, layout, store)
+        if store and not callable(source) and (stored := packed(source)):
+            whole = store(stored.laid_out(layout))
+        else:
+            whole = layout(source() if callable(source) else checkpoint.read(source))
+            whole = store(whole) if store else whole
         shares = split.cut(whole, degree, here) if split else [whole]
         return [panels.laid_out(share, word, to_torch(element)) for share in shares] if word else shares
 
-    for how, keys in groups.items():
-        yield Sharded(keys, how[-1], functools.partial(pieces, *how))
-
-
-def _stored(checkpoint: Checkpoint, source: Any, layout: Layout, store: Store | None) -> torch.Tensor:
-    """Read or compute a weight, lay it out, and make it what is stored, which a matrix in few bits may be already."""
-    if callable(source):
-        whole = layout(source())
-    elif store and (packed := checkpoint.packed(source)):
-        return store(packed.laid_out(layout))
-    else:
-        whole = layout(checkpoint.read(source))
-    return store(whole) if store else whole
+    for of_one in groups.values():
+        for how, keys in of_one.items():
+            yield Sharded(keys, how[-1], functools.partial(pieces, *how))
