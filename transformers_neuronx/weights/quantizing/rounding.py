@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+from transformers_neuronx.weights.quantization import BLOCK, LARGEST
 from transformers_neuronx.weights.quantizing.schemes import Scheme
 
-LARGEST = 448.0  # of FP8, e4m3
+MOST = LARGEST["f8e4m3fn"]
 # Scales of 4 bits that are tried, relative to the one that reaches the largest number. Smaller ones clip a few numbers
 # and round all others more finely: so the perplexity of tiny-kjv rises by 2.8 %, not 3.3 %. More of them gain nothing.
 TRIED = [0.95 - 0.05 * number for number in range(8)]
-BLOCK = 2**18  # numbers rounded at once, so that intermediates stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Scales:
         """Return the values that numbers are rounded to: whole numbers, or those of FP8. f32[out, n]"""
         scaled = numbers / self.scales
         if self.scheme.kind == "float":
-            return scaled.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float()
+            return scaled.clamp(-MOST, MOST).to(torch.float8_e4m3fn).float()
         half = 1 << (self.scheme.bits - 1)
         return scaled.round().add_(self.zeros).clamp_(-half, half - 1)
 
@@ -79,7 +79,7 @@ def _scales(scheme: Scheme, part: torch.Tensor, factor: float, dtype: torch.dtyp
         scales = _kept((most - least) * (factor / steps), dtype)
         half = 1 << (scheme.bits - 1)
         return Scales(scheme, scales, (-least * factor / scales).round().sub_(half).clamp_(-half, half - 1))
-    largest = LARGEST if scheme.kind == "float" else ((1 << scheme.bits) - 1) / 2
+    largest = MOST if scheme.kind == "float" else ((1 << scheme.bits) - 1) / 2
     scales = _kept(part.abs().amax(1, keepdim=True) * (factor / largest), dtype)
     return Scales(scheme, scales, torch.zeros_like(scales))
 
