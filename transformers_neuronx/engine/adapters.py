@@ -44,8 +44,8 @@ def rows_of(programs: Programs) -> Iterator[tuple[Key, Weight]]:
 def place_module(programs: Programs) -> HloModuleProto:
     """Write the program that puts an adapter into a place.
 
-    Parameters: the place, s32[]; what the adapter has in each array, [rank, ·]; the arrays, [count * rank, ·]. Results:
-    the arrays, in place.
+    Parameters: the place, s32[]; what the adapter has in each array, [rank, ·]; the arrays, [places * rank, ·].
+    Results: the arrays, in place.
     """
     assert programs.adapters is not None
     rank, rows = programs.adapters.rank, [row for _, row in rows_of(programs)]
@@ -62,12 +62,11 @@ def place_module(programs: Programs) -> HloModuleProto:
 
 
 class DeviceAdapters:
-    """The adapters that are on the devices, for the programs of a store."""
+    """The adapters that are on the devices, for the programs of a store; `reset` makes their places."""
 
     def __init__(self, runtime: Runtime, store: ProgramStore) -> None:
         self._runtime, self._store = runtime, store
         self.arrays: list[DeviceTensor] = []
-        self.reset()
 
     def keys(self) -> list[ProgramKey]:
         """The programs that `load` needs."""

@@ -122,10 +122,10 @@ class Programs:
         others.cache, others.adapters = cache, adapters
         return others
 
-    def adapters_of(self, count: int, rank: int) -> AdapterLayout:
-        """Return the layout of so many adapters of a rank, at most."""
+    def adapters_of(self, places: int, rank: int) -> AdapterLayout:
+        """Return the layout of places for so many adapters, of this rank at most."""
         table = self.family.weights.table(self.config)
-        layout = AdapterLayout.of(table, count, rank)
+        layout = AdapterLayout.of(table, places, rank)
         kept = quantized([*table, *layout.rows], self.options.quant)  # which also keeps groups of inputs whole
         return layout._replace(rows=[row for row in kept if layout.has(row)])
 

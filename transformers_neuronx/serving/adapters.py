@@ -1,7 +1,7 @@
 """Adapters that requests choose by name, and the places on the devices where some of them are.
 
-There are more adapters than places: whoever was not used for the longest time makes room. Plain data; the arrays on the
-devices are in `serving.paged`.
+There may be more adapters than places: whoever was not used for the longest time makes room. Plain data; the arrays on
+the devices are in `engine.adapters`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ class Adapters:
     def __init__(self, places: int) -> None:
         self.known: dict[str, HostAdapter] = {}
         self.loads: list[HostAdapter] = []  # those that must come to the devices before the step
-        self._numbers = count(1)
-        self._held: list[HostAdapter | None] = [None] * places  # by place
+        self._numbers, self._places = count(1), places
         self._used: list[HostAdapter] = []  # those that have a place, the latest one last
 
     def want_new(self, name: str) -> None:
         """Raise InputError if adapters cannot be added, or if one has this name."""
-        if not self._held:
+        if not self._places:
             raise InputError("this engine was made without places for adapters: Engine(model, max_loras=…)")
         if name in self.known:
             raise InputError(f"there is an adapter {name!r} already: unload it first")
@@ -69,16 +68,14 @@ class Adapters:
     def placed(self, adapter: HostAdapter, busy: Collection[HostAdapter | None]) -> bool:
         """Whether an adapter has a place now. It gets that of another one, if it must, which is not `busy`."""
         if adapter.place is None:
-            free = next((place for place, held in enumerate(self._held) if held is None), None)
-            if free is None:
+            taken = {each.place for each in self._used}
+            adapter.place = next((place for place in range(self._places) if place not in taken), None)
+            if adapter.place is None:
                 gone = next((each for each in self._used if each not in busy), None)
                 if gone is None:
                     return False
-                free, gone.place = gone.place, None
+                adapter.place, gone.place = gone.place, None
                 self._used.remove(gone)
-            assert free is not None
-            adapter.place = free
-            self._held[free] = adapter
             self.loads.append(adapter)
         else:
             self._used.remove(adapter)
@@ -89,4 +86,4 @@ class Adapters:
         """Forget what the devices have."""
         for adapter in self._used:
             adapter.place = None
-        self._used, self.loads, self._held = [], [], [None] * len(self._held)
+        self._used, self.loads = [], []

@@ -305,8 +305,9 @@ class Scheduler:
             coming = self._coming()
 
     def _has_place(self, request: Request) -> bool:
-        busy = {each.adapter for each in self.running}
-        return request.adapter is None or self.adapters.placed(request.adapter, busy)
+        return request.adapter is None or self.adapters.placed(
+            request.adapter, busy={each.adapter for each in self.running}
+        )
 
     def _coming(self) -> set[bytes]:
         """Return the digests of pages that prompts in this step or in chunks are about to fill."""
