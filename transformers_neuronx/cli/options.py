@@ -30,6 +30,7 @@ from transformers_neuronx.weights.directories import (
 NO = 4  # exit status of `plan`, `lint` and `check` if they find a problem
 HOW, CHOICE, WHERE, SERVER, LORA = "Compilation", "Sampling", "Model location", "Server", "Adapters"
 MOST = 2**31 - 1  # limit of every count
+LORAS, RANK = 4, 16  # adapters of running requests at once, and their highest rank, by default
 
 
 def option(

@@ -47,7 +47,7 @@ EnableLora = Annotated[
 ]
 MaxLoras = Annotated[
     int | None,
-    o.option("--max-loras", help="Adapters of running requests at once; 4 by default.", panel=o.LORA, least=1),
+    o.option("--max-loras", help=f"Adapters of running requests at once; {o.LORAS} by default.", panel=o.LORA, least=1),
 ]
 MaxLoraRank = Annotated[
     int, o.option("--max-lora-rank", help="Highest rank of an adapter.", panel=o.LORA, default=True, least=1)
@@ -102,7 +102,7 @@ def serve(
     log_format: LogFormat = "lines", log_prompts: LogPrompts = False,
     ray: UseRay = False, replicas: Replicas = 1, max_replicas: MostReplicas = None,
     lora_modules: LoraModules = None, enable_lora: EnableLora = False, max_loras: MaxLoras = None,
-    max_lora_rank: MaxLoraRank = 16, allow_lora_updates: LoraUpdates = False,
+    max_lora_rank: MaxLoraRank = o.RANK, allow_lora_updates: LoraUpdates = False,
     adapter: o.Adapter = None, cache_dir: o.CacheDir = None,
     batch_size: AtOnce = None, n_positions: o.Positions = None,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
@@ -127,7 +127,7 @@ def serve(
     limits |= dict(logs_prompts=log_prompts, updates_adapters=allow_lora_updates)
     settings = Settings(api_key or env.API_KEYS.get().split(), allowed_origin or (), **limits)
     modules, as_json = _modules(lora_modules or []), log_format == "json"
-    places = max_loras or s.LORAS * bool(modules or enable_lora or allow_lora_updates)
+    places = max_loras or o.LORAS * bool(modules or enable_lora or allow_lora_updates)
     loras = s.Loras(modules, places, max_lora_rank)
     service = s.Service(paths, cache_dir, how, batch_size, n_positions, queue, settings, as_json, adapter, loras)
     if ray:

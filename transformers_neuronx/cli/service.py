@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from transformers_neuronx.server.on_ray import Replicas
 
 ALL = 0  # top-k, unless the checkpoint sets one
-LORAS, RANK = 4, 16  # adapters of running requests at once, and the highest rank, by default
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def application(arguments: Mapping[str, Any]) -> Any:
     settings = Settings(got["api_keys"] or ())
     paths = {got["model"]: [got["name"] or got["model"]]}
     modules = got["lora_modules"] or {}
-    loras = Loras(modules, got["max_loras"] or LORAS * bool(modules), got["max_lora_rank"] or RANK)
+    loras = Loras(modules, got["max_loras"] or o.LORAS * bool(modules), got["max_lora_rank"] or o.RANK)
     service = Service(
         paths, None, how, got["rows"], got["n_positions"], {}, settings, True, got["adapter"], loras
     )  # fmt: skip

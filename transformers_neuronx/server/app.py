@@ -125,8 +125,7 @@ class Server:
         return Response(ServerMetrics(engines, self.statuses).prometheus(), media_type="text/plain; version=0.0.4")
 
     async def models(self, _: Request) -> Response:
-        adapters = (name for model in self.served for name in model.engine.adapters)
-        return _json(dict(object="list", data=[self._about(name) for name in (*self.by_name, *adapters)]))
+        return _json(dict(object="list", data=[self._about(name) for name in self._names]))
 
     async def model(self, request: Request) -> Response:
         return _json(self._about(request.path_params["name"]))
@@ -213,6 +212,11 @@ class Server:
     async def tokenizer_info(self, request: Request) -> Response:
         return _json(self._model(request.query_params.get("model")).prompts.facts())
 
+    @property
+    def _names(self) -> list[str]:
+        """The names of all models, and of the adapters that they have now."""
+        return [*self.by_name, *(name for model in self.served for name in model.engine.adapters)]
+
     def _about(self, name: str) -> dict[str, Any]:
         model = self._model(name)
         about = dict(id=name, object="model", created=self.began, owned_by="transformers_neuronx")
@@ -227,7 +231,7 @@ class Server:
         for model in self.served:
             if name in model.engine.adapters:
                 return model.with_adapter(name)
-        there = ", ".join(self.by_name)
+        there = ", ".join(self._names)
         raise ApiError(404, f"there is no model {name!r} here, only {there}", param="model", code="model_not_found")
 
     def _open_model(self, name: str | None) -> ServedModel:
