@@ -38,8 +38,8 @@ inline std::vector<const Kernels*> Levels() {
   [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   [[maybe_unused]] const bool bf16 =
-      avx512 && __builtin_cpu_supports("avx512bf16") &&
-                                     __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+      __builtin_cpu_supports("avx512vbmi");
 #if defined(NEURONX_HAS_AVX2)
   if (avx2) levels.push_back(&avx2::kernels);
 #endif
