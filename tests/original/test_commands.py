@@ -18,7 +18,7 @@ from transformers_neuronx.testing.data import batch_all_lengths, batch_full_leng
 from transformers_neuronx.testing.validation import validate
 from transformers_neuronx.weights.checkpoint import open_checkpoint
 
-TINY_KJV = "examples/tiny-kjv"
+TINY_KJV, VOCABULARY = "examples/tiny-kjv", 1023
 
 
 def run(monkeypatch, command, *arguments):
@@ -167,7 +167,8 @@ def test_sizes():
 
 
 @pytest.mark.parametrize(
-    "batch", [batch_all_lengths(1024, 4), batch_varying_lengths(1024, 3, 6), batch_full_lengths(1024, 2, 5)]
+    "batch",
+    [batch_all_lengths(VOCABULARY, 4), batch_varying_lengths(VOCABULARY, 3, 6), batch_full_lengths(VOCABULARY, 2, 5)],
 )
 @pytest.mark.few(1)
 def test_validation_finds_the_same_tokens(batch):
