@@ -17,6 +17,7 @@ from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.weights import gguf
+from transformers_neuronx.weights.checkpoint import open_checkpoint
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2")
@@ -97,8 +98,12 @@ def test_a_matrix_is_unpacked_once(tmp_path, compiled_when_needed, monkeypatch):
     reference_of("llama", tmp_path, MIXED_K, **OF_K_TYPES, tie_word_embeddings=True)
     counted = Mock(wraps=gguf.packed)
     monkeypatch.setattr(gguf, "packed", counted)
-    loaded(tmp_path / "model.gguf")
-    assert counted.call_count == 1 + 7 * SIZES["num_hidden_layers"]
+    model = loaded(tmp_path / "model.gguf")
+    assert counted.call_count == (matrices := 1 + 7 * SIZES["num_hidden_layers"])
+    weights = model.decoder.read(open_checkpoint(tmp_path / "model.gguf"))
+    for weight in sorted(weights, key=lambda weight: weight.keys[0][1].rsplit("_")[-1]):  # as loaders may be late
+        weight.pieces()
+    assert counted.call_count == 2 * matrices
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])

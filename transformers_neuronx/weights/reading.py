@@ -22,7 +22,6 @@ from transformers_neuronx.weights.rows import Weight
 from transformers_neuronx.weights.splits import Split
 
 _LOG = logging.getLogger(__name__)
-KEPT = 2  # unpacked matrices: as many as are loaded at a time
 
 Key = tuple[int | None, str]  # the layer, or None for a weight outside the layers, and the weight's name
 
@@ -102,6 +101,24 @@ class Sharded(NamedTuple):
     pieces: Callable[[], list[torch.Tensor]]
 
 
+class _Unpacked:
+    """A checkpoint's matrices in few bits. Each is unpacked once, for all weights that are made of it."""
+
+    def __init__(self, checkpoint: Checkpoint, uses: Mapping[str, int]) -> None:
+        self._checkpoint, self._uses = checkpoint, uses  # how many weights are made of each tensor in few bits
+        self._kept: dict[str, tuple[Packed, int]] = {}  # those that more weights will need, and how many
+        self._lock = threading.Lock()  # who comes second takes what the first has unpacked
+
+    def take(self, source: str) -> Packed | None:
+        """Return the matrix, or None if it is whole in the checkpoint. The last weight that needs it lets it go."""
+        with self._lock:
+            packed, left = self._kept.pop(source, (None, self._uses[source]))
+            packed = packed or self._checkpoint.packed(source)
+            if packed and left > 1:
+                self._kept[source] = packed, left - 1
+            return packed
+
+
 def shards(
     resolved: Mapping[Key, Weight], checkpoint: Checkpoint, dtype: str, degree: int, here: range | None = None
 ) -> Iterator[Sharded]:
@@ -116,16 +133,13 @@ def shards(
         source = row.value or row.source
         identity = (source, row.layout, row.store, row.split, row.word, row.dtype or dtype)
         groups.setdefault(source, {}).setdefault(identity, []).append(key)
-    lock, unpacked = threading.Lock(), functools.lru_cache(KEPT)(checkpoint.packed)
-
-    def packed(source: str) -> Packed | None:
-        with lock:  # who comes second takes what the first has unpacked
-            return unpacked(source)
+    uses = {source: sum(store is not None for _, _, store, *_ in of_one) for source, of_one in groups.items()}
+    unpacked = _Unpacked(checkpoint, uses)
 
     def pieces(
         source: Any, layout: Layout, store: Store | None, split: Split | None, word: int | None, element: str
     ) -> list[torch.Tensor]:
-        if store and not callable(source) and (stored := packed(source)):
+        if store and not callable(source) and (stored := unpacked.take(source)):
             whole = store(stored.laid_out(layout))
         else:
             whole = layout(source() if callable(source) else checkpoint.read(source))
