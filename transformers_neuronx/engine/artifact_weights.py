@@ -119,6 +119,16 @@ def _laid_out(row: Weight, degree: int, here: range, pieces: Pieces) -> list[tor
     """Return the pieces of a weight that are for here, in panels or as matrices, as its row requires."""
     saved = pieces()
     own = saved if len(saved) == 1 else saved[here.start : here.stop]
-    if row.word:
-        return [panels.laid_out(piece, row.word) if piece.ndim == 2 else piece for piece in own]
-    return [panels.as_matrix(piece, row.share(degree)) if piece.ndim == 4 else piece for piece in own]
+    return [_converted(row, degree, piece) for piece in own]
+
+
+def _converted(row: Weight, degree: int, piece: torch.Tensor) -> torch.Tensor:
+    """Return a piece as it is, or in panels, or as a matrix; of experts, each."""
+    rank = piece.ndim - (row.experts is not None)
+    if row.word and rank == 2:
+        convert = functools.partial(panels.laid_out, word=row.word)
+    elif not row.word and rank == 4:
+        convert = functools.partial(panels.as_matrix, shape=row.share(degree))
+    else:
+        return piece
+    return convert(piece) if row.experts is None else torch.stack([*map(convert, piece)])

@@ -59,6 +59,7 @@ class Part(NamedTuple):
 def _linear_body(
     x: Tensor,
     parts: Sequence[Part],
+    experts: Tensor | None = None,
     *,
     activation: str = "",
     dtype: str = "f32",
@@ -70,20 +71,53 @@ def _linear_body(
 
     With an `activation` there is one result: the activation of the first product, times the second, if there is one.
     `panels` are the sizes of matrices that are stored in panels. With `rounded`, x is rounded to 8 bits, with a scale
-    for every `rounded` features. With `codes`, weights are those, two in a byte.
+    for every `rounded` features. With `codes`, weights are those, two in a byte. With `experts`, s32[rows], parts are
+    stacks [experts, ...], and row i of x [rows, in] is multiplied by that of its expert. A row whose number is that of
+    none becomes zeros.
     """
     x = as_rounded(x, rounded) if rounded else x
-    products = []
-    for number, (weight, *of_groups, bias) in enumerate(parts):
-        if panels:
-            weight = as_matrix(weight, *panels[number])
-            of_groups = [_of_groups(each, panels[number][0]) for each in of_groups]
-        y = _product(x, weight, *of_groups, codes=codes)
-        products.append(hlo.convert(y if bias is None else y + hlo.convert(bias, "f32"), dtype))
+    sizes = panels or [()] * len(parts)
+    how: dict[str, Any] = dict(dtype=dtype, codes=codes)
+    if experts is None:
+        products = [_of_part(x, *each, **how) for each in zip(parts, sizes, strict=True)]
+    else:
+        products = [_of_experts(x, experts, *each, **how) for each in zip(parts, sizes, strict=True)]
     if activation:
         activated = ACTIVATIONS[activation](products[0])
         return activated if len(parts) == 1 else activated * products[1]
     return products[0] if len(parts) == 1 else tuple(products)
+
+
+def _of_part(x: Tensor, part: Part, panels: Sequence[int], *, dtype: str, codes: str) -> Tensor:
+    weight, *of_groups, bias = part
+    if panels:
+        weight = as_matrix(weight, *panels)
+        of_groups = [_of_groups(each, panels[0]) for each in of_groups]
+    y = _product(x, weight, *of_groups, codes=codes)
+    return hlo.convert(y if bias is None else y + hlo.convert(bias, "f32"), dtype)
+
+
+def _of_experts(x: Tensor, experts: Tensor, part: Part, panels: Sequence[int], **how: str) -> Tensor:
+    """Apply each expert in turn to all rows, and keep what is its own. One that no row has does not run."""
+    count, outputs, *_ = part.weight.sizes
+
+    def expert(number: Tensor, y: Tensor) -> Sequence[Tensor]:
+        own = hlo.equal(experts, number)
+
+        def applied() -> Tensor:
+            matrix = Part._make(each and _at(each, number) for each in part)
+            return hlo.select(hlo.reshape(own, -1, 1), _of_part(x, matrix, panels, **how), y)
+
+        return number + 1, hlo.conditional(hlo.any(own, [0]), applied, lambda: y)
+
+    first = hlo.full(0, how["dtype"], [x.sizes[0], panels[0] if panels else outputs])
+    return hlo.while_loop(lambda n, _: n < count, expert, [hlo.constant(0, "s32"), first], count)[1]
+
+
+def _at(x: Tensor, number: Tensor) -> Tensor:
+    """Return x[number]."""
+    sizes, zero = x.sizes[1:], hlo.constant(0, "s32")
+    return hlo.reshape(hlo.dynamic_slice(x, [number, *(zero for _ in sizes)], [1, *sizes]), *sizes)
 
 
 def _of_groups(part: Tensor | None, outputs: int) -> Tensor | None:
@@ -93,12 +127,15 @@ def _of_groups(part: Tensor | None, outputs: int) -> Tensor | None:
 _linear = hlo.composite("linear", _linear_body)
 
 
-def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", biased: bool = True) -> Any:
+def _one(
+    x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", biased: bool = True,
+    experts: Tensor | None = None,
+) -> Any:  # fmt: skip
     """Apply layers of the same storage, which need no sum over the devices, as one operation.
 
     If inputs have an order, there is one layer.
     """
-    x = _by_group(x, layers[0].weight)
+    x = _by_group(x, layers[0].weight, experts)
     biased = biased and hasattr(layers[0], "bias")
     parts = []
     for w in layers:
@@ -112,10 +149,10 @@ def _one(x: Tensor, layers: Sequence[Any], dtype: str, activation: str = "", bia
         attributes |= dict(rounded=row.rounded)
     if row.codes:
         attributes |= dict(codes=row.codes)
-    return _linear(x, parts, **attributes)
+    return _linear(x, parts, experts, **attributes)
 
 
-def _by_group(x: Tensor, weight: Parameter) -> Tensor:
+def _by_group(x: Tensor, weight: Parameter, experts: Tensor | None) -> Tensor:
     """Return x [..., in] in the order of a weight's inputs, if that has one of its own.
 
     If it is split by inputs, a device needs inputs that others have.
@@ -124,7 +161,12 @@ def _by_group(x: Tensor, weight: Parameter) -> Tensor:
         return x
     if weight.row.reduces:
         x = hlo.all_gather(x, weight.degree, -1)
-    return hlo.take(hlo.pad(x, -1, 1, 0), weight.order, -1)  # zero is the number of padding
+    padded = hlo.pad(x, -1, 1, 0)  # zero is the number of padding
+    if experts is None:
+        return hlo.take(padded, weight.order, -1)
+    rows, size = padded.sizes
+    begins = hlo.reshape(hlo.iota("s32", [rows]) * size, rows, 1)
+    return hlo.take(hlo.reshape(padded, -1), hlo.take(weight.order, experts) + begins)
 
 
 def _can_be_one(*layers: Any) -> bool:
@@ -142,22 +184,26 @@ def linears(x: Tensor, *layers: Any) -> Sequence[Tensor]:
     return [adapted(y, x, w) for y, w in zip(outputs, layers, strict=True)]
 
 
-def activated(x: Tensor, activation: str, *layers: Any) -> Tensor:
-    """Apply `linear` and an activation to x [..., in]; multiply by `linear` of a second layer, if any. -> [..., out]"""
+def activated(x: Tensor, activation: str, *layers: Any, experts: Tensor | None = None) -> Tensor:
+    """Apply `linear` and an activation to x [..., in]; multiply by `linear` of a second layer, if any. -> [..., out]
+
+    With `experts`, s32[rows], layers are stacks, and row i of x [rows, in] is multiplied by that of its expert.
+    """
     if _can_be_one(*layers) and not any(hasattr(w, "lora") for w in layers):
-        y: Tensor = _one(x, layers, x.dtype.name, activation)
+        y: Tensor = _one(x, layers, x.dtype.name, activation, experts=experts)
         return y
-    y, *up = (linear(x, w) for w in layers)
+    y, *up = (linear(x, w, experts) for w in layers)
     y = ACTIVATIONS[activation](y)
     return y * up[0] if up else y
 
 
-def product(x: Tensor, w: Any) -> Tensor:
+def product(x: Tensor, w: Any, experts: Tensor | None = None) -> Tensor:
     """Multiply x [..., in] by `w.weight` [out, in], without a bias. -> f32[..., out]
 
-    If the weight is split by outputs, each device returns its own outputs; if by inputs, its part of the sum.
+    If the weight is split by outputs, each device returns its own outputs; if by inputs, its part of the sum. With
+    `experts` as `activated`.
     """
-    return adapted(_one(x, [w], "f32", biased=False), x, w)
+    return adapted(_one(x, [w], "f32", biased=False, experts=experts), x, w)
 
 
 def summed(y: Tensor, weight: Parameter) -> Tensor:
@@ -165,15 +211,18 @@ def summed(y: Tensor, weight: Parameter) -> Tensor:
     return hlo.all_reduce(y, weight.degree) if weight.row.reduces else y
 
 
-def linear(x: Tensor, w: Any) -> Tensor:
+def linear(x: Tensor, w: Any, experts: Tensor | None = None) -> Tensor:
     """Multiply x [..., in] by `w.weight` [out, in] and add `w.bias` [out]. -> [..., out]
 
-    If the weight is split by outputs, each device returns its own outputs; if by inputs, the sum over the devices.
+    If the weight is split by outputs, each device returns its own outputs; if by inputs, the sum over the devices. With
+    `experts` as `activated`.
     """
     if _can_be_one(w):
-        return adapted(_one(x, [w], x.dtype.name), x, w)
-    y = summed(product(x, w), w.weight)
-    return hlo.convert(y + hlo.convert(w.bias.tensor, "f32") if hasattr(w, "bias") else y, x.dtype)
+        return adapted(_one(x, [w], x.dtype.name, experts=experts), x, w)
+    y = summed(product(x, w, experts), w.weight)
+    if hasattr(w, "bias"):
+        y = y + hlo.convert(w.bias.tensor if experts is None else hlo.take(w.bias.tensor, experts), "f32")
+    return hlo.convert(y, x.dtype)
 
 
 def logits(x: Tensor, w: Any) -> Tensor:

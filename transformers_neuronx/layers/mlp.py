@@ -20,23 +20,25 @@ def gated_mlp(x: Tensor, w: Any, activation: str) -> Tensor:
 
 
 def experts(x: Tensor, w: Any, active: int, activation: str) -> Tensor:
-    """Sum the `active` blocks of `w.experts` that `w.router` scores highest for each token. [b, n, h] -> [b, n, h]
+    """Sum the `active` experts of `w` that `w.router` scores highest for each token. [b, n, h] -> [b, n, h]
 
-    Jiang et al., arXiv:2401.04088. A block that no token is routed to does not run, so its weights are not read.
+    Jiang et al., arXiv:2401.04088. `w` has the linear layers `gate`, `up` and `down` of all experts, stacked. The
+    weights of an expert that no token is routed to are not read.
     """
     scores = hlo.convert(linear(x, w.router), "f32")
     scores = hlo.exp(scores - hlo.max(scores, -1, keep=True))
     chosen, ids = hlo.top_k(scores, active)  # [b, n, active]
-    chosen = chosen / hlo.sum(chosen, -1, keep=True)
-    y = hlo.full(0.0, "f32", x.sizes)
-    for number, block in enumerate(vars(w.experts).values()):
-        share = hlo.sum(hlo.select(hlo.equal(ids, number), chosen, 0.0), -1, keep=True)
-        y = _with_expert(y, x, block, share, activation)
-    return hlo.convert(summed(y, block.down.weight), x.dtype)
+    return of_experts(x, w, ids, chosen / hlo.sum(chosen, -1, keep=True), activation)
 
 
-def _with_expert(y: Tensor, x: Tensor, w: Any, share: Tensor, activation: str) -> Tensor:
-    def added() -> Tensor:
-        return y + share * product(activated(x, activation, w.gate, w.up), w.down)
+def of_experts(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str) -> Tensor:
+    """Sum gated feed-forward blocks of experts: of each token those of `ids`, times their shares. [b, n, h]
 
-    return hlo.conditional(hlo.any(share > 0.0, [0, 1, 2]), added, lambda: y)
+    ids s32[b, n, active], shares f32[b, n, active]
+    """
+    b, n, h = x.sizes
+    numbers = hlo.reshape(ids, -1)
+    rows = hlo.reshape(hlo.broadcast_to(hlo.reshape(x, b * n, 1, h), [b * n, ids.sizes[-1], h]), -1, h)
+    y = product(activated(rows, activation, w.gate, w.up, experts=numbers), w.down, numbers)
+    y = hlo.sum(hlo.reshape(y, b, n, -1, h) * hlo.reshape(shares, *shares.sizes, 1), 2)
+    return hlo.convert(summed(y, w.down.weight), x.dtype)

@@ -1,7 +1,17 @@
 """Mixtral's weight table."""
 
 from transformers_neuronx.mixtral.config import MixtralConfig
-from transformers_neuronx.weights import COLUMNS, ROWS, Weight, as_is, attention, expert, linear, norm
+from transformers_neuronx.weights import (
+    COLUMNS,
+    ROWS,
+    Weight,
+    as_is,
+    attention,
+    linear,
+    norm,
+    part_if_stacked,
+    stacked,
+)
 
 PREFIX = "model."
 
@@ -18,21 +28,20 @@ def table(config: MixtralConfig) -> list[Weight]:
         *attention("attn", config.attention_heads, h, projections, bias=False, out_bias=False),
         *norm("mlp_norm", block + "post_attention_layernorm", h, bias=False),
         Weight("moe.router.weight", router, (config.n_expert, h)),
-        *(row for number in range(config.n_expert) for row in _expert(config, block, number)),
+        *stacked(config.n_expert, _expert(config, block)),
         *norm("final_norm", PREFIX + "norm", h, bias=False),
         *linear("head", head, config.vocab_size, h, COLUMNS, bias=False),
     ]
 
 
-def _expert(config: MixtralConfig, block: str, number: int) -> list[Weight]:
+def _expert(config: MixtralConfig, block: str) -> list[Weight]:
     h, inner = config.hidden_size, config.inner_size
-    name, source = f"moe.experts.{number}", f"{block}block_sparse_moe.experts.{number}.w"
-    stacked = f"|{block}mlp.experts."  # as Transformers has them in memory
-    both = stacked + "gate_up_proj"
+    each = f"{block}block_sparse_moe.experts.#.w"
+    both, down = (f"|{block}mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))  # in Transformers' memory
     return [
-        Weight(f"{name}.gate.weight", f"{source}1.weight{both}", (inner, h), expert(number, 0, 2), COLUMNS),
-        Weight(f"{name}.up.weight", f"{source}3.weight{both}", (inner, h), expert(number, 1, 2), COLUMNS),
-        Weight(f"{name}.down.weight", f"{source}2.weight{stacked}down_proj", (h, inner), expert(number), ROWS),
+        Weight("moe.gate.weight", f"{each}1.weight{both}", (inner, h), part_if_stacked(0, 2), COLUMNS),
+        Weight("moe.up.weight", f"{each}3.weight{both}", (inner, h), part_if_stacked(1, 2), COLUMNS),
+        Weight("moe.down.weight", f"{each}2.weight{down}", (h, inner), split=ROWS),
     ]
 
 

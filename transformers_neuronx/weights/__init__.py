@@ -3,9 +3,9 @@
 from transformers_neuronx.weights.layouts import (
     Layout as Layout,
     as_is as as_is,
-    expert as expert,
     pairs_as_halves as pairs_as_halves,
     part as part,
+    part_if_stacked as part_if_stacked,
     part_per_head as part_per_head,
     plus_one as plus_one,
     section as section,
@@ -20,6 +20,7 @@ from transformers_neuronx.weights.rows import (
     linear as linear,
     norm as norm,
     of_kinds as of_kinds,
+    stacked as stacked,
 )
 from transformers_neuronx.weights.splits import (
     Heads as Heads,

@@ -53,6 +53,6 @@ def section(index: int, sizes: tuple[int, ...], layout: Layout = as_is) -> Layou
 
 
 @functools.cache
-def expert(number: int, index: int = 0, parts: int = 1) -> Layout:
-    """Layout: one expert's weight, unchanged, or piece `index` of `parts` of its matrix if the experts are stacked."""
-    return lambda tensor: tensor if tensor.ndim == 2 else tensor[number].chunk(parts)[index]
+def part_if_stacked(index: int, parts: int) -> Layout:
+    """Layout: one expert's matrix, unchanged; of stacked ones, piece `index` of `parts` along the outputs of each."""
+    return lambda tensor: tensor if tensor.ndim == 2 else tensor.chunk(parts, 1)[index]

@@ -19,7 +19,6 @@ from transformers_neuronx.weights.reading import Key, expand
 from transformers_neuronx.weights.rows import Weight
 
 DOWN, UP = "lora_a", "lora_b"
-EXPERTS = ".experts."  # in the names of rows whose layers have no adapters
 
 
 class AdapterLayout(NamedTuple):
@@ -58,7 +57,7 @@ class AdapterLayout(NamedTuple):
 
 
 def _may_have_adapters(row: Weight) -> bool:
-    return row.multiplies and row.layered and EXPERTS not in row.name
+    return row.multiplies and row.layered and row.experts is None
 
 
 def placed(

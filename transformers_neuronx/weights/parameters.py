@@ -39,10 +39,15 @@ class Parameter:
     @property
     def storage(self) -> tuple[Any, ...]:
         """A key that is equal for weights that one operation can multiply."""
-        of_scale = None if self.scale is None else (self.scale.dtype.name, len(self.scale.sizes), self.scale.sizes[1:2])
-        of_unit = None if self.scale_unit is None else (self.scale_unit.dtype.name, self.scale_unit.sizes[1:2])
-        values = self.tensor.dtype.name, self.tensor.sizes[1:2], self.row.codes
+        of_scale = None if self.scale is None else (self.scale.dtype.name, *self._inputs(self.scale))
+        of_unit = None if self.scale_unit is None else (self.scale_unit.dtype.name, *self._inputs(self.scale_unit))
+        values = self.tensor.dtype.name, *self._inputs(self.tensor), self.row.codes
         return self.row.word, self.row.rounded, values, of_scale, of_unit, self.minimum is None
+
+    def _inputs(self, part: Tensor) -> tuple[int, ...]:
+        """How many axes a part of a matrix has, and the size of the one that is of inputs."""
+        sizes = part.sizes[1:] if self.row.experts else part.sizes
+        return len(sizes), *sizes[1:2]
 
 
 def declare(

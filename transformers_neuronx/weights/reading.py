@@ -6,6 +6,7 @@ import functools
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,10 +17,8 @@ from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.weights import panels
 from transformers_neuronx.weights.checkpoint import Checkpoint
-from transformers_neuronx.weights.layouts import Layout
-from transformers_neuronx.weights.packed import Packed, Store
+from transformers_neuronx.weights.packed import Packed
 from transformers_neuronx.weights.rows import Weight
-from transformers_neuronx.weights.splits import Split
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,25 +41,22 @@ def resolve(
     all weights that are missing, have the wrong shape, or are left over.
     """
     found: dict[Key, Weight] = {}
-    missing, misshapen = [], []
+    missing: list[str] = []
+    misshapen: list[str] = []
     for key, row in expand(table, kinds):
         if row.value is not None:
             found[key] = row
             continue
         names = [name for full in row.source.split("|") for name in (full, full.removeprefix(prefix))]
-        source = next((name for name in names if name in checkpoint), None)
-        if source is None:
+        named = [replace(row, source=name) for name in names]
+        own = next((row for row in named if any(name in checkpoint for name in row.sources)), None)
+        if own is None:
             missing.append(row.source)
             continue
-        found[key] = replace(row, source=source)
-        shape = checkpoint.shape(source)
-        try:
-            laid_out = tuple(row.layout(torch.empty(shape, device="meta")).shape)
-        except (RuntimeError, IndexError):
-            laid_out = None
-        if laid_out != (wanted := row.matrix or row.shape):
-            misshapen.append(f"{source} {list(shape)} (for {row.name} {list(wanted)})")
-    used = {row.source for row in found.values() if row.value is None}
+        missing += [name for name in own.sources if name not in checkpoint]
+        found[key] = own
+        misshapen += _misshapen(own, checkpoint)
+    used = {source for row in found.values() if row.value is None for source in row.sources}
     extra = [n for n in checkpoint if n not in used and not any(re.fullmatch(pattern, n) for pattern in ignored)]
     complaints = [
         f"{what} {collapsed(names)}"
@@ -73,10 +69,27 @@ def resolve(
     return found
 
 
+def _misshapen(row: Weight, checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the tensors of a row that have other sizes than it needs, with both."""
+    wanted = row.matrix or row.shape
+    whole = (row.experts, *wanted) if row.experts and not row.by_expert else wanted
+    for source in row.sources:
+        if source not in checkpoint:
+            continue
+        shape = checkpoint.shape(source)
+        try:
+            laid_out = tuple(row.layout(torch.empty(shape, device="meta")).shape)
+        except (RuntimeError, IndexError):
+            laid_out = None
+        if laid_out != whole:
+            yield f"{source} {list(shape)} (for {row.name} {list(wanted)})"
+
+
 def _tell_what_is_rounded(found: Mapping[Key, Weight], checkpoint: Checkpoint) -> None:
     """Log which matrices of a checkpoint in few bits are whole there, though the model stores them in few bits."""
     packed = checkpoint.packed_readers
-    stored = dict.fromkeys(row.source for row in found.values() if row.store and row.value is None)
+    rounded = (row for row in found.values() if row.store and row.value is None)
+    stored = dict.fromkeys(source for row in rounded for source in row.sources)
     if packed and (whole := [source for source in stored if source not in packed]):
         _LOG.warning(
             "%s has these matrices whole, and here they are rounded: %s", checkpoint.directory, collapsed(whole)
@@ -128,25 +141,40 @@ def shards(
     Those of one tensor follow each other, so that a matrix in few bits is unpacked once for its values, scales and
     minima. Pieces are views of the checkpoint's file if possible.
     """
-    groups: dict[Any, dict[tuple[Any, ...], list[Key]]] = {}  # by source
+    groups: dict[Any, dict[Weight, list[Key]]] = {}  # by source
     for key, row in resolved.items():
-        source = row.value or row.source
-        identity = (source, row.layout, row.store, row.split, row.word, row.dtype or dtype)
-        groups.setdefault(source, {}).setdefault(identity, []).append(key)
-    uses = {source: sum(store is not None for _, _, store, *_ in of_one) for source, of_one in groups.items()}
+        how = replace(row, name="", dtype=row.dtype or dtype, kinds=None, only=None, layers=None)
+        groups.setdefault(row.value or row.source, {}).setdefault(how, []).append(key)
+    uses = Counter(source for of_one in groups.values() for row in of_one if row.store for source in row.sources)
     unpacked = _Unpacked(checkpoint, uses)
 
-    def pieces(
-        source: Any, layout: Layout, store: Store | None, split: Split | None, word: int | None, element: str
-    ) -> list[torch.Tensor]:
-        if store and not callable(source) and (stored := unpacked.take(source)):
-            whole = store(stored.laid_out(layout))
-        else:
-            whole = layout(source() if callable(source) else checkpoint.read(source))
-            whole = store(whole) if store else whole
-        shares = split.cut(whole, degree, here) if split else [whole]
-        return [panels.laid_out(share, word, to_torch(element)) for share in shares] if word else shares
+    def pieces(row: Weight) -> list[torch.Tensor]:
+        stacks: list[torch.Tensor] = []
+        for number, whole in enumerate(_wholes(row, checkpoint, unpacked)):
+            shares = row.split.cut(whole, degree, here) if row.split else [whole]
+            if row.word:
+                shares = [panels.laid_out(share, row.word, to_torch(row.dtype or dtype)) for share in shares]
+            if row.experts is None:
+                return shares
+            stacks = stacks or [share.new_empty(row.experts, *share.shape) for share in shares]
+            for stack, share in zip(stacks, shares, strict=True):
+                stack[number] = share
+        return stacks
 
     for of_one in groups.values():
-        for how, keys in of_one.items():
-            yield Sharded(keys, how[-1], functools.partial(pieces, *how))
+        for row, keys in of_one.items():
+            yield Sharded(keys, row.dtype or dtype, functools.partial(pieces, row))
+
+
+def _wholes(row: Weight, checkpoint: Checkpoint, unpacked: _Unpacked) -> Iterator[torch.Tensor]:
+    """Yield the whole tensor of a row, or that of each expert."""
+    if row.value is not None:
+        yield row.layout(row.value())
+        return
+    for source in row.sources:
+        if row.store and (packed := unpacked.take(source)):
+            yield row.store(packed.laid_out(row.layout))
+            continue
+        whole = row.layout(checkpoint.read(source))
+        for each in whole if row.experts and not row.by_expert else [whole]:
+            yield row.store(each) if row.store else each

@@ -19,21 +19,23 @@ from transformers_neuronx.weights.splits import Heads, Split
 # Suffixes of a quantized weight's name in the rows of its scales, minima and the order of its inputs, and after scales
 # and minima, of their units.
 SCALE, MINIMUM, ORDER, UNIT = "_scale", "_minimum", "_order", "_unit"
+EXPERT = "#"  # in the name of a tensor in the checkpoint: the number of an expert
 
 
 @dataclass(frozen=True)
 class Weight:
     """A row of the table.
 
-    `name` is the graph's, "attn.q.weight". `source` is the checkpoint's, with `{}` for the layer's number and `|`
-    between alternative names. `layout` makes the checkpoint's tensor into `shape`, the whole weight in the graph. If
-    the weight is stored in another form, `layout` makes the shape `matrix`, and `store` makes that into `shape`.
-    `dtype` is a fixed element type; without one the weight has that of the activations. A row with a `value` is
-    computed, not read; its `source` only says whether every layer has it. With a `word`, devices hold their shards in
-    panels of words of that many elements. With `rounded`, activations are rounded to 8 bits before the product, with
-    one scale per `rounded` inputs. With `codes`, elements are two codes of that name each. `layers` is the
-    number of layers that have it, if they are not the decoder's. `kinds` are the kinds of layers that have it, if not
-    all do, and `only` their numbers.
+    `name` is the graph's, "attn.q.weight". `source` is the checkpoint's, with `{}` for the layer's number, `#` for that
+    of an expert if each has a tensor, and `|` between alternative names. `layout` makes the checkpoint's tensor into
+    `shape`, the whole weight in the graph. If the weight is stored in another form, `layout` makes the shape `matrix`,
+    and `store` makes that into `shape`. `dtype` is a fixed element type; without one the weight has that of the
+    activations. A row with a `value` is computed, not read; its `source` only says whether every layer has it. With a
+    `word`, devices hold their shards in panels of words of that many elements. With `rounded`, activations are rounded
+    to 8 bits before the product, with one scale per `rounded` inputs. With `codes`, elements are two codes of that name
+    each. With `experts`, it is a stack of so many tensors, and the rest is about one of them. `layers` is the number of
+    layers that have it, if they are not the decoder's. `kinds` are the kinds of layers that have it, if not all do, and
+    `only` their numbers.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Weight:
     word: int | None = None
     rounded: int | None = None
     codes: str = ""
+    experts: int | None = None
     layers: int | None = None
     kinds: frozenset[str] | None = None
     only: frozenset[int] | None = None
@@ -61,6 +64,18 @@ class Weight:
         if self.layers:
             return [*range(self.layers)]
         return [n for n, kind in enumerate(kinds) if self.has(kind) and (self.only is None or n in self.only)]
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of its tensors in the checkpoint, if `source` is not of alternatives: several are of one expert."""
+        return (
+            [self.source.replace(EXPERT, str(n)) for n in range(self.experts or 1)] if self.by_expert else [self.source]
+        )
+
+    @property
+    def by_expert(self) -> bool:
+        """Whether the checkpoint has a tensor for each expert."""
+        return EXPERT in self.source
 
     @property
     def layered(self) -> bool:
@@ -80,18 +95,24 @@ class Weight:
         return replace(self, source=self.source.replace("{}", str(layer)))
 
     def share(self, degree: int) -> tuple[int, ...]:
-        """Shape of the shard of one of `degree` devices, as a matrix."""
+        """Shape of the shard of one of `degree` devices, as a matrix; of one expert."""
         return self.split.share(self.shape, degree) if self.split else self.shape
 
     def held(self, degree: int) -> tuple[int, ...]:
         """Shape of that shard in memory."""
         share = self.share(degree)
-        return panels.sizes(share, self.word) if self.word else share
+        held = panels.sizes(share, self.word) if self.word else share
+        return (self.experts, *held) if self.experts else held
 
 
 def matrix_of(name: str) -> str:
     """Return the name of the weight that a row belongs to: its own, or that of the weight whose scales it has."""
     return name.removesuffix(UNIT).removesuffix(SCALE).removesuffix(MINIMUM).removesuffix(ORDER)
+
+
+def stacked(experts: int, rows: Sequence[Weight]) -> list[Weight]:
+    """Return the rows of a layer that has so many experts, given those of one. Their sources have its number as `#`."""
+    return [replace(row, experts=experts) for row in rows]
 
 
 def of_kinds(kinds: Collection[str], rows: Sequence[Weight]) -> list[Weight]:

@@ -168,7 +168,7 @@ def _weight(row: Weight, programs: Programs, same_as: str | None) -> WeightFacts
         **split_of(row, programs.degree),
         same_as=same_as,
         layers=len(row.numbers(programs.layers)) if row.layered else 1,
-        elements=math.prod(row.matrix or row.shape) if own else 0,
+        elements=math.prod(row.matrix or row.shape) * (row.experts or 1) if own else 0,
     )
 
 

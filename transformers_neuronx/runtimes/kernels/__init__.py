@@ -89,55 +89,67 @@ def _type(shape: ShapeProto) -> str:
     return PrimitiveType.Name(shape.element_type).lower()
 
 
+class _Sizes(NamedTuple):
+    """The type and the sizes of a part of a linear layer; of one expert."""
+
+    dtype: str
+    axes: tuple[int, ...]
+
+
 def _linear(attributes: Mapping[str, Any], operands: Operands) -> bool:
     names = ("weight", "scale", "minimum", "scale_unit", "minimum_unit", "bias")
-    parts = [operands[f"parts.{name}"] for name in names]
-    weights, scales, minima, *units, _ = parts
+    stacked = len(operands["experts"])
+    parts = [[_Sizes(_type(x), tuple(x.dimensions[stacked:])) for x in operands[f"parts.{name}"]] for name in names]
+    weights, scales, minima, *units, biases = parts
     complete = all(len(given) in (0, len(weights)) for given in parts)
+    panels = all(len(x.axes) == 4 for x in [*weights, *minima, *units[0], *units[1]])
     alike = [*scales, *minima], [*units[0], *units[1]]
-    sizes = [{(_type(x), *x.dimensions[1:]) for x in each} for each in alike]
-    one_kind = len({_type(x) for x in weights}) == 1 and all(len(each) <= 1 for each in sizes)
-    if not complete or not _within("parts", len(weights)) or not one_kind:
+    sizes = [{(x.dtype, *x.axes[1:]) for x in each} for each in alike]
+    one_kind = len({x.dtype for x in weights}) == 1 and all(len(each) <= 1 for each in sizes)
+    one_stack = len({x.dimensions[0] for name in names for x in operands[f"parts.{name}"]}) == 1
+    if not complete or not panels or not one_kind or not _within("parts", len(weights)):
         return False
-    two_levels = bool(alike[1]) or any(_type(x) == "s8" for x in scales)
+    if any(len(x.axes) != 1 for x in biases) or (stacked and not (one_stack and len(operands["x"][0].dimensions) == 2)):
+        return False
+    two_levels = bool(alike[1]) or any(x.dtype == "s8" for x in scales)
     if two_levels and not _in_levels(scales, minima, *units):
         return False
     codes, rounded = attributes.get("codes") or "", attributes.get("rounded", 0)
-    if codes not in CODES or (codes and _type(weights[0]) != "u8"):
+    if codes not in CODES or (codes and weights[0].dtype != "u8"):
         return False
-    if (minima or rounded or two_levels) and (codes or _type(weights[0]) == "f8e4m3fn"):
+    if (minima or rounded or two_levels) and (codes or weights[0].dtype == "f8e4m3fn"):
         return False
     return _multiplies(rounded, operands["x"][0], weights[0], *scales[:1])
 
 
-def _in_levels(*parts: Sequence[ShapeProto]) -> bool:
+def _in_levels(*parts: Sequence[_Sizes]) -> bool:
     """Whether scales and minima are whole numbers with units, each of as many groups."""
     scales, minima, units, units_of_minima = parts
     if not scales or len(scales) != len(units) or len(minima) != len(units_of_minima):
         return False
-    sizes = scales[0].dimensions
-    return _type(scales[0]) == "s8" and len(sizes) == 4 and sizes[1] % units[0].dimensions[1] == 0
+    dtype, axes = scales[0]
+    return dtype == "s8" and len(axes) == 4 and axes[1] % units[0].axes[1] == 0
 
 
-def _multiplies(rounded: int, x: ShapeProto, weight: ShapeProto, scale: ShapeProto | None = None) -> bool:
-    stored = _type(weight)
+def _multiplies(rounded: int, x: ShapeProto, weight: _Sizes, scale: _Sizes | None = None) -> bool:
+    stored = weight.dtype
     if scale is None:
         return stored == _type(x) and not rounded
     inputs, word = x.dimensions[-1], 4
     if stored == "u8":
-        bits, rest = divmod(32 * weight.dimensions[1], inputs)
+        bits, rest = divmod(32 * weight.axes[1], inputs)
         if rest or bits not in (4, 5, 6):
             return False
         word = {4: 8, 5: 32, 6: 16}[bits]  # inputs whose bits are together
     groups = {rounded} - {0}
-    if len(scale.dimensions) > 1:
-        groups.add(inputs // scale.dimensions[1] if inputs % scale.dimensions[1] == 0 else 1)
+    if len(scale.axes) > 1:
+        groups.add(inputs // scale.axes[1] if inputs % scale.axes[1] == 0 else 1)
     # By how much products are larger than those of s4: sums of a group are of 32 bits.
     eight = stored == "s8" and not rounded and _type(x) != "f32"
     larger = 8 if eight else 4 if word > 8 else 1
     alike = len(groups) < 2 and all(_within("group", larger * group) and group % word == 0 for group in groups)
-    of_each = _type(scale) == "f32" and len(scale.dimensions) == 1 and stored != "u8"
-    return alike and (of_each or len(scale.dimensions) == 4)
+    of_each = scale.dtype == "f32" and len(scale.axes) == 1 and stored != "u8"
+    return alike and (of_each or len(scale.axes) == 4)
 
 
 def _attention(_: Mapping[str, Any], operands: Operands) -> bool:
@@ -181,12 +193,13 @@ KERNELS: Mapping[str, Kernel] = dict(
     linear=Kernel(
         {
             "x": Operand(FLOATS),
-            "parts.weight": Operand((*FLOATS, "s8", "u8", "f8e4m3fn"), 4),  # in panels
+            "experts": Operand(["s32"], 1, optional=True),
+            "parts.weight": Operand((*FLOATS, "s8", "u8", "f8e4m3fn")),  # in panels; with experts, stacks of them
             "parts.scale": Operand((*FLOATS, "s8"), optional=True),
-            "parts.minimum": Operand("parts.scale", 4, optional=True),
-            "parts.scale_unit": Operand(FLOATS, 4, optional=True),
-            "parts.minimum_unit": Operand(FLOATS, 4, optional=True),
-            "parts.bias": Operand("x", 1, optional=True),
+            "parts.minimum": Operand("parts.scale", optional=True),
+            "parts.scale_unit": Operand(FLOATS, optional=True),
+            "parts.minimum_unit": Operand(FLOATS, optional=True),
+            "parts.bias": Operand("x", optional=True),
             "residual": Operand(FLOATS, optional=True),  # that `_add_within` finds
         },
         dict(rounded="i64", activation="string", codes="string"),
@@ -326,7 +339,8 @@ def _serve(computation: HloComputationProto) -> Mapping[int, CompositeCall]:
         call = composite_call(instruction)
         if call and serves(call, [shapes[number] for number in instruction.operand_ids]):
             _become_kernel(instruction, call, shapes)
-            if call.name == "linear" and instruction.shape.element_type != TUPLE:
+            alone = "experts" not in call.operands and instruction.shape.element_type != TUPLE
+            if call.name == "linear" and alone:
                 layers[instruction.id] = call
     return layers
 

@@ -17,7 +17,8 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kAny = -1;  // a size that the first array with it determines
 
-enum Axes { kApart, kInRows, kFirst };  // in rows, all axes but the last count as one, or all after the first
+// In rows, all axes but the last count as one; or all after the first. Of each of a stack, the first does not count.
+enum Axes { kApart, kInRows, kFirst, kOfEach };
 
 using Types = std::initializer_list<ffi::DataType>;
 using Sizes = std::initializer_list<int64_t*>;
@@ -31,13 +32,24 @@ struct Array {
   Axes axes = kApart;
 
   explicit operator bool() const { return !name.empty(); }
-  size_t Rank() const { return axes != kApart && sizes.size() > 0 ? 2 : sizes.size(); }
+  size_t Rank() const {
+    if (axes == kOfEach) return sizes.size() > 0 ? sizes.size() - 1 : 0;
+    return axes != kApart && sizes.size() > 0 ? 2 : sizes.size();
+  }
 
   int64_t Size(size_t axis) const {
     if (axes == kApart) return sizes[axis];
-    const auto product = [](auto first, auto last) { return std::accumulate(first, last, int64_t{1}, std::multiplies<>()); };
-    if (axes == kFirst) return axis ? product(sizes.begin() + 1, sizes.end()) : sizes.front();
-    return axis ? sizes.back() : product(sizes.begin(), sizes.end() - 1);
+    if (axes == kOfEach) return sizes[axis + 1];
+    if (axes == kFirst) return axis ? Product(sizes.begin() + 1, sizes.end()) : sizes.front();
+    return axis ? sizes.back() : Product(sizes.begin(), sizes.end() - 1);
+  }
+
+  // Bytes of each of a stack.
+  int64_t Bytes() const { return sizes.size() ? Product(sizes.begin() + 1, sizes.end()) * ffi::ByteWidth(type) : 0; }
+
+  template <typename Iterator>
+  static int64_t Product(Iterator first, Iterator last) {
+    return std::accumulate(first, last, int64_t{1}, std::multiplies<>());
   }
 
   template <typename Number>
@@ -72,8 +84,7 @@ class Call {
 
   // The next operand, which must have this name, one of these types, and these sizes.
   Array Operand(std::string_view name, Types types, Sizes sizes, Axes axes = kApart) {
-    Array array = Next(name);
-    array.axes = axes;
+    const Array array = Next(name, axes);
     Expect(array, types, sizes);
     return array;
   }
@@ -84,11 +95,13 @@ class Call {
   }
 
   // The next operand, of any type and sizes.
-  Array Next(std::string_view name) {
+  Array Next(std::string_view name, Axes axes = kApart) {
     if (!Has(name)) Refuse("the next operand must be " + std::string(name) + ", got " + NextName());
     if (read_ == operands_.size()) Refuse("operand " + std::string(name) + " is missing");
     names_.remove_prefix(std::min(names_.size(), name.size() + 1));
-    return Of(name, *operands_.get<ffi::AnyBuffer>(read_++));
+    Array array = Of(name, *operands_.get<ffi::AnyBuffer>(read_++));
+    array.axes = axes;
+    return array;
   }
 
   // The next result. The name is for messages.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "call.h"
+#include "experts.h"
 #include "kernels.h"
 #include "levels.h"
 #include "parallel.h"
@@ -108,32 +109,43 @@ struct Part {
                          "parts." n ".minimum_unit", "parts." n ".bias"}
 constexpr Part kParts[kMostParts] = {NEURONX_PART("0"), NEURONX_PART("1"), NEURONX_PART("2")};
 
-// What the parts of a linear layer have in common: the first part determines it.
+// What the parts of a linear layer have in common: the first part determines it. With experts, a part is a stack.
 struct Alike {
-  int64_t words = kAny, word = kAny, groups = kAny, blocks = kAny;
+  int64_t words = kAny, word = kAny, groups = kAny, blocks = kAny, experts = kAny;
   ffi::DataType weight = ffi::DataType::INVALID, scale = ffi::DataType::INVALID, unit = ffi::DataType::INVALID;
   bool grouped = false, minima = false;
+  Axes axes = kApart;
 };
 
-// Reads the weight of a part with `outputs`, and what belongs to it.
-Weight PartOf(Call& call, const Part& names, ffi::DataType x, int64_t outputs, Alike& alike) {
+// Reads the weight of a part with `outputs`, and what belongs to it. `each` gets the bytes that an expert has of it.
+Weight PartOf(Call& call, const Part& names, ffi::DataType x, int64_t outputs, Alike& alike, Stride& each) {
   const bool first = alike.weight == ffi::DataType::INVALID;
+  const auto stacked = [&](const Array& array, const void** data, int64_t& bytes) {
+    if (!array) return;
+    *data = array.data;
+    if (alike.axes != kOfEach) return;
+    if (alike.experts == kAny) alike.experts = array.sizes.front();
+    call.Must(array.sizes.front() == alike.experts, array, "of as many experts as the first weight");
+    bytes = array.Bytes();
+  };
   int64_t panels = (outputs + kPanel - 1) / kPanel, panel = kPanel, one = 1;
-  const auto weight = call.Operand(names.weight, {x, ffi::S8, ffi::U8, ffi::F8E4M3FN}, {&panels, &alike.words, &panel, &alike.word});
+  const auto weight = call.Operand(names.weight, {x, ffi::S8, ffi::U8, ffi::F8E4M3FN},
+                                   {&panels, &alike.words, &panel, &alike.word}, alike.axes);
   call.Must(first || weight.type == alike.weight, weight, "of the first weight's type");
   alike.weight = weight.type;
   Array scale, minimum, scale_unit, minimum_unit;
   if (weight.type != x) {
-    scale = call.Next(names.scale);
+    scale = call.Next(names.scale, alike.axes);
     alike.grouped = first ? weight.type == ffi::U8 || scale.Rank() == 4 : alike.grouped;
     if (alike.grouped) {
       call.Expect(scale, kScales, {&panels, &alike.groups, &panel, &one});
       if (weight.type != ffi::F8E4M3FN)
-        minimum = call.Optional(names.minimum, {scale.type}, {&panels, &alike.groups, &panel, &one});
+        minimum = call.Optional(names.minimum, {scale.type}, {&panels, &alike.groups, &panel, &one}, alike.axes);
       if (scale.type == ffi::S8) {
-        scale_unit = call.Operand(names.scale_unit, kFloats, {&panels, &alike.blocks, &panel, &one});
+        scale_unit = call.Operand(names.scale_unit, kFloats, {&panels, &alike.blocks, &panel, &one}, alike.axes);
         if (minimum)
-          minimum_unit = call.Operand(names.minimum_unit, {scale_unit.type}, {&panels, &alike.blocks, &panel, &one});
+          minimum_unit =
+              call.Operand(names.minimum_unit, {scale_unit.type}, {&panels, &alike.blocks, &panel, &one}, alike.axes);
         call.Must(first || scale_unit.type == alike.unit, scale_unit, "of the first unit's type");
         alike.unit = scale_unit.type;
       }
@@ -145,14 +157,24 @@ Weight PartOf(Call& call, const Part& names, ffi::DataType x, int64_t outputs, A
     alike.scale = scale.type;
     alike.minima = bool(minimum);
   }
-  const Array bias = call.Optional(names.bias, {x}, {&outputs});
-  return {outputs, weight.data, scale.data, minimum.data, scale_unit.data, minimum_unit.data, bias.data, nullptr};
+  const Array bias = call.Optional(names.bias, {x}, {&outputs}, alike.axes);
+  Weight part = {};
+  part.outputs = outputs;
+  stacked(weight, &part.data, each.data);
+  stacked(scale, &part.scale, each.scale);
+  stacked(minimum, &part.minimum, each.minimum);
+  stacked(scale_unit, &part.scale_unit, each.scale_unit);
+  stacked(minimum_unit, &part.minimum_unit, each.minimum_unit);
+  stacked(bias, &part.bias, each.bias);
+  return part;
 }
 
 // With an activation there is one result, otherwise one of each part.
 void Linear(Call& call, const Pool& pool) {
   int64_t rows = kAny, inputs = kAny, outputs = kAny;
   const Array x = call.Operand("x", kFloats, {&rows, &inputs}, kInRows);
+  const Array experts = call.Optional("experts", {ffi::S32}, {&rows});
+  Stride of_expert[kMostParts] = {};
   LinearArguments arguments = {};
   arguments.activation = ActivationOf(call);
   arguments.rounded = call.Attribute<int64_t>("rounded");
@@ -160,6 +182,7 @@ void Linear(Call& call, const Pool& pool) {
   const bool activated = arguments.activation != Activation::kNone;
   Array y;
   Alike alike;
+  if (experts) alike.axes = kOfEach;
   int& parts = arguments.parts;
   for (; parts < kMostParts && (parts == 0 || call.Has(kParts[parts].weight)); ++parts) {
     const bool first = parts == 0;
@@ -169,13 +192,14 @@ void Linear(Call& call, const Pool& pool) {
       call.Must(first || own.type == y.type, own, "of the first result's type");
       y = own;
     }
-    arguments.weights[parts] = PartOf(call, kParts[parts], x.type, outputs, alike);
+    arguments.weights[parts] = PartOf(call, kParts[parts], x.type, outputs, alike, of_expert[parts]);
     arguments.weights[parts].y = y.data;
   }
   const Array residual = call.Optional("residual", {y.type}, {&rows, &outputs}, kInRows);
   call.Done();
   call.Must(!activated || parts < 3, "an activation must have one part or two");
   call.Must(!residual || activated || parts == 1, "a residual must have one result");
+  call.Must(!residual || !experts, "with experts there must be no residual");
 
   const bool floats = alike.weight == x.type, grouped = alike.grouped;
   const bool whole = alike.weight == ffi::S8 || (alike.weight == ffi::U8 && codes == Type::kS4);
@@ -211,6 +235,13 @@ void Linear(Call& call, const Pool& pool) {
   arguments.y_type = TypeOf(y.type);
   arguments.x = x.data;
   arguments.residual = residual.data;
+  if (experts) {
+    const Routed routed(experts.As<int32_t>(), rows, alike.experts);
+    const auto scratch = [&](const LinearArguments& largest) { return Level().linear_scratch(largest); };
+    const Gathered gathered(arguments, routed, ffi::ByteWidth(x.type), ffi::ByteWidth(y.type), scratch);
+    gathered.Run(of_expert, Scratch(gathered.Bytes()), [&](const LinearArguments& own) { Level().linear(own, pool); });
+    return;
+  }
   arguments.scratch = Scratch(Level().linear_scratch(arguments));
   Level().linear(arguments, pool);
 }
