@@ -13,6 +13,7 @@ from transformers_neuronx.layers.distance import (
     distances_both_ways as distances_both_ways,
 )
 from transformers_neuronx.layers.embedding import embedding as embedding, lookup as lookup
+from transformers_neuronx.layers.experts import Router as Router, experts as experts
 from transformers_neuronx.layers.linear import activated as activated, linear as linear, logits as logits
 from transformers_neuronx.layers.memory import (
     Memory as Memory,
@@ -20,7 +21,7 @@ from transformers_neuronx.layers.memory import (
     attention_over as attention_over,
     remembered as remembered,
 )
-from transformers_neuronx.layers.mlp import experts as experts, gated_mlp as gated_mlp, mlp as mlp
+from transformers_neuronx.layers.mlp import gated_mlp as gated_mlp, mlp as mlp
 from transformers_neuronx.layers.norm import layer_norm as layer_norm, rms_norm as rms_norm
 from transformers_neuronx.layers.rotary import (
     Rotary as Rotary,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transformers_neuronx.config import hf
-from transformers_neuronx.layers import ACTIVATIONS, RotaryConfig
+from transformers_neuronx.layers import ACTIVATIONS, RotaryConfig, Router
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,10 @@ class MixtralConfig(RotaryConfig):
 
     # For training.
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
+
+    @property
+    def router(self) -> Router:
+        return Router(self.active_experts)
 
     def window_of(self, kind: str) -> int | None:
         return self.window

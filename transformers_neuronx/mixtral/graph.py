@@ -30,7 +30,7 @@ def layer(config: MixtralConfig, w: Any, x: Tensor, cache: Cache, step: Step, ro
     h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=config.window)
     x = x + h
     h = rms_norm(x, w.mlp_norm, config.eps)
-    h = experts(h, w.moe, config.active_experts, config.activation)
+    h = experts(h, w.moe, config.router, config.activation)
     return x + h, cache
 
 

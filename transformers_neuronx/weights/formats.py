@@ -6,7 +6,9 @@ means.
 
 from __future__ import annotations
 
+import json
 import logging
+import mmap
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -25,6 +27,13 @@ _LOG = logging.getLogger(__name__)
 
 Readers: TypeAlias = dict[str, Callable[[str], torch.Tensor]]  # tensor name -> function that reads it, given that name
 
+# Types of safetensors that are read here, and those of torch.
+TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
 SINGLE = "model.safetensors"
 SPLIT_DIRECTORY = "pytorch_model.bin"
 SPLIT_LISTING = "key_to_filename.json"
@@ -38,17 +47,33 @@ def format_in(directory: Path) -> str:
 def open_safetensors(path: Path, to_keep: bool = False) -> Readers:
     """Return the readers of a file's tensors; those `to_keep` share one mapping. CheckpointError if it is not whole."""
     want_file(path)
-
-    def read(name: str) -> torch.Tensor:
-        # opened for each tensor, so that pages of the file are not held longer than the tensor
-        with safe_open(path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
-
     # checks the whole header: its length and JSON, offsets without holes or overlaps, and the length of the file
     with explain(f"{path}: not a whole safetensors file"):
         file: Any = safe_open(path, framework="pt")
-        return dict.fromkeys(file.keys(), file.get_tensor if to_keep else read)
+        if to_keep:
+            return dict.fromkeys(file.keys(), file.get_tensor)
+        with path.open("rb") as content:
+            size = int.from_bytes(content.read(8), "little")
+            header = json.loads(content.read(size))
+        return dict.fromkeys(file.keys(), lambda name: _mapped(path, 8 + size, name, header[name]))
+
+
+def _mapped(path: Path, begins: int, name: str, entry: Mapping[str, Any]) -> torch.Tensor:
+    """Map a tensor of a safetensors file, so that pages of the file are not held longer than the tensor.
+
+    Opening the file again would read the whole header, for each of what may be tens of thousands of tensors.
+    """
+    dtype, shape, (first, last) = TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+    if dtype is None or first == last or (begins + first) % dtype.itemsize:
+        with safe_open(path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+    before = (begins + first) % mmap.ALLOCATIONGRANULARITY
+    with path.open("rb") as content:
+        memory = mmap.mmap(
+            content.fileno(), before + last - first, access=mmap.ACCESS_COPY, offset=begins + first - before
+        )
+    return torch.frombuffer(memory, dtype=dtype, offset=before).reshape(shape)
 
 
 def open_bin(path: Path) -> Readers:

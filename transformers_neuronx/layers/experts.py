@@ -1,0 +1,86 @@
+"""Mixtures of experts: a router chooses a few feed-forward blocks for each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers_neuronx import hlo
+from transformers_neuronx.layers.linear import activated, linear, product, summed
+from transformers_neuronx.layers.mlp import gated_mlp
+from transformers_neuronx.pyhlo import Tensor
+
+
+@dataclass(frozen=True)
+class Router:
+    """How the scores of experts become the shares of those that a token goes to.
+
+    Each score is the probability of an expert, or its `sigmoid`. The `active` highest are chosen, from the best
+    `active_groups` of `groups` if there are several: a group's rank is the sum of its two highest. Shares are the
+    scores of those chosen, divided by their sum if `normalized`, times `scale`.
+    """
+
+    active: int
+    sigmoid: bool = False
+    normalized: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    active_groups: int = 1
+
+
+def experts(x: Tensor, w: Any, router: Router, activation: str) -> Tensor:
+    """Sum the gated feed-forward blocks that a router chooses for each token. [b, n, h] -> [b, n, h]
+
+    Jiang et al., arXiv:2401.04088. `w` has the linear layers `gate`, `up` and `down` of all experts, stacked, and
+    `router`. The weights of an expert that no token goes to are not read. All tokens go to the block `shared`, if there
+    is one, times the sigmoid of the layer `shared_gate`, if there is that.
+    """
+    y = _chosen(x, w, *routed(x, w.router, router), activation)
+    if not hasattr(w, "shared"):
+        return y
+    shared = gated_mlp(x, w.shared, activation)
+    return y + (shared * hlo.logistic(linear(x, w.shared_gate)) if hasattr(w, "shared_gate") else shared)
+
+
+def routed(x: Tensor, w: Any, router: Router) -> tuple[Tensor, Tensor]:
+    """Return the experts of each token, and their shares. x [b, n, h] -> s32[b, n, active], f32[b, n, active]
+
+    `w` is a linear layer. `w.correction`, f32[experts], is added to scores where experts are chosen, but not to shares
+    (DeepSeek-AI, arXiv:2412.19437).
+    """
+    scores = hlo.convert(linear(x, w), "f32")
+    if router.sigmoid:
+        scores = hlo.logistic(scores)
+    else:
+        scores = hlo.exp(scores - hlo.max(scores, -1, keep=True))
+        scores = scores / hlo.sum(scores, -1, keep=True)
+    ranked = scores + w.correction.tensor if hasattr(w, "correction") else scores
+    ranked = _of_best_groups(ranked, router) if router.groups > 1 else ranked
+    shares, ids = hlo.top_k(ranked, router.active)
+    if ranked is not scores:
+        own = hlo.equal(hlo.reshape(ids, *ids.sizes, 1), hlo.iota("s32", [*ids.sizes, scores.sizes[-1]], -1))
+        shares = hlo.sum(hlo.select(own, hlo.reshape(scores, *scores.sizes[:2], 1, -1), 0.0), -1)
+    if router.normalized:
+        shares = shares / (hlo.sum(shares, -1, keep=True) + 1e-20)
+    return ids, shares * router.scale
+
+
+def _of_best_groups(scores: Tensor, router: Router) -> Tensor:
+    """Return scores that are zero outside the best groups. [b, n, experts]"""
+    b, n, count = scores.sizes
+    groups = hlo.reshape(scores, b, n, router.groups, -1)
+    ranks = hlo.sum(hlo.top_k(groups, 2)[0], -1)  # [b, n, groups]
+    _, best = hlo.top_k(ranks, router.active_groups)
+    best = hlo.reshape(best, b, n, -1, 1)
+    chosen = hlo.any(hlo.equal(best, hlo.iota("s32", [b, n, router.active_groups, router.groups], -1)), 2)
+    return hlo.reshape(hlo.select(hlo.reshape(chosen, b, n, -1, 1), groups, 0.0), b, n, count)
+
+
+def _chosen(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str) -> Tensor:
+    """Sum the blocks of the experts `ids` of each token, times their shares. [b, n, h] -> [b, n, h]"""
+    b, n, h = x.sizes
+    numbers = hlo.reshape(ids, -1)
+    rows = hlo.reshape(hlo.broadcast_to(hlo.reshape(x, b * n, 1, h), [b * n, ids.sizes[-1], h]), -1, h)
+    y = product(activated(rows, activation, w.gate, w.up, experts=numbers), w.down, numbers)
+    y = hlo.sum(hlo.reshape(y, b, n, -1, h) * hlo.reshape(shares, *shares.sizes, 1), 2)
+    return hlo.convert(summed(y, w.down.weight), x.dtype)
