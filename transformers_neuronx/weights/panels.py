@@ -23,18 +23,22 @@ def sizes(matrix: tuple[int, ...], word: int) -> tuple[int, ...]:
 def laid_out(matrix: torch.Tensor, word: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Convert a matrix [out, in] to panels, optionally of another `dtype`. Only BLOCK panels are in memory twice."""
     outputs, inputs = matrix.shape
-    count, words, *_ = shape = sizes((outputs, inputs), word)
-    laid = torch.empty(shape, dtype=dtype or matrix.dtype)
-    for first in range(0, count, BLOCK):
-        block = laid[first : first + BLOCK]
-        rows = matrix[first * OUTPUTS : (first + BLOCK) * OUTPUTS].to(laid.dtype)
-        missing = len(block) * OUTPUTS - len(rows)
-        rows = rows.view(torch.int8) if rows.dtype is torch.float8_e4m3fn else rows  # which torch cannot pad
-        rows = torch.nn.functional.pad(rows, (0, words * word - inputs, 0, missing)).contiguous()
-        if word > 1:  # a word is moved as one number
-            block, rows = block.view(torch.int32), rows.view(torch.int32)
-        block.copy_(rows.view(-1, OUTPUTS, words, 1).transpose(1, 2))
+    laid = torch.empty(sizes((outputs, inputs), word), dtype=dtype or matrix.dtype)
+    for first in range(0, len(laid), BLOCK):
+        write(laid[first : first + BLOCK], matrix[first * OUTPUTS : (first + BLOCK) * OUTPUTS])
     return laid
+
+
+def write(laid: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write outputs [n, in] into panels that are there. Zeros fill the places of outputs that are missing."""
+    count, words, _, word = laid.shape
+    missing = [0, words * word - rows.shape[1], 0, count * OUTPUTS - len(rows)]
+    rows = rows.to(laid.dtype)
+    rows = rows.view(torch.int8) if rows.dtype is torch.float8_e4m3fn else rows  # which torch cannot pad
+    rows = (torch.nn.functional.pad(rows, missing) if any(missing) else rows).contiguous()
+    if word > 1:  # a word is moved as one number
+        laid, rows = laid.view(torch.int32), rows.view(torch.int32)
+    laid.copy_(rows.view(-1, OUTPUTS, words, 1).transpose(1, 2))
 
 
 def as_matrix(laid: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
