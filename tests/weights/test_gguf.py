@@ -5,6 +5,7 @@ import random
 import re
 import struct
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import gguf
@@ -134,7 +135,8 @@ def model_of(name):
 def read(path):
     """Return all tensors of a model, and those in few bits as they are stored."""
     readers, in_few_bits, _ = open_gguf(path)
-    return {name: reader(name) for name, reader in readers.items()}, {n: each(n) for n, each in in_few_bits.items()}
+    found = {name: reader(name) for name, reader in readers.items()}
+    return found, {name: reader(name).whole() for name, reader in in_few_bits.items()}
 
 
 def same(one, other):
@@ -158,7 +160,7 @@ def test_numbers_of_drawn_blocks_are_those_of_ggml_bit_for_bit(kind):
     assert torch.equal(found.numbers.view(torch.int32), want.view(torch.int32))
     assert (found.dtype, found.group, bool(stored.minima)) == (stored.dtype, stored.group, found.minima is not None)
     assert found.values.shape == (7, 768) and found.values.dtype == torch.int8 and found.shape == (7, 768)
-    assert not found.transposed and packed(kind, torch.from_numpy(data), transposed=True).shape == (768, 7)
+    assert not found.transposed and replace(found, transposed=True).shape == (768, 7)
     for parts in (found.scales, found.minima):
         if parts is not None:
             assert parts.shape == (7, 768 // found.group) and parts.dtype == torch.float32
@@ -334,7 +336,7 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
     readers, in_few_bits, _ = open_gguf(path)
     assert not asked
     name = "model.layers.1.self_attn.q_proj.weight"
-    assert torch.equal(readers[name](name), in_few_bits[name](name).numbers)
+    assert torch.equal(readers[name](name), in_few_bits[name](name).whole().numbers)
     assert asked == ["blk.1.attn_q.weight"] * 2
 
 

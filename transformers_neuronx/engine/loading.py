@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,24 @@ LOADERS = 2  # weights that are loaded at a time
 def put_all(runtime: Runtime, weights: Iterable[Sharded], progress: Progress) -> dict[Key, DeviceTensor]:
     """Put weights on the devices. Return the tensors by layer and name.
 
-    At most LOADERS weights are in host memory at a time. `progress` is called with the name of each weight.
+    At most LOADERS sources of weights are in host memory at a time. `progress` is called with the name of each weight.
     """
 
-    def put(weight: Sharded) -> DeviceTensor:
-        return runtime.put([on_host(runtime, piece, weight.element) for piece in weight.pieces()], donate=True)
+    def put(of_one: list[Sharded]) -> list[DeviceTensor]:
+        return [
+            runtime.put([on_host(runtime, piece, weight.element) for piece in weight.pieces()], donate=True)
+            for weight in of_one
+        ]
 
     tensors: dict[Key, DeviceTensor] = {}
-    weights = list(weights)
+    by_source = groupby(weights, lambda weight: id(weight.keys) if weight.source is None else weight.source)
+    jobs = [list(of_one) for _, of_one in by_source]
     with ThreadPoolExecutor(LOADERS) as pool:
-        for weight, tensor in zip(weights, pool.map(put, weights), strict=True):
-            for key in weight.keys:
-                tensors[key] = tensor
-                progress(key[1])
+        for of_one, made in zip(jobs, pool.map(put, jobs), strict=True):
+            for weight, tensor in zip(of_one, made, strict=True):
+                for key in weight.keys:
+                    tensors[key] = tensor
+                    progress(key[1])
     return tensors
 
 

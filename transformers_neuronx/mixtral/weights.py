@@ -9,7 +9,7 @@ from transformers_neuronx.weights import (
     attention,
     linear,
     norm,
-    part_if_stacked,
+    part_if_fused,
     stacked,
 )
 
@@ -39,8 +39,8 @@ def _expert(config: MixtralConfig, block: str) -> list[Weight]:
     each = f"{block}block_sparse_moe.experts.#.w"
     both, down = (f"|{block}mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))  # in Transformers' memory
     return [
-        Weight("moe.gate.weight", f"{each}1.weight{both}", (inner, h), part_if_stacked(0, 2), COLUMNS),
-        Weight("moe.up.weight", f"{each}3.weight{both}", (inner, h), part_if_stacked(1, 2), COLUMNS),
+        Weight("moe.gate.weight", f"{each}1.weight{both}", (inner, h), part_if_fused(0, inner), COLUMNS),
+        Weight("moe.up.weight", f"{each}3.weight{both}", (inner, h), part_if_fused(1, inner), COLUMNS),
         Weight("moe.down.weight", f"{each}2.weight{down}", (h, inner), split=ROWS),
     ]
 

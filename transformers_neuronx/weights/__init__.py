@@ -5,7 +5,7 @@ from transformers_neuronx.weights.layouts import (
     as_is as as_is,
     pairs_as_halves as pairs_as_halves,
     part as part,
-    part_if_stacked as part_if_stacked,
+    part_if_fused as part_if_fused,
     part_per_head as part_per_head,
     plus_one as plus_one,
     section as section,

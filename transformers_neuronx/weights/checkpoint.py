@@ -19,7 +19,7 @@ from transformers_neuronx.weights.directories import PathOrName, gguf_at, resolv
 from transformers_neuronx.weights.formats import FORMATS, Readers, format_in, open_bin, open_safetensors
 from transformers_neuronx.weights.gguf import open_gguf
 from transformers_neuronx.weights.other_formats import refuse_other_formats
-from transformers_neuronx.weights.packed import Packed, PackedReaders
+from transformers_neuronx.weights.packed import Packed, PackedReaders, Unread
 from transformers_neuronx.weights.published import form_in, parts_of
 from transformers_neuronx.weights.saving import save_pretrained_split as save_pretrained_split, state_dict_of
 from transformers_neuronx.weights.stored_module import PretrainedModel as PretrainedModel
@@ -73,8 +73,8 @@ class Checkpoint:
 
     def dtype(self, name: str) -> torch.dtype:
         """Stored element type of one tensor; raises as `read` does."""
-        packed = self.packed(name)
-        return self.read(name).dtype if packed is None else packed.values.dtype
+        few = self.in_few_bits(name)
+        return self.read(name).dtype if few is None else few.outputs(torch.arange(1)).values.dtype
 
     def read(self, name: str) -> torch.Tensor:
         """Map one tensor from its file: bytes are read from the disk on access, writes never reach the file.
@@ -84,10 +84,18 @@ class Checkpoint:
         with self._reading(name):
             return self._readers[name](name)
 
-    def packed(self, name: str) -> Packed | None:
-        """Return a matrix as it is stored, if that is in few bits. Raises as `read` does."""
+    def in_few_bits(self, name: str) -> Packed | Unread | None:
+        """Return a matrix as it is stored, if that is in few bits. Raises as `read` does.
+
+        It is `Unread` if its outputs can be read one by one.
+        """
         with self._reading(name):
             return self._packed[name](name) if name in self._packed else None
+
+    def packed(self, name: str) -> Packed | None:
+        """Return the whole matrix of `in_few_bits`."""
+        few = self.in_few_bits(name)
+        return few.whole() if isinstance(few, Unread) else few
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

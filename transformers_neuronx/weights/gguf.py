@@ -23,7 +23,7 @@ from transformers_neuronx.weights.formats import Readers
 from transformers_neuronx.weights.gguf_blocks import packed
 from transformers_neuronx.weights.gguf_file import GgufFile, StoredTensor, open_files
 from transformers_neuronx.weights.layouts import Layout, as_is, pairs_as_halves
-from transformers_neuronx.weights.packed import Packed, PackedReaders
+from transformers_neuronx.weights.packed import Packed, PackedReaders, Unread
 
 TYPES = dict(F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
 # The layer's number, a name, an expert's number, and what it is.
@@ -98,12 +98,20 @@ class _Source:
     def in_few_bits(self) -> bool:
         return self.tensor.kind.name in STORED
 
-    def packed(self) -> Packed:
-        return packed(self.tensor.kind.name, self.rows(self.tensor.rows()), self.transposed)
+    def in_outputs(self) -> Unread:
+        kind, blocks = self.tensor.kind.name, self.tensor.rows()
+        outputs, inputs = self.tensor.shape
+        order = self.rows(torch.arange(outputs).unsqueeze(1))[:, 0]
+
+        def read(numbers: torch.Tensor) -> Packed:
+            # NumPy copies row by row. PyTorch would wait for a thread on each core.
+            return packed(kind, torch.from_numpy(blocks.numpy().take(order[numbers].numpy(), 0)))
+
+        return Unread((outputs, inputs), read, self.transposed)
 
     def numbers(self) -> torch.Tensor:
         if self.in_few_bits:
-            found = self.packed().numbers
+            found = self.in_outputs().whole().numbers
         else:
             found = self.rows(self.tensor.rows().view(TYPES[self.tensor.kind.name]))
         found = found.float() + self.shift if self.shift else found
@@ -122,8 +130,8 @@ def open_gguf(path: Path) -> tuple[Readers, PackedReaders, dict[str, tuple[int, 
     def read(name: str) -> torch.Tensor:
         return sources[name].numbers()
 
-    def read_packed(name: str) -> Packed:
-        return sources[name].packed()
+    def read_packed(name: str) -> Unread:
+        return sources[name].in_outputs()
 
     in_few_bits = [name for name, source in sources.items() if source.in_few_bits]
     shapes = {name: source.shape for name, source in sources.items()}

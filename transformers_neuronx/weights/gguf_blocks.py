@@ -22,7 +22,7 @@ _Parts = tuple[torch.Tensor, _Scales, _Scales | None]
 _EXCESS = dict(Q4_0=8, Q5_0=16, Q8_0=0, Q3_K=4, Q6_K=32)
 
 
-def packed(kind: str, rows: torch.Tensor, transposed: bool = False) -> Packed:
+def packed(kind: str, rows: torch.Tensor) -> Packed:
     """Return the matrix that rows of blocks are, u8[out, bytes of a row]. `kind` is one of `STORED`."""
     stored, (size, unpack) = STORED[kind], _BLOCKS[kind]
     numbers, *scales = unpack(torch.unflatten(rows, 1, (-1, size)))
@@ -30,10 +30,10 @@ def packed(kind: str, rows: torch.Tensor, transposed: bool = False) -> Packed:
     less = -LEAST[stored.dtype] if len(flat) > 1 else _EXCESS[kind]
     values = (numbers.view(torch.int8) - less).flatten(1)
     if stored.block is None:
-        return Packed(stored.dtype, values, flat[0][0], stored.group, flat[1][0] if flat[1:] else None, transposed)
+        return Packed(stored.dtype, values, flat[0][0], stored.group, flat[1][0] if flat[1:] else None)
     levels = tuple(Levels(whole, units, stored.block) for units, whole in flat)
     products = [each.numbers(stored.group) for each in levels]
-    return Packed(stored.dtype, values, products[0], stored.group, [*products, None][1], transposed, levels=levels)
+    return Packed(stored.dtype, values, products[0], stored.group, [*products, None][1], levels=levels)
 
 
 def _q4_0(blocks: torch.Tensor) -> _Parts:

@@ -53,6 +53,6 @@ def section(index: int, sizes: tuple[int, ...], layout: Layout = as_is) -> Layou
 
 
 @functools.cache
-def part_if_stacked(index: int, parts: int) -> Layout:
-    """Layout: one expert's matrix, unchanged; of stacked ones, piece `index` of `parts` along the outputs of each."""
-    return lambda tensor: tensor if tensor.ndim == 2 else tensor.chunk(parts, 1)[index]
+def part_if_fused(index: int, outputs: int) -> Layout:
+    """Layout: a layer with so many outputs, unchanged; of a fused one, piece `index` with as many."""
+    return lambda tensor: tensor if len(tensor) == outputs else torch.split(tensor, outputs)[index]

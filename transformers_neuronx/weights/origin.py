@@ -23,7 +23,7 @@ from collections.abc import Iterable
 import torch
 
 from transformers_neuronx.weights.checkpoint import Checkpoint
-from transformers_neuronx.weights.packed import Packed, PackedReaders
+from transformers_neuronx.weights.packed import Packed, PackedReaders, Unread
 
 RUNS, NUMBERS = 16, 1024
 
@@ -49,15 +49,15 @@ class Marked(Checkpoint):
             self._note(name, tensor)
         return tensor
 
-    def _note(self, name: str, tensor: torch.Tensor) -> None:
+    def _note(self, name: str, tensor: torch.Tensor | Packed | Unread) -> None:
         if (bare := name.removeprefix(self._prefix)) not in self.marks:
             self.marks[bare] = mark(tensor)
 
-    def packed(self, name: str) -> Packed | None:
-        packed = self._checkpoint.packed(name)
-        if packed is not None:
-            self._note(name, packed.values)
-        return packed
+    def in_few_bits(self, name: str) -> Packed | Unread | None:
+        few = self._checkpoint.in_few_bits(name)
+        if few is not None:
+            self._note(name, few)
+        return few
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._checkpoint.shape(name)
@@ -69,34 +69,59 @@ class Marked(Checkpoint):
 def marks_in(checkpoint: Checkpoint, names: Iterable[str], prefix: str) -> Marks:
     """Return the marks of those of the named tensors that the checkpoint has.
 
-    Reads only the pages of the runs; of a matrix in few bits that must be unpacked, all.
+    Reads only the pages of the runs; of a matrix in few bits that must be unpacked as a whole, all.
     """
     found = {name.removeprefix(prefix): name for name in checkpoint}
     marks = {}
     for name in names:
         if name in found:
-            packed = checkpoint.packed(found[name])
-            tensor = checkpoint.read(found[name]) if packed is None else packed.values
-            for run in _runs(tensor):
-                _announce(run)
+            few = checkpoint.in_few_bits(found[name])
+            tensor = checkpoint.read(found[name]) if few is None else few
+            if not isinstance(tensor, Unread):
+                for run in _runs(tensor)[1]:
+                    _announce(run)
             marks[name] = mark(tensor)
     return marks
 
 
-def mark(tensor: torch.Tensor) -> str:
+def mark(tensor: torch.Tensor | Packed | Unread) -> str:
     """Return a digest of the tensor's sizes and of runs of its numbers."""
-    digest = hashlib.sha256(str(list(tensor.shape)).encode())
-    for run in _runs(tensor):
+    sizes, runs = _runs(tensor)
+    digest = hashlib.sha256(str(sizes).encode())
+    for run in runs:
         digest.update(run.float().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def _runs(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _runs(tensor: torch.Tensor | Packed | Unread) -> tuple[list[int], list[torch.Tensor]]:
+    """Return the sizes of a tensor, and the runs of its numbers."""
+    if isinstance(tensor, Unread):
+        return [*tensor.sizes], _runs_of_outputs(tensor)
+    tensor = tensor.values if isinstance(tensor, Packed) else tensor
     flat = tensor.reshape(-1)
-    last = len(flat) - NUMBERS  # where the last run begins
-    if len(flat) <= RUNS * NUMBERS:
-        return [flat]
-    return [flat[last * run // (RUNS - 1) :][:NUMBERS] for run in range(RUNS)]
+    return [*tensor.shape], [flat[start : start + count] for start, count in _places(len(flat))]
+
+
+def _places(numbers: int) -> list[tuple[int, int]]:
+    """Return where runs of so many numbers begin, and how long they are."""
+    if numbers <= RUNS * NUMBERS:
+        return [(0, numbers)]
+    last = numbers - NUMBERS  # where the last run begins
+    return [(last * run // (RUNS - 1), NUMBERS) for run in range(RUNS)]
+
+
+def _runs_of_outputs(matrix: Unread) -> list[torch.Tensor]:
+    """Read only the outputs that the runs are in."""
+    outputs, inputs = matrix.sizes
+    places = _places(outputs * inputs)
+    within = [range(start // inputs, -(-(start + count) // inputs)) for start, count in places]
+    values = matrix.outputs(torch.tensor([number for numbers in within for number in numbers])).values.reshape(-1)
+    runs, first = [], 0
+    for (start, count), numbers in zip(places, within, strict=True):
+        at = first + start - numbers.start * inputs
+        runs.append(values[at : at + count])
+        first += len(numbers) * inputs
+    return runs
 
 
 def _announce(run: torch.Tensor) -> None:

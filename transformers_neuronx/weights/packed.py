@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from transformers_neuronx.weights import codes
-from transformers_neuronx.weights.layouts import Layout, as_is
+from transformers_neuronx.weights.layouts import Layout
 
 # The value that stands for a group's minimum, if it has one. Values of a type in fewer bits begin there.
 LEAST = {"s4": -8, "s5": -16, "s6": -32, "s8": 0}
@@ -80,22 +80,12 @@ class Packed:
         """Its sizes in the checkpoint."""
         return tuple(self.values.T.shape if self.transposed else self.values.shape)
 
-    def laid_out(self, layout: Layout) -> Packed:
-        """Return the matrix after a layout that chooses or reorders outputs."""
-        if layout is as_is:
-            return self
-
-        def applied(values: torch.Tensor) -> torch.Tensor:
-            return layout(values.T if self.transposed else values)
-
-        def parts(each: torch.Tensor, size: int) -> torch.Tensor:
-            return applied(self._of_each(each, size))[:, ::size]
-
-        minima = None if self.minima is None else parts(self.minima, self.group)
-        levels = tuple(
-            Levels(parts(whole, self.group), parts(units, block), block) for whole, units, block in self.levels
-        )
-        values, scales = applied(self.values), parts(self.scales, self.group)
+    def outputs(self, numbers: torch.Tensor) -> Packed:
+        """Return the matrix of the outputs with these numbers, s64[n]."""
+        values = self.values.view(torch.int8)[numbers].view(self.values.dtype)  # torch cannot choose from FP8
+        minima = None if self.minima is None else self.minima[numbers]
+        levels = tuple(Levels(whole[numbers], units[numbers], block) for whole, units, block in self.levels)
+        scales = self.scales[numbers]
         return replace(self, values=values, scales=scales, minima=minima, transposed=False, levels=levels)
 
     def in_groups(self, group: int | None, parts: torch.Tensor, size: int | None = None) -> torch.Tensor | None:
@@ -116,5 +106,28 @@ class Packed:
         return parts.repeat_interleave(size or self.group, 1)[:, : self.values.shape[1]]
 
 
-PackedReaders: TypeAlias = Mapping[str, Callable[[str], Packed]]  # name of a matrix -> what reads it, given that name
+@dataclass(frozen=True)
+class Unread:
+    """A matrix in few bits of `sizes` [out, in] whose outputs are read when they are asked for.
+
+    `outputs` returns the matrix of the outputs with the given numbers, s64[n].
+    """
+
+    sizes: tuple[int, int]
+    outputs: Callable[[torch.Tensor], Packed]
+    transposed: bool = False
+
+    def whole(self) -> Packed:
+        return replace(self.outputs(torch.arange(self.sizes[0])), transposed=self.transposed)
+
+
+def chosen(matrix: Packed | Unread, layout: Layout) -> torch.Tensor:
+    """Return the number of each output of a matrix after a layout that chooses or reorders them. s64[n]"""
+    sizes = matrix.values.shape if isinstance(matrix, Packed) else matrix.sizes
+    numbers = torch.arange(sizes[0]).unsqueeze(1)
+    return layout(numbers.T if matrix.transposed else numbers)[:, 0]
+
+
+# From the name of a matrix to what reads it, given that name.
+PackedReaders: TypeAlias = Mapping[str, Callable[[str], Packed | Unread]]
 Store: TypeAlias = Callable[[torch.Tensor | Packed], torch.Tensor]  # what is stored of a matrix

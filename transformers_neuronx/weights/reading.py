@@ -6,8 +6,7 @@ import functools
 import logging
 import re
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,8 +16,11 @@ from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.weights import panels
 from transformers_neuronx.weights.checkpoint import Checkpoint
-from transformers_neuronx.weights.packed import Packed
-from transformers_neuronx.weights.rows import Weight
+from transformers_neuronx.weights.layouts import Layout
+from transformers_neuronx.weights.one_pass import Stored, arrays_of
+from transformers_neuronx.weights.packed import Packed, Store, Unread
+from transformers_neuronx.weights.rows import ORDER, Weight
+from transformers_neuronx.weights.splits import Split
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,16 +74,17 @@ def resolve(
 def _misshapen(row: Weight, checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the tensors of a row that have other sizes than it needs, with both."""
     wanted = row.matrix or row.shape
-    whole = (row.experts, *wanted) if row.experts and not row.by_expert else wanted
+    stacked = row.experts is not None and not row.by_expert
     for source in row.sources:
         if source not in checkpoint:
             continue
         shape = checkpoint.shape(source)
+        own = shape[1:] if stacked and shape[:1] == (row.experts,) else shape
         try:
-            laid_out = tuple(row.layout(torch.empty(shape, device="meta")).shape)
+            laid_out = tuple(row.layout(torch.empty(own, device="meta")).shape)
         except (RuntimeError, IndexError):
             laid_out = None
-        if laid_out != whole:
+        if laid_out != wanted or (stacked and own == shape):
             yield f"{source} {list(shape)} (for {row.name} {list(wanted)})"
 
 
@@ -107,29 +110,97 @@ def collapsed(names: Sequence[str], limit: int = 6) -> str:
 
 
 class Sharded(NamedTuple):
-    """The weights that share a tensor, its type, and what makes its pieces: one per device here, or one for all."""
+    """The weights that share a tensor, its type, and what makes its pieces: one per device here, or one for all.
+
+    Those of one `source`, unless it is None, are made together, and should be asked for one after the other.
+    """
 
     keys: list[Key]
     element: str
     pieces: Callable[[], list[torch.Tensor]]
+    source: Any = None
 
 
-class _Unpacked:
-    """A checkpoint's matrices in few bits. Each is unpacked once, for all weights that are made of it."""
+class _Tensor(NamedTuple):
+    """How a tensor for the devices is made of one of the checkpoint. Weights of equal ones share it."""
 
-    def __init__(self, checkpoint: Checkpoint, uses: Mapping[str, int]) -> None:
-        self._checkpoint, self._uses = checkpoint, uses  # how many weights are made of each tensor in few bits
-        self._kept: dict[str, tuple[Packed, int]] = {}  # those that more weights will need, and how many
-        self._lock = threading.Lock()  # who comes second takes what the first has unpacked
+    layout: Layout
+    store: Store | None
+    split: Split | None
+    word: int | None
+    element: str
+    shape: tuple[int, ...]  # on a device
+    by_outputs: bool  # whether each output of it follows from one of the matrix
+    experts: int | None  # with experts, all of this is about one of them
 
-    def take(self, source: str) -> Packed | None:
-        """Return the matrix, or None if it is whole in the checkpoint. The last weight that needs it lets it go."""
+
+class _Source:
+    """A tensor of the checkpoint, or one for each expert, or what computes one; and what is made of it for the devices.
+
+    Tensors that are stored in another form are made together when the first is taken, and kept until they are.
+    """
+
+    def __init__(self, tensors: Iterable[_Tensor], row: Weight, checkpoint: Checkpoint) -> None:
+        self._tensors, self._row, self._checkpoint = [*tensors], row, checkpoint
+        self._made: dict[_Tensor, list[torch.Tensor]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, how: _Tensor, degree: int, here: range | None) -> list[torch.Tensor]:
+        """Return the pieces of a tensor."""
         with self._lock:
-            packed, left = self._kept.pop(source, (None, self._uses[source]))
-            packed = packed or self._checkpoint.packed(source)
-            if packed and left > 1:
-                self._kept[source] = packed, left - 1
-            return packed
+            if how not in self._made:
+                self._made.update(self._make(how, degree, here))
+            return self._made.pop(how)
+
+    def _make(self, how: _Tensor, degree: int, here: range | None) -> dict[_Tensor, list[torch.Tensor]]:
+        stacks: dict[_Tensor, list[torch.Tensor]] = {}
+        for number, matrix in enumerate(self._read(how.store is not None)):
+            made = self._stored(matrix, degree, here) if how.store else {how: _whole(matrix, how, degree, here)}
+            if how.experts is None:
+                return made
+            for each, pieces in made.items():
+                if each not in stacks:
+                    stacks[each] = [piece.new_empty(how.experts, *piece.shape) for piece in pieces]
+                for stack, piece in zip(stacks[each], pieces, strict=True):
+                    stack[number] = piece
+        return stacks
+
+    def _read(self, in_few_bits: bool) -> Iterator[torch.Tensor | Packed | Unread]:
+        """Yield the tensor, or that of each expert."""
+        if self._row.value is not None:
+            yield self._row.value()
+            return
+        for source in self._row.sources:
+            few = self._checkpoint.in_few_bits(source) if in_few_bits else None
+            if few is not None:
+                yield few
+                continue
+            whole = self._checkpoint.read(source)
+            yield from whole if self._row.experts and not self._row.by_expert else [whole]
+
+    def _stored(
+        self, matrix: torch.Tensor | Packed | Unread, degree: int, here: range | None
+    ) -> dict[_Tensor, list[torch.Tensor]]:
+        found: dict[_Tensor, list[torch.Tensor]] = {}
+        alike: dict[Any, list[_Tensor]] = {}
+        for how in self._tensors:
+            if how.by_outputs:
+                split = how.split if how.split and how.split.axis == 0 else None
+                alike.setdefault((how.layout, split), []).append(how)
+            elif how.store:
+                one = how.layout(matrix) if isinstance(matrix, torch.Tensor) else matrix.outputs(torch.arange(1))
+                found[how] = how.split.cut(how.store(one), degree, here) if how.split else [how.store(one)]
+        for (layout, _), tensors in alike.items():
+            wanted = [Stored(t.store, t.split, t.shape, t.word, to_torch(t.element)) for t in tensors if t.store]
+            found.update(zip(tensors, arrays_of(matrix, layout, wanted, degree, here), strict=True))
+        return found
+
+
+def _whole(tensor: Any, how: _Tensor, degree: int, here: range | None) -> list[torch.Tensor]:
+    """Return the pieces of a tensor that is stored as it is, as views of the checkpoint's file if possible."""
+    whole = how.layout(tensor)
+    shares = how.split.cut(whole, degree, here) if how.split else [whole]
+    return [panels.laid_out(share, how.word, to_torch(how.element)) for share in shares] if how.word else shares
 
 
 def shards(
@@ -138,43 +209,16 @@ def shards(
     """Iterate over the checkpoint's tensors for `degree` devices, or those that are `here`. Tensors are read on demand.
 
     Weights that are one tensor of the checkpoint, laid out and split alike, come once, so tied weights share memory.
-    Those of one tensor follow each other, so that a matrix in few bits is unpacked once for its values, scales and
-    minima. Pieces are views of the checkpoint's file if possible.
+    Those of one tensor follow each other, so that a matrix in few bits is read once for its values, scales and minima.
     """
-    groups: dict[Any, dict[Weight, list[Key]]] = {}  # by source
+    sources: dict[Any, dict[_Tensor, list[Key]]] = {}
+    rows = {row.value or row.source: row for row in resolved.values()}
     for key, row in resolved.items():
-        how = replace(row, name="", dtype=row.dtype or dtype, kinds=None, only=None, layers=None)
-        groups.setdefault(row.value or row.source, {}).setdefault(how, []).append(key)
-    uses = Counter(source for of_one in groups.values() for row in of_one if row.store for source in row.sources)
-    unpacked = _Unpacked(checkpoint, uses)
-
-    def pieces(row: Weight) -> list[torch.Tensor]:
-        stacks: list[torch.Tensor] = []
-        for number, whole in enumerate(_wholes(row, checkpoint, unpacked)):
-            shares = row.split.cut(whole, degree, here) if row.split else [whole]
-            if row.word:
-                shares = [panels.laid_out(share, row.word, to_torch(row.dtype or dtype)) for share in shares]
-            if row.experts is None:
-                return shares
-            stacks = stacks or [share.new_empty(row.experts, *share.shape) for share in shares]
-            for stack, share in zip(stacks, shares, strict=True):
-                stack[number] = share
-        return stacks
-
-    for of_one in groups.values():
-        for row, keys in of_one.items():
-            yield Sharded(keys, row.dtype or dtype, functools.partial(pieces, row))
-
-
-def _wholes(row: Weight, checkpoint: Checkpoint, unpacked: _Unpacked) -> Iterator[torch.Tensor]:
-    """Yield the whole tensor of a row, or that of each expert."""
-    if row.value is not None:
-        yield row.layout(row.value())
-        return
-    for source in row.sources:
-        if row.store and (packed := unpacked.take(source)):
-            yield row.store(packed.laid_out(row.layout))
-            continue
-        whole = row.layout(checkpoint.read(source))
-        for each in whole if row.experts and not row.by_expert else [whole]:
-            yield row.store(each) if row.store else each
+        by_outputs = row.store is not None and not row.name.endswith(ORDER)
+        shape = row.held(degree)[1:] if row.experts else row.held(degree)
+        how = _Tensor(row.layout, row.store, row.split, row.word, row.dtype or dtype, shape, by_outputs, row.experts)
+        sources.setdefault(row.value or row.source, {}).setdefault(how, []).append(key)
+    for name, tensors in sources.items():
+        source = _Source(tensors, rows[name], checkpoint)
+        for how, keys in tensors.items():
+            yield Sharded(keys, how.element, functools.partial(source.take, how, degree, here), name)
