@@ -27,7 +27,10 @@ class Levels(NamedTuple):
 
     def numbers(self, group: int) -> torch.Tensor:
         """Return what they are for groups of so many inputs. f32[out, groups]"""
-        return self.whole * self.units.repeat_interleave(self.block // group, 1)[:, : self.whole.shape[1]]
+        count = self.block // group
+        if self.whole.shape[1] % count:
+            return self.whole * self.units.repeat_interleave(count, 1)[:, : self.whole.shape[1]]
+        return (torch.unflatten(self.whole, 1, (-1, count)) * self.units.unsqueeze(2)).flatten(1)
 
     @staticmethod
     def of(numbers: torch.Tensor, group: int, block: int, dtype: torch.dtype) -> Levels:
@@ -96,14 +99,13 @@ class Packed:
         inputs, size = self.values.shape[1], size or self.group
         if group is None:
             return parts[:, 0] if size >= inputs else None
-        if group == size:
-            return parts
-        if size < inputs and size % group:
-            return None
-        return self._of_each(parts, size)[:, ::group]
+        count = -(-inputs // group)
+        if size % group == 0:
+            return parts if group == size else parts.repeat_interleave(size // group, 1)[:, :count]
+        return parts.expand(-1, count) if size >= inputs else None
 
-    def _of_each(self, parts: torch.Tensor, size: int | None = None) -> torch.Tensor:
-        return parts.repeat_interleave(size or self.group, 1)[:, : self.values.shape[1]]
+    def _of_each(self, parts: torch.Tensor) -> torch.Tensor:
+        return parts.repeat_interleave(self.group, 1)[:, : self.values.shape[1]]
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ class Storage:
             if not self._keeps(matrix):
                 return self.values(matrix.numbers)
             missing = -matrix.values.shape[1] % (self.group or 1)
-            values = torch.nn.functional.pad(matrix.values.view(torch.int8), (0, missing))  # torch cannot pad FP8
+            values = matrix.values.view(torch.int8)  # torch cannot pad FP8
+            values = torch.nn.functional.pad(values, (0, missing)) if missing else values
             if self.with_minima and matrix.dtype != self.dtype:
                 values = values + (LEAST[self.dtype] - LEAST[matrix.dtype])
             return self._in_bytes(values) if self.packed else values.view(matrix.values.dtype)
