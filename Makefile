@@ -10,7 +10,7 @@ CLIENTS := .venv-clients
 KERNELS := transformers_neuronx/runtimes/kernels
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
-SOURCES := setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h)
+SOURCES := setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h transformers_neuronx/weights/*.cc)
 
 .PHONY: demo chat serve test test-all lint docs proto clean
 

@@ -28,6 +28,7 @@ SERVE = ["httptools>=0.6", "httpx2>=2", "llguidance>=1.9", "msgspec>=0.19", "sta
 DOCS = ["furo>=2025", "myst-parser>=5", "sphinx>=9", "sphinx-copybutton>=0.5"]
 
 KERNELS = "transformers_neuronx/runtimes/kernels"
+LOOPS = "transformers_neuronx.weights._loops"
 FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall".split()
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the compilers' own headers
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
@@ -53,6 +54,9 @@ class BuildKernels(build_ext):
         super().run()
 
     def build_extension(self, extension):
+        if extension.name == LOOPS:
+            super().build_extension(extension)
+            return
         levels = list(LEVELS)
         try:
             self.compiled(extension, levels[-1], "level")
@@ -120,7 +124,14 @@ setup(
             extra_compile_args=FLAGS,
             language="c++",
             optional=True,  # without a compiler, XLA's own code runs
-        )
+        ),
+        Extension(
+            LOOPS,
+            ["transformers_neuronx/weights/loops.cc"],
+            extra_compile_args=FLAGS,
+            language="c++",
+            optional=True,  # without a compiler, PyTorch's operations load weights
+        ),
     ],
     cmdclass={"build_ext": BuildKernels},
     install_requires=[

@@ -28,9 +28,9 @@ INSIDE = {
         "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",
     ],
     "weights": [
-        "layouts", "codes", "packed", "bits", "panels", "splits", "one_pass", "rows", "quantization", "other_formats",
-        "formats", "gguf_file", "gguf_blocks", "gguf", "words", "coded", "published", "directories", "saving",
-        "stored_module", "checkpoint", "adapters", "origin", "parameters", "reading", "lora", "quantizing",
+        "layouts", "codes", "packed", "loops", "bits", "panels", "splits", "one_pass", "rows", "quantization",
+        "other_formats", "formats", "gguf_file", "gguf_blocks", "gguf", "words", "coded", "published", "directories",
+        "saving", "stored_module", "checkpoint", "adapters", "origin", "parameters", "reading", "lora", "quantizing",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from transformers_neuronx.weights import loops
+
 OUTPUTS = 16  # outputs of a panel: the 32-bit elements of the widest vectors
 BLOCK = 16  # panels laid out at once
 # Elements of a word: 32 bits, except f16, which is widened one by one.
@@ -34,6 +36,10 @@ def write(laid: torch.Tensor, rows: torch.Tensor) -> None:
     count, words, _, word = laid.shape
     missing = [0, words * word - rows.shape[1], 0, count * OUTPUTS - len(rows)]
     rows = rows.to(laid.dtype)
+    if (library := loops.built()) and missing[1] == 0 and laid.is_contiguous():
+        size = word * laid.itemsize
+        library.in_panels(len(rows), words, size, loops.bytes_of(rows.contiguous()), loops.bytes_of(laid))
+        return
     rows = rows.view(torch.int8) if rows.dtype is torch.float8_e4m3fn else rows  # which torch cannot pad
     rows = (torch.nn.functional.pad(rows, missing) if any(missing) else rows).contiguous()
     if word > 1:  # a word is moved as one number
