@@ -7,6 +7,7 @@ in memory besides the arrays.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -65,9 +66,16 @@ def _outputs(matrix: torch.Tensor | Packed | Unread, layout: Layout) -> tuple[to
     """Return the numbers of outputs in the order of the layout, how many inputs they have, and what reads some."""
     if isinstance(matrix, torch.Tensor):
         whole = layout(matrix)
-        return torch.arange(len(whole)), whole.shape[1], lambda numbers: whole[numbers]
+        return torch.arange(len(whole)), whole.shape[1], functools.partial(_rows, whole)
     sizes = matrix.values.shape if isinstance(matrix, Packed) else matrix.sizes
     return chosen(matrix, layout), sizes[1], matrix.outputs
+
+
+def _rows(matrix: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the rows with these numbers, as a view if they follow each other."""
+    if (numbers.diff() == 1).all():
+        return matrix[int(numbers[0]) :][: len(numbers)]
+    return matrix[numbers]
 
 
 def _filled(
