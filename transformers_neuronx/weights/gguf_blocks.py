@@ -31,8 +31,7 @@ def packed(kind: str, rows: torch.Tensor) -> Packed:
         return Packed(stored.dtype, values, scales, stored.group, next(iter(minima), None))
     units = [scales, *(-each for each in minima)]
     levels = tuple(Levels(*each, stored.block) for each in zip(whole, units, strict=True))
-    scales, *minima = (each.numbers(stored.group) for each in levels)
-    return Packed(stored.dtype, values, scales, stored.group, next(iter(minima), None), levels=levels)
+    return Packed(stored.dtype, values, None, stored.group, levels=levels)
 
 
 def _by_loops(kind: str, blocks: torch.Tensor, less: int) -> _Found:

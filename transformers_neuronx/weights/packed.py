@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
@@ -54,17 +55,35 @@ class Packed:
     values [out, in] of type `dtype`, as int8 if that has fewer bits, and as bytes for the names of `codes.CODES`;
     scales and minima f32[out, groups of `group` inputs each]. The last group may have fewer inputs. In the checkpoint
     it is `transposed` if it is [in, out] there. If inputs stand by group, `order`, s64[in], has the number of each in
-    the checkpoint. `levels` are scales and minima as the checkpoint has them, if that is in two levels.
+    the checkpoint. `levels` are scales and minima as the checkpoint has them, if that is in two levels; then none are
+    given otherwise.
     """
 
     dtype: str
     values: torch.Tensor
-    scales: torch.Tensor
+    given_scales: torch.Tensor | None
     group: int
-    minima: torch.Tensor | None = None
+    given_minima: torch.Tensor | None = None
     transposed: bool = False
     order: torch.Tensor | None = None
     levels: tuple[Levels, ...] = ()
+
+    @functools.cached_property
+    def scales(self) -> torch.Tensor:
+        """The scale of each group. f32[out, groups]"""
+        found = self.levels[0].numbers(self.group) if self.levels else self.given_scales
+        assert found is not None
+        return found
+
+    @functools.cached_property
+    def minima(self) -> torch.Tensor | None:
+        """What the smallest value of each group stands for, if groups have minima. f32[out, groups]"""
+        return self.levels[1].numbers(self.group) if self.levels[1:] else self.given_minima
+
+    @property
+    def with_minima(self) -> bool:
+        """Whether groups have minima."""
+        return self.given_minima is not None or len(self.levels) > 1
 
     @property
     def numbers(self) -> torch.Tensor:
@@ -86,17 +105,19 @@ class Packed:
     def outputs(self, numbers: torch.Tensor) -> Packed:
         """Return the matrix of the outputs with these numbers, s64[n]."""
         values = self.values.view(torch.int8)[numbers].view(self.values.dtype)  # torch cannot choose from FP8
-        minima = None if self.minima is None else self.minima[numbers]
+        given = [None if each is None else each[numbers] for each in (self.given_scales, self.given_minima)]
         levels = tuple(Levels(whole[numbers], units[numbers], block) for whole, units, block in self.levels)
-        scales = self.scales[numbers]
-        return replace(self, values=values, scales=scales, minima=minima, transposed=False, levels=levels)
+        return Packed(self.dtype, values, given[0], self.group, given[1], order=self.order, levels=levels)
 
-    def in_groups(self, group: int | None, parts: torch.Tensor, size: int | None = None) -> torch.Tensor | None:
+    def in_groups(self, group: int | None, parts: torch.Tensor | None, size: int | None = None) -> torch.Tensor | None:
         """Return the scale or minimum of each output, f32[out], or of each group of its inputs, f32[out, groups].
 
-        `parts` are those of groups of `size` inputs, by default the matrix's. None if a group has several.
+        `parts` are those of groups of `size` inputs, by default the matrix's. None if they are None, or if a group has
+        several.
         """
         inputs, size = self.values.shape[1], size or self.group
+        if parts is None:
+            return None
         if group is None:
             return parts[:, 0] if size >= inputs else None
         count = -(-inputs // group)

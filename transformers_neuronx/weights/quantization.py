@@ -132,24 +132,24 @@ class Storage:
             return torch.cat([each.units if units else each.whole for each in levels])
         if not self._keeps(matrix):
             return self._of_groups(matrix.numbers, which, units)
-        parts, size, wanted = (matrix.scales, matrix.minima)[which], matrix.group, self.group
-        if self.block is not None:
+        if self.block is None:
+            kept = matrix.in_groups(self.group, matrix.minima if which else matrix.scales)
+        else:
             whole, unit, block = matrix.levels[which]
-            parts, size, wanted = (unit, block, self.block) if units else (whole, size, wanted)
-        kept = None if parts is None else matrix.in_groups(wanted, parts, size)
+            kept = matrix.in_groups(self.block, unit, block) if units else matrix.in_groups(self.group, whole)
         assert kept is not None
         return kept
 
     def _keeps(self, matrix: Packed) -> bool:
         """Whether a matrix is stored in this way already. Whole numbers of fewer bits are stored as s8, too."""
         holds = matrix.dtype == self.dtype or (self.dtype == "s8" and matrix.dtype in bits.BITS)
-        alike = self.scaled and holds and (matrix.minima is not None) == self.with_minima
+        alike = self.scaled and holds and matrix.with_minima == self.with_minima
         alike = alike and (matrix.order is None or self.by_group)
-        whole = [(self.group, matrix.scales, matrix.group)]
-        if self.block is not None:
-            alike = alike and bool(matrix.levels)
-            whole += [(self.block, each.units, each.block) for each in matrix.levels]
-        return alike and all(matrix.in_groups(*each) is not None for each in whole)
+        if self.block is None:
+            return alike and matrix.in_groups(self.group, matrix.scales) is not None
+        parts = [(self.group, each.whole, matrix.group) for each in matrix.levels]
+        parts += [(self.block, each.units, each.block) for each in matrix.levels]
+        return alike and bool(parts) and all(matrix.in_groups(*each) is not None for each in parts)
 
     def _scales(self, matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scales and minima as they are kept; without any, minima are zeros."""
