@@ -1,5 +1,5 @@
-// Loops over numbers of few bits: out of the blocks of ggml's types, into bytes, and into panels. What each one returns
-// is defined by the function of its name in `gguf_blocks.py`, `bits.py` or `panels.py`, with operations of torch.
+// Loops over numbers of few bits: out of the blocks of ggml's types, into bytes, and into panels. Operations of PyTorch
+// beside their calls, in `gguf_blocks.py`, `bits.py` and `panels.py`, define what they return.
 //
 // Numbers are taken four or eight at a time, as words of four or eight bytes.
 #define PY_SSIZE_T_CLEAN
@@ -91,14 +91,18 @@ constexpr Type kTypes[] = {
        Find<1, 4, 1, 4>(block + 4, numbers);
      }},
     {"Q8_0", 32, 34, [](const uint8_t* block, uint8_t* numbers) { std::memcpy(numbers, block + 2, 32); }},
-    {"Q2_K", 256, 84, [](const uint8_t* block, uint8_t* numbers) { Find<2, 2, 32>(block + 16, numbers); }, 16, 16, OfQ2K},
+    {"Q2_K", 256, 84,
+     [](const uint8_t* block, uint8_t* numbers) { Find<2, 2, 32>(block + 16, numbers); },
+     16, 16, OfQ2K},
     {"Q3_K", 256, 110,
      [](const uint8_t* block, uint8_t* numbers) {
        Find<2, 2, 32>(block + 32, numbers);
        Find<1, 1, 32, 2>(block, numbers);
      },
      16, 0, OfQ3K},
-    {"Q4_K", 256, 144, [](const uint8_t* block, uint8_t* numbers) { Find<4, 4, 32>(block + 16, numbers); }, 8, 8, InSixBits},
+    {"Q4_K", 256, 144,
+     [](const uint8_t* block, uint8_t* numbers) { Find<4, 4, 32>(block + 16, numbers); },
+     8, 8, InSixBits},
     {"Q5_K", 256, 176,
      [](const uint8_t* block, uint8_t* numbers) {
        Find<4, 4, 32>(block + 48, numbers);
@@ -173,7 +177,8 @@ struct Array {
   uint8_t* bytes() const { return static_cast<uint8_t*>(buffer.buf); }
   bool Has(int64_t size) const {
     if (buffer.len == size) return true;
-    PyErr_Format(PyExc_ValueError, "expected an array of %lld bytes, got %zd", static_cast<long long>(size), buffer.len);
+    const auto wanted = static_cast<long long>(size);
+    PyErr_Format(PyExc_ValueError, "expected an array of %lld bytes, got %zd", wanted, buffer.len);
     return false;
   }
 };
@@ -232,7 +237,8 @@ PyObject* InPanels(PyObject*, PyObject* given) {
 }
 
 PyMethodDef methods[] = {
-    {"unpacked", Unpacked, METH_VARARGS, "(type, less, blocks, values, scales, minima): the numbers of blocks, `less` so many."},
+    {"unpacked", Unpacked, METH_VARARGS,
+     "(type, less, blocks, values, scales, minima): numbers of blocks minus `less`, whole scales and minima."},
     {"packed", Packed, METH_VARARGS, "(bits, values, bytes): put numbers of so many bits into bytes."},
     {"in_panels", InPanels, METH_VARARGS, "(outputs, words, size, rows, panels): put rows of words into panels."},
     {nullptr, nullptr, 0, nullptr},
