@@ -21,8 +21,8 @@ ORDER = [
 INSIDE = {
     "support": ["progress", "files", "arguments", "turns", "entropy"],
     "config": [
-        "constants", "sparse_attention", "attributes", "declarations", "workers", "switches", "gguf_metadata",
-        "gguf_positions", "gguf", "published",
+        "constants", "sparse_attention", "attributes", "multimodal", "declarations", "workers", "switches",
+        "gguf_metadata", "gguf_positions", "gguf", "published",
     ],
     "pyhlo": [
         "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig, Workers
+from transformers_neuronx.config.multimodal import text_half
 from transformers_neuronx.engine.artifacts import holds_artifact, open_artifact
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.huggingface.auto import class_of
@@ -162,8 +163,8 @@ class Source:
         self.is_artifact = holds_artifact(path)
         alone = Path(path).expanduser()
         self._alone = alone.suffix == ".json" and alone.is_file()
-        self.attributes = read_json(alone) if self._alone else load_config(path, cache_dir)
         with _checkpoint_s():
+            self.attributes = text_half(read_json(alone)) if self._alone else load_config(path, cache_dir)
             self.cls = class_of(self.attributes, path)
             family = self.cls.family
             completed = open_artifact(path).attributes(family) if self.is_artifact else self.attributes

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from transformers_neuronx.config.attributes import may_be_read, mention, quantized_with
+from transformers_neuronx.config.attributes import may_be_read, mention, quantized_with, with_defaults
+from transformers_neuronx.config.multimodal import text_half
 from transformers_neuronx.config.published import form_of
 from transformers_neuronx.config.sparse_attention import Pattern
 from transformers_neuronx.config.switches import (
@@ -178,19 +178,10 @@ class Completed(dict[str, Any]):
 
 
 def completed(attributes: Mapping[str, Any]) -> Completed:
-    """Return the attributes, completed if they are not yet."""
+    """Return the attributes, completed if they are not yet; of a multimodal model, those of its text half."""
     if isinstance(attributes, Completed):
         return attributes
-    from transformers import CONFIG_MAPPING  # seconds to import, and not needed to write graphs or to load artifacts
-
-    model_type = str(attributes.get("model_type"))
-    if model_type not in CONFIG_MAPPING:
-        raise ConfigError(f"the configuration has model_type={model_type!r}, which Transformers does not know")
-    try:
-        # a copy, since Transformers modifies its argument
-        return Completed(CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(attributes))).to_dict())
-    except Exception as error:  # Transformers' checks raise all kinds of exceptions
-        raise ConfigError(f"Transformers rejects the {model_type} configuration: {error}") from error
+    return Completed(with_defaults(text_half(attributes)))
 
 
 class Configuration:

@@ -1,10 +1,13 @@
-"""Decides whether attributes of a Hugging Face configuration that a family does not read can change results.
+"""Completes attributes of Hugging Face configurations, and decides whether those that a family does not read can change
+results.
 
-Transformers' own code is searched as text. It is not imported: that takes seconds, and artifacts do not need it.
+For the latter, Transformers' own code is searched as text. It is not imported: that takes seconds, and artifacts do not
+need it.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import re
@@ -12,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from transformers_neuronx.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 _MENTIONED: set[str] = set()
@@ -22,6 +27,24 @@ _IMPORT = re.compile(r"^\s*from (\.+)([\w.]+) import", re.M)
 _READ = re.compile(
     r"""(?:config|self)\.(\w+)|(?:config|self),\s*["'](\w+)["']|(?:pop|get)\(\s*["'](\w+)["']|^    (\w+):""", re.M
 )
+
+
+def with_defaults(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes as Transformers completes them: with defaults, and current names instead of older ones.
+
+    Raises ConfigError for a model type that Transformers does not know, and for a configuration that it rejects.
+    """
+    from transformers import CONFIG_MAPPING  # seconds to import, and not needed to write graphs or to load artifacts
+
+    model_type = str(attributes.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise ConfigError(f"the configuration has model_type={model_type!r}, which Transformers does not know")
+    try:
+        # a copy, since Transformers modifies its argument
+        found: dict[str, Any] = CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(attributes))).to_dict()
+    except Exception as error:  # Transformers' checks raise all kinds of exceptions
+        raise ConfigError(f"Transformers rejects the {model_type} configuration: {error}") from error
+    return found
 
 
 def may_be_read(model_type: str, name: str) -> bool:

@@ -40,19 +40,14 @@ from transformers_neuronx.serving.paged_slots import decoder_of
 from transformers_neuronx.support.arguments import mention_unknown, path_in, take_in_order
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.support.turns import Turns
-from transformers_neuronx.weights.adapters import adapted
-from transformers_neuronx.weights.checkpoint import Checkpoint, open_weights
+from transformers_neuronx.weights.adapters import open_adapted
+from transformers_neuronx.weights.checkpoint import Checkpoint
 from transformers_neuronx.weights.directories import PathOrName, load_config
 from transformers_neuronx.weights.published import switches_of
 from transformers_neuronx.weights.reading import expand
 from transformers_neuronx.weights.stored_module import PretrainedModel, Readers
 
 _SWITCHES = [switch.name for switch in fields(NeuronConfig)]
-
-
-def _opened(path: PathOrName, cache_dir: PathOrName | None, adapter: PathOrName | None) -> Checkpoint:
-    checkpoint = open_weights(path, cache_dir)
-    return checkpoint if adapter is None else adapted(checkpoint, adapter)
 
 
 class Model(PretrainedModel):
@@ -203,7 +198,7 @@ class Model(PretrainedModel):
         path_or_name = path_in(path_or_name, options)
         if not holds_artifact(path_or_name):
             model = cls(load_config(path_or_name, cache_dir), *values, **options)
-            model._weights = _opened(path_or_name if weights is None else weights, cache_dir, adapter)
+            model._weights = open_adapted(path_or_name if weights is None else weights, cache_dir, adapter)
             return model
         artifact = open_artifact(path_or_name)
         model = cls(artifact.attributes(cls.family), *values, **artifact.options() | options)
@@ -215,7 +210,7 @@ class Model(PretrainedModel):
         if artifact.has_weights:
             model._weights = artifact
         elif weights is not None:
-            model._weights = _opened(weights, cache_dir, adapter)
+            model._weights = open_adapted(weights, cache_dir, adapter)
         return model
 
     def save(self, directory: str | os.PathLike[str], sharded_weights: bool = False) -> None:

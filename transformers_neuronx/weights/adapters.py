@@ -5,6 +5,7 @@ An adapter has two small matrices for each matrix that it changes, and maybe who
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -16,12 +17,15 @@ from typing import Any
 
 import torch
 
+from transformers_neuronx.config.multimodal import text_name
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support.files import AGAIN, explain, read_json
-from transformers_neuronx.weights.checkpoint import Checkpoint
+from transformers_neuronx.weights.checkpoint import Checkpoint, open_weights
+from transformers_neuronx.weights.directories import PathOrName
 from transformers_neuronx.weights.formats import Readers, open_bin, open_safetensors
 from transformers_neuronx.weights.other_formats import ADAPTER_FILE
 
+_LOG = logging.getLogger(__name__)
 START = "base_model.model."  # of all names
 # Ends of the names of a matrix's parts. An embedding's are applied to columns of A. The magnitudes are DoRA's.
 PARTS = {
@@ -94,7 +98,7 @@ def open_adapter(directory: str | os.PathLike[str]) -> Adapter:
     parts: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
     for full in readers:
-        name = full.removeprefix(START)
+        name = text_name(full.removeprefix(START))
         end = next((end for end in PARTS if name.endswith(end)), None)
         if end is not None:
             parts.setdefault(name.removesuffix(end), {})[PARTS[end]] = full
@@ -141,6 +145,19 @@ def adapted(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -> Checkp
     packed = {name: reader for name, reader in checkpoint.packed_readers.items() if name not in changed}
     shapes = {**checkpoint.shapes, **{name: change.shape for name, change in changes.items()}}
     return Checkpoint(checkpoint.directory, own, on_disk=False, packed=packed, shapes=shapes)
+
+
+def open_adapted(
+    path_or_name: PathOrName, cache_dir: PathOrName | None = None, adapter: PathOrName | None = None
+) -> Checkpoint:
+    """Open the weights of a model, with an adapter merged into them if there is one. Raises as `open_weights` and
+    `adapted` do. Of a multimodal model, the log says what is left out.
+    """
+    checkpoint = open_weights(path_or_name, cache_dir)
+    if parts := checkpoint.left_out:
+        listed = ", ".join(f"{part} ({count} tensors)" for part, count in parts.items())
+        _LOG.warning("%s: the text half of a multimodal model is loaded; left out: %s", checkpoint.directory, listed)
+    return checkpoint if adapter is None else adapted(checkpoint, adapter)
 
 
 def _merged(checkpoint: Checkpoint, change: Change, name: str) -> torch.Tensor:

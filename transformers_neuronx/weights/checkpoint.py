@@ -6,13 +6,16 @@ This file does not know what a tensor means: `weights.py` has the names and layo
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
+from transformers_neuronx.config.multimodal import left_out, text_name
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support.files import explain
 from transformers_neuronx.weights.directories import PathOrName, gguf_at, resolve
@@ -34,8 +37,10 @@ class Checkpoint:
     Also a context manager. Tensors that were read stay valid after `close`. As the files are mapped, they may be
     removed while tensors are in use, but not overwritten in place. If it is `on_disk`, other processes find it there.
     Matrices in few bits are read as numbers; `packed` has them as they are stored. `shapes` are those that are known
-    without reading.
+    without reading. `left_out` counts the tensors of each part of a multimodal model that is not its text half.
     """
+
+    left_out: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self, directory: Path, readers: Readers, on_disk: bool = True, packed: PackedReaders | None = None,
@@ -124,14 +129,15 @@ def open_weights(path_or_name: PathOrName, cache_dir: PathOrName | None = None) 
     path = Path(os.path.expanduser(path_or_name))
     if not path.is_file() or gguf_at(path):
         return open_checkpoint(path_or_name, cache_dir)
-    return Checkpoint(path, open_safetensors(path) if path.suffix == ".safetensors" else open_bin(path))
+    return _text_half(Checkpoint(path, open_safetensors(path) if path.suffix == ".safetensors" else open_bin(path)))
 
 
 def open_checkpoint(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Checkpoint:
     """Open the checkpoint of a directory or a hub model in the first format of `FORMATS` that it has, or in GGUF.
 
-    CheckpointError if a file is missing, truncated, contradicts its index, points outside the directory, or is a pickle
-    of more than tensors. The error names the file, and the tensor if one is affected.
+    Of a multimodal model, only the text half is there, under the names of a text model. CheckpointError if a file is
+    missing, truncated, contradicts its index, points outside the directory, or is a pickle of more than tensors. The
+    error names the file, and the tensor if one is affected.
     """
     if file := gguf_at(path_or_name):
         readers, packed, shapes = open_gguf(file)
@@ -144,8 +150,8 @@ def open_checkpoint(path_or_name: PathOrName, cache_dir: PathOrName | None = Non
     readers = FORMATS[found](directory / found)
     if form := form_in(directory):
         readers, packed = parts_of(directory, readers, form)
-        return Checkpoint(directory, readers, packed=packed)
-    return Checkpoint(directory, readers)
+        return _text_half(Checkpoint(directory, readers, packed=packed))
+    return _text_half(Checkpoint(directory, readers))
 
 
 def checkpoint_of(model: PreTrainedModel) -> Checkpoint:
@@ -155,4 +161,25 @@ def checkpoint_of(model: PreTrainedModel) -> Checkpoint:
 
 def checkpoint_in_memory(state: Mapping[str, torch.Tensor], name: str) -> Checkpoint:
     """Return a checkpoint of these tensors. Errors call it `name`."""
-    return Checkpoint(Path(name), dict.fromkeys(state, state.__getitem__), on_disk=False)
+    return _text_half(Checkpoint(Path(name), dict.fromkeys(state, state.__getitem__), on_disk=False))
+
+
+def _text_half(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the text half of a multimodal checkpoint under the names of a text model; another one as it is."""
+    parts = Counter(part for full in checkpoint if (part := left_out(full)))
+    text = [full for full in checkpoint if not left_out(full)]
+    names = {text_name(full): full for full in text}
+    if names.keys() == checkpoint.names:
+        return checkpoint
+    if twice := [full for full in text if names[text_name(full)] != full]:
+        name = text_name(twice[0])
+        raise CheckpointError(f"{checkpoint.directory}: has {name!r} twice, as {twice[0]!r} and as {names[name]!r}")
+    packed = checkpoint.packed_readers
+    half = Checkpoint(
+        checkpoint.directory,
+        dict.fromkeys(names, lambda name: checkpoint.read(names[name])),
+        checkpoint.on_disk,
+        {name: lambda name: packed[names[name]](names[name]) for name, full in names.items() if full in packed},
+    )
+    half.left_out = parts
+    return half

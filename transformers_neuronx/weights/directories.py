@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from huggingface_hub import snapshot_download
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 
+from transformers_neuronx.config.multimodal import MODELS, text_half
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support.files import explain, kind, read_json
 from transformers_neuronx.weights.formats import format_in
@@ -70,7 +71,8 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
     """Parse `config.json`, with the start and end tokens of `generation_config.json` if it has any; or the metadata of
     a GGUF file.
 
-    Nothing else of a hub model is downloaded. CheckpointError if it is missing or broken.
+    Of a multimodal model, it is the configuration of the text half. Nothing else of a hub model is downloaded.
+    CheckpointError if it is missing or broken.
     """
     if file := gguf_at(path_or_name):
         return attributes_of(file)
@@ -79,7 +81,12 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
         refuse_other_formats(directory)
     config, generation = read_json(directory / "config.json"), load_generation_config(directory)
     tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
-    return config | {name: value for name, value in tokens.items() if value is not None}
+    return text_half(config | {name: value for name, value in tokens.items() if value is not None})
+
+
+def is_multimodal(directory: Path) -> bool:
+    """Whether a checkpoint has more than the text half that is read. CheckpointError if its configuration is broken."""
+    return read_json(directory / "config.json").get("model_type") in MODELS
 
 
 def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
