@@ -21,7 +21,7 @@ from transformers_neuronx.errors import CheckpointError, ConfigError, InputError
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.support.files import explain
-from transformers_neuronx.weights.directories import resolve
+from transformers_neuronx.weights.directories import is_multimodal, resolve
 
 NONE = "none"
 RANDOM = 64  # tokens, if no text is given
@@ -149,7 +149,7 @@ class Other:
         return self._transformers(other) if self.hf else self._ours(other, model)
 
     def _transformers(self, source: o.Source) -> Any:
-        from transformers import AutoModelForCausalLM  # takes seconds
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # takes seconds
         from transformers.utils import logging
 
         if not sys.stderr.isatty():
@@ -159,7 +159,8 @@ class Other:
             raise ConfigError(f"--against amp must be one of {', '.join(o.DTYPES.values())}, got {amp!r}")
         directory = resolve(source.path, source.cache_dir)
         with explain(f"{source.path}: Transformers cannot load it"):
-            return AutoModelForCausalLM.from_pretrained(directory, dtype=to_torch(amp))
+            kind: Any = AutoModelForImageTextToText if is_multimodal(directory) else AutoModelForCausalLM
+            return kind.from_pretrained(directory, dtype=to_torch(amp))
 
     def _ours(self, source: o.Source, model: ForSampling) -> ForSampling:
         said, switches, buckets = self.settings, model.switches, model.options.buckets

@@ -158,7 +158,7 @@ class HuggingFace:
     longest = math.inf
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model, config = model, model.config
+        self.model, config = model, model.config.get_text_config()
         if model.training:
             raise ConfigError(f"a comparison needs a model without dropout: call eval() on {type(model).__name__}")
         if model.dtype not in DTYPES:
@@ -167,7 +167,8 @@ class HuggingFace:
         self.rounded = frozenset([dtype])
         self.name = f"{model.name_or_path or type(model).__name__} in Transformers, {dtype}"
         self.sizes: tuple[int, ...] = (config.vocab_size, config.num_hidden_layers, config.hidden_size)
-        lists = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+        decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]  # a tower has layers, too
+        lists = (each for each in decoder.modules() if isinstance(each, torch.nn.ModuleList))
         found = next((each for each in lists if len(each) == config.num_hidden_layers), None)
         if found is None:
             raise ConfigError(f"{type(model).__name__} has no list of its {config.num_hidden_layers} layers")
