@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from transformers_neuronx.config.multimodal import MODELS, text_half
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support.files import AGAIN, explain
 from transformers_neuronx.weights.checkpoint import Checkpoint
@@ -31,6 +32,8 @@ class Skeleton:
         self.calls: list[Call] = []
         with explain(f"{checkpoint.directory}: not a decoder that Transformers knows", "take another checkpoint"):
             config = AutoConfig.from_pretrained(checkpoint.directory)
+            if config.model_type in MODELS:
+                config = AutoConfig.for_model(**text_half(config.to_dict()))
             with _without_weights():
                 kind: Any = AutoModelForCausalLM
                 model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager")

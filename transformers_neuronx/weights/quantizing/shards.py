@@ -10,6 +10,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from transformers_neuronx.config.multimodal import text_half
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.support import files
 from transformers_neuronx.weights.directories import GENERATION_CONFIG, TOKENIZER_FILES, PathOrName
@@ -74,7 +75,7 @@ def want_place(directory: PathOrName) -> Path:
 
 def copy_beside(source: Path, tokenizer: Path, stage: Path, quantization: dict[str, Any]) -> None:
     """Write the configuration with how weights are stored, and copy that of the generation, and the tokenizer."""
-    config = files.read_json(source / CONFIG) | dict(quantization_config=quantization)
+    config = text_half(files.read_json(source / CONFIG)) | dict(quantization_config=quantization)
     files.write(stage / CONFIG, json.dumps(config, indent=2).encode())
     for file in {*_matching(source, [GENERATION_CONFIG]), *_matching(tokenizer, TOKENIZER_FILES)}:
         with files.explain(f"{file}: cannot be read"):
