@@ -1,0 +1,96 @@
+"""Configurations of multimodal models as they are published, with small sizes. Most are written from memory.
+
+`ATTRIBUTES` has those of `config.json` by model type. Rotations are stretched from few positions, where any are.
+"""
+
+TEXT = dict(
+    hidden_size=48, intermediate_size=72, max_position_embeddings=64, num_attention_heads=6, num_hidden_layers=2,
+    num_key_value_heads=2, vocab_size=131,
+)  # fmt: skip
+TOWER = dict(
+    hidden_size=32, image_size=28, intermediate_size=32, num_attention_heads=2, num_hidden_layers=2, patch_size=14,
+)  # fmt: skip
+TOKENS = dict(image_token_id=125, video_token_id=126, vision_start_token_id=127, vision_end_token_id=128)
+QWEN = TEXT | dict(attention_dropout=0.0, hidden_act="silu", initializer_range=0.02, rms_norm_eps=1e-6, use_cache=True)
+QWEN2_VL = TOKENS | QWEN | dict(
+    architectures=["Qwen2VLForConditionalGeneration"], bos_token_id=1, eos_token_id=2, max_window_layers=2,
+    model_type="qwen2_vl", rope_scaling=dict(mrope_section=[1, 1, 2], type="mrope"), rope_theta=1000000.0,
+    sliding_window=8, tie_word_embeddings=True, torch_dtype="float32", transformers_version="4.41.2",
+    use_sliding_window=False, vision_token_id=129,
+    vision_config=dict(depth=2, embed_dim=32, hidden_size=48, in_chans=3, num_heads=2, spatial_patch_size=14),
+)  # fmt: skip
+CLIP = TOWER | dict(model_type="clip_vision_model", projection_dim=16, vocab_size=32000)
+LLAVA = dict(
+    architectures=["LlavaForConditionalGeneration"], ignore_index=-100, image_token_index=125, model_type="llava",
+    pad_token_id=126, projector_hidden_act="gelu", text_config=TEXT | dict(
+        _name_or_path="lmsys/vicuna-7b-v1.5", architectures=["LlamaForCausalLM"], model_type="llama",
+        rms_norm_eps=1e-05, torch_dtype="float16",
+    ),
+    tie_word_embeddings=False, torch_dtype="float32", transformers_version="4.36.0.dev0", vision_config=CLIP,
+    vision_feature_layer=-2, vision_feature_select_strategy="default", vocab_size=131,
+)  # fmt: skip
+IDEFICS3 = dict(
+    architectures=["Idefics3ForConditionalGeneration"], image_token_id=125, model_type="idefics3", scale_factor=2,
+    text_config=TEXT | dict(model_type="llama", rms_norm_eps=1e-5, rope_theta=500000.0), torch_dtype="float32",
+    vision_config=TOWER,
+)  # fmt: skip
+ATTRIBUTES = {
+    "qwen2_vl": QWEN2_VL,
+    "qwen2_5_vl": QWEN2_VL | dict(
+        architectures=["Qwen2_5_VLForConditionalGeneration"], model_type="qwen2_5_vl", tie_word_embeddings=False,
+        rope_scaling=dict(  # as its card says, for long texts
+            factor=4, mrope_section=[1, 1, 2], original_max_position_embeddings=16, type="yarn"
+        ),
+        vision_config=dict(depth=2, fullatt_block_indexes=[1], hidden_size=32, intermediate_size=32, num_heads=2,
+                           out_hidden_size=48),
+    ),
+    "qwen3_vl": TOKENS | dict(
+        architectures=["Qwen3VLForConditionalGeneration"], model_type="qwen3_vl", tie_word_embeddings=True,
+        text_config=QWEN | dict(
+            attention_bias=False, bos_token_id=1, dtype="float32", eos_token_id=2, head_dim=16,
+            model_type="qwen3_vl_text", rope_theta=5000000, tie_word_embeddings=True,
+            rope_scaling=dict(mrope_interleaved=True, mrope_section=[4, 2, 2], rope_type="default"),
+        ),
+        transformers_version="4.57.0.dev0",
+        vision_config=dict(deepstack_visual_indexes=[0], depth=2, hidden_size=32, intermediate_size=32, num_heads=2,
+                           model_type="qwen3_vl", num_position_embeddings=16, out_hidden_size=48),
+    ),
+    "mistral3": dict(
+        architectures=["Mistral3ForConditionalGeneration"], image_token_index=125, model_type="mistral3",
+        multimodal_projector_bias=False, projector_hidden_act="gelu", spatial_merge_size=2,
+        text_config=TEXT | dict(
+            attention_dropout=0.0, head_dim=16, hidden_act="silu", initializer_range=0.02, model_type="mistral",
+            rms_norm_eps=1e-05, rope_theta=1000000000.0, sliding_window=None, use_cache=True,
+        ),
+        tie_word_embeddings=False, torch_dtype="float32", transformers_version="4.50.0.dev0", vision_feature_layer=-1,
+        vision_config=TOWER | dict(head_dim=16, hidden_act="silu", model_type="pixtral", rope_theta=10000.0),
+    ),
+    "llava": LLAVA,
+    "llava_next": LLAVA | dict(
+        architectures=["LlavaNextForConditionalGeneration"], model_type="llava_next", use_image_newline_parameter=True,
+        text_config=TEXT | dict(model_type="mistral", rms_norm_eps=1e-05, rope_theta=1000000.0, sliding_window=None),
+    ),
+    "llava_onevision": LLAVA | dict(
+        architectures=["LlavaOnevisionForConditionalGeneration"], model_type="llava_onevision", video_token_index=126,
+        text_config=TEXT | dict(model_type="qwen2", rms_norm_eps=1e-06, rope_theta=1000000.0, use_sliding_window=False),
+        vision_config=TOWER | dict(model_type="siglip_vision_model", vision_use_head=False),
+    ),
+    "vipllava": LLAVA | dict(
+        architectures=["VipLlavaForConditionalGeneration"], model_type="vipllava", projector_layernorm_eps=1e-05,
+        vision_feature_layers=[-2, -2],
+    ),
+    "idefics2": dict(
+        architectures=["Idefics2ForConditionalGeneration"], image_token_id=125, model_type="idefics2",
+        perceiver_config=dict(hidden_size=48, num_key_value_heads=1, resampler_depth=1, resampler_head_dim=8,
+                              resampler_n_heads=2, resampler_n_latents=2),
+        text_config=TEXT | dict(model_type="mistral", pad_token_id=0, rms_norm_eps=1e-5, sliding_window=4096),
+        tie_word_embeddings=False, torch_dtype="float32", vision_config=TOWER | dict(model_type="idefics2"),
+    ),
+    "idefics3": IDEFICS3,
+    "smolvlm": IDEFICS3 | dict(architectures=["SmolVLMForConditionalGeneration"], model_type="smolvlm"),
+    "internvl": dict(
+        architectures=["InternVLForConditionalGeneration"], downsample_ratio=0.5, image_token_id=125,
+        model_type="internvl", text_config=TEXT | dict(model_type="qwen2", rms_norm_eps=1e-6, rope_theta=1000000.0),
+        torch_dtype="float32", vision_config=TOWER | dict(image_size=[28, 28], patch_size=[14, 14]),
+    ),
+}  # fmt: skip
