@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +23,8 @@ PathOrName: TypeAlias = str | os.PathLike[str]
 GENERATION_CONFIG = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION_CONFIG]
 POOLING_FILE = "1_Pooling/config.json"  # of Sentence Transformers
+MODULES_FILE = "modules.json"  # also of Sentence Transformers
+MODULES = ("Transformer", "Pooling", "Normalize")  # the server makes all vectors of length 1
 POOLINGS = dict(lasttoken="last", mean_tokens="mean", cls_token="cls", mean="mean", cls="cls")
 TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
 
@@ -99,11 +102,15 @@ def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | Non
 
 def load_pooling(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> str:
     """Return how a checkpoint of Sentence Transformers pools hidden states: "last", "mean" or "cls"; "last" if it does
-    not say. CheckpointError for another way.
+    not say. CheckpointError for another way, and for more that is done to vectors.
     """
     if gguf_at(path_or_name):
         return "last"
-    path = _config_directory(path_or_name, cache_dir) / POOLING_FILE
+    directory = _config_directory(path_or_name, cache_dir)
+    path, modules = directory / POOLING_FILE, directory / MODULES_FILE
+    kinds = _kinds_in(modules) if modules.exists() else []
+    if unknown := [kind for kind in kinds if kind not in MODULES]:
+        raise CheckpointError(f"{modules}: vectors need {unknown[0]}: supported are {', '.join(MODULES)}")
     given = read_json(path) if path.exists() else dict(pooling_mode="lasttoken")
     modes = [name.removeprefix("pooling_mode_") for name, used in given.items() if used is True and "_mode_" in name]
     mode = given.get("pooling_mode", ", ".join(modes))
@@ -112,8 +119,14 @@ def load_pooling(path_or_name: PathOrName, cache_dir: PathOrName | None = None) 
     return POOLINGS[mode]
 
 
+def _kinds_in(path: Path) -> list[str]:
+    """Parse the list of what Sentence Transformers applies one after the other."""
+    with explain(f"{path}: expected a list of modules with their types"):
+        return [str(each["type"]).rpartition(".")[2] for each in json.loads(path.read_text(encoding="utf-8"))]
+
+
 def _config_directory(path_or_name: PathOrName, cache_dir: PathOrName | None) -> Path:
-    files = [*CONFIG_FILES, POOLING_FILE, ADAPTER_FILE]
+    files = [*CONFIG_FILES, POOLING_FILE, MODULES_FILE, ADAPTER_FILE]
     return _local_directory(path_or_name) or _download(os.fspath(path_or_name), files, cache_dir)
 
 
