@@ -30,12 +30,12 @@ INSIDE = {
     "weights": [
         "layouts", "codes", "packed", "loops", "bits", "panels", "splits", "one_pass", "rows", "quantization",
         "other_formats", "formats", "gguf_file", "gguf_blocks", "gguf", "words", "coded", "published", "directories",
-        "saving", "stored_module", "checkpoint", "adapters", "origin", "parameters", "reading", "lora", "quantizing",
+        "saving", "stored_module", "checkpoint", "adapters", "origin", "outputs", "parameters", "reading", "lora", "quantizing",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",
-        "adapters", "encoding", "rules", "inputs", "decoder", "feeding", "slots", "profiling", "metrics", "manifest",
-        "descriptions", "artifact_weights", "artifact_saving", "artifacts",
+        "adapters", "encoding", "rules", "outputs", "inputs", "decoder", "feeding", "slots", "profiling", "metrics",
+        "manifest", "descriptions", "artifact_weights", "artifact_saving", "artifacts",
     ],
     "serving": [
         "text", "structured", "adapters", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices",
@@ -49,7 +49,7 @@ INSIDE = {
     "huggingface": ["auto", "device_cache", "adapter"],
     "server": [
         "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "prompts", "answers",
-        "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running", "on_ray",
+        "scores", "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running", "on_ray",
     ],
     "analysis": ["inspection", "planning", "comparison", "perplexity"],
 }  # fmt: skip

@@ -23,6 +23,7 @@ from transformers_neuronx.config.workers import Workers as Workers
 from transformers_neuronx.errors import ConfigError
 
 WHOLE = "whole"  # a context length estimate: as long as the longest sequence
+OUTPUTS = "neuronx_outputs"  # the attribute that says what a model has after its last norm, if that is no output layer
 AMP = ("f32", "bf16", "f16")
 _AMP_OF = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 # The cores of a trn2 instance; no machine has more. Virtual devices are threads of one processor that wait for each
@@ -90,7 +91,8 @@ class Buckets:
 class CompileOptions:
     """Options of compilation: sequences and prompts at once, element type, devices, layers per program, and tokens of
     one loop on the devices (0: no loop). `workers` programs are compiled at once; None means one per processor. With
-    `blocks`, the cache has these instead of slots.
+    `blocks`, the cache has these instead of slots. `head` is whether there is an output layer, and `score` the sizes of
+    a score head, [labels, h], if there is one.
     """
 
     buckets: Buckets
@@ -107,6 +109,8 @@ class CompileOptions:
     sparse: Pattern | None = None
     shard_over_sequence: bool = False
     blocks: Blocks | None = None
+    head: bool = True
+    score: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:
@@ -161,7 +165,7 @@ INERT = frozenset(
     _attn_implementation_autoset auto_map finetuning_task predict_special_tokens prefix sep_token_id
     task_specific_params tokenizer_class torchscript use_bfloat16
     """.split()
-)
+) | {OUTPUTS}
 _REQUIRED = object()
 
 
@@ -206,6 +210,11 @@ class Configuration:
         """Add the fields that a family has read, where there is no such attribute."""
         for name, value in vars(config).items():
             self.__dict__.setdefault(name, value)
+
+    def note(self, name: str, value: Any) -> None:
+        """Add an attribute, or give it another value."""
+        self.__dict__[name] = value
+        self._names = tuple(dict.fromkeys([*self._names, name]))
 
     def to_dict(self) -> Completed:
         """Return Hugging Face's attributes with the values that they have now."""

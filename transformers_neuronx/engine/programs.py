@@ -26,6 +26,7 @@ from transformers_neuronx.layers.memory import Memory
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.pyhlo import HloScribe, Tensor, dtype_named
 from transformers_neuronx.weights.lora import AdapterLayout
+from transformers_neuronx.weights.outputs import Outputs
 from transformers_neuronx.weights.parameters import declare
 from transformers_neuronx.weights.quantization import in_panels, quantized
 from transformers_neuronx.weights.rows import Weight
@@ -65,7 +66,8 @@ class Programs:
         self.reads_pages = self.in_place and family.pages
         self.panels, self.scatters = panels, scatters
         self.adapters: AdapterLayout | None = None
-        table = quantized(family.weights.table(config), options.quant)
+        rows = Outputs(options.head, options.score).rows(family.weights.table(config))
+        table = quantized(rows, options.quant)
         self.table = self._numbered(in_panels(table, self.dtype) if panels else table)
         rows = [row for row in self.table if not (family.encoder and row.name.startswith(ENCODER_ONLY))]
         self.shared_table = [row for row in rows if not row.layered]

@@ -43,6 +43,7 @@ from transformers_neuronx.support.turns import Turns
 from transformers_neuronx.weights.adapters import open_adapted
 from transformers_neuronx.weights.checkpoint import Checkpoint
 from transformers_neuronx.weights.directories import PathOrName, load_config
+from transformers_neuronx.weights.outputs import settled
 from transformers_neuronx.weights.published import switches_of
 from transformers_neuronx.weights.reading import expand
 from transformers_neuronx.weights.stored_module import PretrainedModel, Readers
@@ -123,11 +124,13 @@ class Model(PretrainedModel):
         """Take over the values that the configurations have now: they may be changed until the model is compiled."""
         self.model_config = self.family.read_config(self.config.to_dict())
         self.config.complete(self.model_config)
+        table = self.family.weights.table(self.model_config)
+        outputs = settled(self.config, self.checkpoint, table, self.family.weights.PREFIX)
         self.switches = deepcopy(self.neuron_config)
         n_positions, context, batch_size, prompt_batch_size = self._sizes
         amp, quant = amp_and_quant(self._amp, vars(self.config).get("dtype"), self.switches.quant)
         if quant is None and (form := form_of(self.config.to_dict())):
-            quant = switches_of(form, self.family.weights.table(self.model_config), self.model_config.n_layer)
+            quant = switches_of(form, table, self.model_config.n_layer)
         self.options = CompileOptions(
             buckets=self._buckets(n_positions, context),
             **self._batch_sizes(batch_size, prompt_batch_size),  # type: ignore[arg-type]
@@ -139,6 +142,7 @@ class Model(PretrainedModel):
             kv_cache_quant=self.switches.kv_cache_quant,
             shard_over_sequence=self.switches.shard_over_sequence,
             blocks=self._blocks(),
+            **vars(outputs),
         )
         if pattern := self.switches.sparse_attn:
             self.options = replace(self.options, sparse=pattern.pattern(self.options.buckets.longest))

@@ -12,6 +12,7 @@ import torch
 
 from transformers_neuronx.config import GenerationConfig, token_ids
 from transformers_neuronx.engine.inputs import Integers, Rows, integers, read_rows, read_slots
+from transformers_neuronx.engine.outputs import want_head
 from transformers_neuronx.engine.profiling import Profile, profile
 from transformers_neuronx.engine.rules import Number, Rules
 from transformers_neuronx.errors import ConfigError, InputError
@@ -149,6 +150,7 @@ class ForSampling(NeuronModelBase):
 
     def run(self, input_ids: Integers, output_all_logits: bool | None = None, **where: Integers | None) -> Any:
         """Do the same as `forward`, for a caller that has the turn."""
+        want_head(self.options, self.tag, "make logits")
         rows, switches = self._read(input_ids, **where), self.switches
         repeats = self._repeats(rows)
         every = switches.output_all_logits if output_all_logits is None else output_all_logits
@@ -202,6 +204,7 @@ class ForSampling(NeuronModelBase):
 
         It is zero for padding and for each row's first token. The class describes the arguments.
         """
+        want_head(self.options, self.tag, "score tokens")
         rows = self._read(input_ids, start_ids=start_ids, attention_mask=attention_mask)
         scores = torch.zeros(rows.real.shape)
         with self.turns.take("score()"), self.meter.call(sum(map(len, rows.tokens))):
@@ -303,6 +306,7 @@ class ForSampling(NeuronModelBase):
         streamer: Streamer | None,
         speculator: Speculator | None,
     ) -> None:
+        want_head(self.options, self.tag, "generate")
         if self.options.blocks is not None:
             raise no_slots()
         repeats = self._repeats(rows)

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.outputs import labels_of, want_head, want_score
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.runtimes.base import want_devices
@@ -119,6 +120,7 @@ class Engine:
         Raises InputError for a prompt that the model cannot serve, and QueueFullError if too much is waiting.
         """
         params = params or SamplingParams()
+        want_head(self._model.decoder.options, self._model.tag, "generate")
         tokens = self._checked(prompt, [*params.logit_bias, *params.stop_token_ids])
         if params.sees_logits and not self._adjustments:
             raise InputError("this engine was made with adjustments=False: its requests cannot change or see logits")
@@ -181,8 +183,29 @@ class Engine:
         tokens = self._checked(prompt)
         params = SamplingParams(max_tokens=1, priority=priority, cache_salt=cache_salt)
         own = self.scheduler.adapters.named(adapter)
-        salt = self._salt(tokens, cache_salt, own)
-        return self._take([Request(next(self._ids), tokens, params, salt=salt, adapter=own, pooling=pooling)])
+        how: dict[str, Any] = dict(salt=self._salt(tokens, cache_salt, own), adapter=own, pooling=pooling)
+        return self._take([Request(next(self._ids), tokens, params, labels=len(self.labels), **how)])
+
+    def classify(self, prompt: Sequence[int], **options: Any) -> Handle:
+        """Let a score head, that of a classifier or a reward model, make logits of a prompt's last token:
+        `Handle.logits`. Return at once. Options are `priority`, `cache_salt` and `adapter`, as those of `embed`.
+
+        Raises InputError for a model without a score head, and otherwise as `embed` does.
+        """
+        want_score(self._model.decoder.options, self._model.tag)
+        return self.embed(prompt, **options)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The names of the labels of the model's score head, as its configuration has them; none without a head."""
+        return labels_of(self._model.decoder.options, vars(self._model.config))
+
+    @property
+    def problem_type(self) -> str | None:
+        """What a classifier was trained for, as its configuration says: "regression", "single_label_classification",
+        "multi_label_classification", or None.
+        """
+        return getattr(self._model.config, "problem_type", None)
 
     def _checked(self, prompt: Sequence[int], others: Sequence[int] = ()) -> list[int]:
         """Return a prompt as a list. Raises InputError for ids, there or among others, that the model does not have."""

@@ -115,6 +115,11 @@ class Handle:
         """The vector of a prompt that was embedded, f32[·], once it has ended."""
         return self.request.embedding
 
+    @property
+    def logits(self) -> np.ndarray[Any, Any]:
+        """What a score head makes of that vector, f32[labels], once it has ended; empty if the model has none."""
+        return self.request.logits
+
     def cancel(self) -> None:
         """End the request now. Tokens that were generated stay. One that has ended stays as it is."""
         self._cancel(self.request)

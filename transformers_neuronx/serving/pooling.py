@@ -42,10 +42,10 @@ def shares_of(key: TokensKey, step: Sequence[Work], bounds: Sequence[int]) -> np
 
 
 def pool_module(programs: Programs, key: PoolKey) -> HloModuleProto:
-    """Write sums of last hidden states.
+    """Write sums of last hidden states, and after each, if the model has a score head, what that makes of it.
 
     Parameters: how often each sum has each token, f32[sums, tokens]; the hidden states after the last layer,
-    [tokens, 1, h]; the weights outside the layers. Result: f32[sums, ·].
+    [tokens, 1, h]; the weights outside the layers. Result: f32[sums, · + labels].
     """
 
     def program(scribe: HloScribe) -> Tensor:
@@ -54,6 +54,9 @@ def pool_module(programs: Programs, key: PoolKey) -> HloModuleProto:
         x = programs.declare_hidden(parameters, key.tokens, 1)
         shared, _ = programs.declare_weights(parameters, HEAD)
         last = hlo.convert(programs.last_hidden(scribe, shared, x), "f32")
-        return hlo.dot(shares, hlo.reshape(last, key.tokens, -1), ([1], [0]))
+        sums = hlo.dot(shares, hlo.reshape(last, key.tokens, -1), ([1], [0]))
+        if programs.options.score is None:
+            return sums
+        return hlo.concatenate([sums, hlo.dot(sums, shared.score.tensor, ([1], [1]))], 1)
 
     return compile_py_func(program)

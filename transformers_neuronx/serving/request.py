@@ -162,7 +162,8 @@ class Request:
     reason: str | None = None
     streamed: bool = False  # whether someone waits for each of its tokens
     pooling: str | None = None  # how last hidden states of its prompt become one vector; then it samples nothing
-    pooled: Array | float = 0.0  # their sum so far, f32[·]
+    pooled: Array | float = 0.0  # their sum so far, f32[·], and then what a score head makes of it, f32[labels]
+    labels: int = 0  # of a score head
     error: Exception | None = None  # of what masks its tokens
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)  # the first has nothing before it
@@ -208,7 +209,17 @@ class Request:
     @property
     def embedding(self) -> Array:
         """The pooled hidden states, f32[·], once it has ended."""
-        return np.asarray(self.pooled) / (self.prompt_length if self.pooling == "mean" else 1)
+        return self._split[0]
+
+    @property
+    def logits(self) -> Array:
+        """What a score head makes of them, f32[labels]."""
+        return self._split[1]
+
+    @property
+    def _split(self) -> Sequence[Array]:
+        whole = np.asarray(self.pooled) / (self.prompt_length if self.pooling == "mean" else 1)
+        return np.split(whole, [len(whole) - self.labels])
 
     @property
     def penalizes(self) -> bool:
