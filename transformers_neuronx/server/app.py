@@ -25,10 +25,13 @@ from transformers_neuronx.server.embeddings import EmbeddingsAnswer
 from transformers_neuronx.server.errors import ApiError, api_error, told
 from transformers_neuronx.server.fields import (
     Chat,
+    Classify,
     Completion,
     Detokenize,
     Embeddings,
     LoadAdapter,
+    Rerank,
+    Score,
     Tokenize,
     UnloadAdapter,
     fields_of,
@@ -38,6 +41,7 @@ from transformers_neuronx.server.metrics import ServerMetrics
 from transformers_neuronx.server.models import ServedModel
 from transformers_neuronx.server.openapi import description
 from transformers_neuronx.server.page import headers, page
+from transformers_neuronx.server.scores import ClassesAnswer, JudgementAnswer, RankingAnswer, pairs_of
 from transformers_neuronx.server.settings import Settings
 from transformers_neuronx.server.tools import tools_of
 from transformers_neuronx.serving.engine import Engine
@@ -78,6 +82,9 @@ class Server:
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chats, methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/classify", self.classes, methods=["POST"]),
+            *(Route(path, self.scores, methods=["POST"]) for path in ("/score", "/v1/score")),
+            *(Route(path, self.ranking, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info, methods=["GET"]),
@@ -139,6 +146,15 @@ class Server:
     async def embeddings(self, request: Request) -> Response:
         return await self._answered(request, self._embed)
 
+    async def classes(self, request: Request) -> Response:
+        return await self._answered(request, self._classify)
+
+    async def scores(self, request: Request) -> Response:
+        return await self._answered(request, self._score)
+
+    async def ranking(self, request: Request) -> Response:
+        return await self._answered(request, self._rank)
+
     async def tokenize(self, request: Request) -> Response:
         return await self._answered(request, self._tokens)
 
@@ -174,6 +190,23 @@ class Server:
         asked = fields_of(Embeddings, body)
         model = self._open_model(asked.model)
         return self._reply(EmbeddingsAnswer(asked, model.name, model.embed(asked, self.settings)))
+
+    def _classify(self, body: bytes) -> Response:
+        asked = fields_of(Classify, body)
+        model = self._open_model(asked.model)
+        judgement = model.classify(asked, self.settings)
+        return self._reply(ClassesAnswer(model.name, judgement, model.engine.labels))
+
+    def _score(self, body: bytes) -> Response:
+        asked = fields_of(Score, body)
+        model = self._open_model(asked.model)
+        return self._reply(JudgementAnswer(model.name, model.judge(asked, pairs_of(asked), self.settings)))
+
+    def _rank(self, body: bytes) -> Response:
+        asked = fields_of(Rerank, body)
+        model = self._open_model(asked.model)
+        pairs = [(asked.query, document) for document in asked.documents]
+        return self._reply(RankingAnswer(model.name, model.judge(asked, pairs, self.settings), asked))
 
     def _load(self, body: bytes) -> Response:
         asked = fields_of(LoadAdapter, body)

@@ -129,6 +129,39 @@ class Embeddings(Struct, kw_only=True):
     cache_salt: str | None = None
 
 
+class Judging(Struct, kw_only=True):
+    """Fields of all requests to a score head. Without `use_activation`, numbers are those of the head: no softmax."""
+
+    model: str | None = None
+    use_activation: bool | None = None
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class Classify(Judging, kw_only=True):
+    """The body of /classify. An input is text or token ids; there may be several of them."""
+
+    input: str | list[str | int | list[Positive]]
+    add_special_tokens: bool | None = None
+
+
+class Score(Judging, kw_only=True):
+    """The body of /score: pairs of texts. One text on a side is paired with each on the other."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+
+class Rerank(Judging, kw_only=True):
+    """The body of /rerank: a query, and documents to bring into order."""
+
+    query: str
+    documents: list[str]
+    top_n: Count | None = None
+    return_documents: bool | None = None
+
+
 class Tokenize(Struct, kw_only=True):
     """The body of /tokenize: text, or messages of a chat."""
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from transformers_neuronx.errors import GrammarError, InputError
 from transformers_neuronx.server.errors import ApiError
-from transformers_neuronx.server.fields import Chat, Completion, Embeddings
+from transformers_neuronx.server.fields import Chat, Classify, Completion, Embeddings, Judging, Rerank, Score
 from transformers_neuronx.server.parameters import no_grammar, params_of
 from transformers_neuronx.server.prompts import Prompts
+from transformers_neuronx.server.scores import Judgement
 from transformers_neuronx.server.settings import Settings
 from transformers_neuronx.server.tools import Tools
 from transformers_neuronx.serving.engine import Engine
@@ -69,11 +70,45 @@ class ServedModel:
         """Submit a request for the vector of each input, all or none. Raises as `submit` does."""
         inputs = self.prompts.of_embeddings(asked)
         _check_count(len(inputs), settings, "input", "input")
-        how: dict[str, Any] = dict(
-            priority=asked.priority or 0, cache_salt=asked.cache_salt or "", adapter=self.adapter
-        )
+        return self._embedded(inputs, self._how(asked))
+
+    def classify(self, asked: Classify, settings: Settings) -> Judgement:
+        """Submit a request for the classes of each input, all or none. Raises as `submit` does."""
+        inputs = self.prompts.of_embeddings(asked)
+        _check_count(len(inputs), settings, "input", "input")
+        return self._classified(inputs, asked)
+
+    def judge(self, asked: Score | Rerank, pairs: Sequence[tuple[str, str]], settings: Settings) -> Judgement:
+        """Submit requests for the scores of pairs of texts, all or none. Raises as `submit` does.
+
+        A score head with one label reads both texts of a pair. A model without such a head makes vectors of them.
+        """
+        param = "documents" if isinstance(asked, Rerank) else "text_2"
+        if not pairs:
+            raise ApiError(400, f"{param} must have one text or more", param=param)
+        labels = self.engine.labels
+        if len(labels) > 1:
+            raise ApiError(400, f"a score needs a model with one label, and this has {len(labels)}: use /classify")
+        if labels:
+            _check_count(len(pairs), settings, "pairs", param)
+            return self._classified([self.prompts.of_pair(*pair) for pair in pairs], asked)
+        texts = [*dict.fromkeys(text for pair in pairs for text in pair)]
+        _check_count(len(texts), settings, "texts", param)
+        handles = self._embedded([self.prompts.encoded(text) for text in texts], self._how(asked))
+        return Judgement(handles, False, pairs=[(texts.index(one), texts.index(other)) for one, other in pairs])
+
+    def _how(self, asked: Embeddings | Judging) -> dict[str, Any]:
+        return dict(priority=asked.priority or 0, cache_salt=asked.cache_salt or "", adapter=self.adapter)
+
+    def _embedded(self, inputs: Sequence[list[int]], how: Mapping[str, Any]) -> list[Handle]:
         embed = partial(self.engine.embed, **how)
         return _all_or_none(partial(embed, ids, self.pooling) for ids in inputs)
+
+    def _classified(self, inputs: Sequence[list[int]], asked: Judging) -> Judgement:
+        classify, kind = partial(self.engine.classify, **self._how(asked)), self.engine.problem_type
+        handles = _all_or_none(partial(classify, ids) for ids in inputs)
+        alone = len(self.engine.labels) == 1 or kind == "multi_label_classification"
+        return Judgement(handles, asked.use_activation is not False and kind != "regression", alone)
 
 
 def _check_count(count: int, settings: Settings, what: str, param: str) -> None:

@@ -12,10 +12,13 @@ from msgspec import Struct
 from transformers_neuronx.server.errors import Body
 from transformers_neuronx.server.fields import (
     Chat,
+    Classify,
     Completion,
     Detokenize,
     Embeddings,
     LoadAdapter,
+    Rerank,
+    Score,
     Tokenize,
     UnloadAdapter,
 )
@@ -73,6 +76,8 @@ class Operation(NamedTuple):
         return told | (dict(security=[]) if self.path in OPEN else {})
 
 
+PAIR_EXAMPLE = dict(text_1="Who made heaven?", text_2=["God created the heaven.", "He died."])
+RANK_EXAMPLE = dict(query="Who made heaven?", documents=["God created the heaven.", "He died."])
 TEXT_EXAMPLE, CHAT_EXAMPLE = "In the beginning", [dict(role="user", content="Who made heaven?")]
 OPERATIONS = (
     Operation("/", "A page to chat with the model and to watch the server.", (HTML,)),
@@ -92,6 +97,15 @@ OPERATIONS = (
     ),
     Operation(
         "/v1/embeddings", "Vectors of texts.", works=True, body=Embeddings, example=dict(input=TEXT_EXAMPLE)
+    ),
+    Operation("/classify", "Classes of texts.", works=True, body=Classify, example=dict(input=TEXT_EXAMPLE)),
+    *(
+        Operation(path, "Scores of pairs of texts.", works=True, body=Score, example=PAIR_EXAMPLE)
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Operation(path, "Documents in the order of their scores.", works=True, body=Rerank, example=RANK_EXAMPLE)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Operation("/tokenize", "The token ids of a text or a chat.", body=Tokenize, example=dict(prompt=TEXT_EXAMPLE)),
     Operation("/detokenize", "The text of token ids.", body=Detokenize, example=dict(tokens=[300, 301])),

@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from transformers_neuronx.server.errors import ApiError
-from transformers_neuronx.server.fields import Chat, Completion, Embeddings, Tokenize
+from transformers_neuronx.server.fields import Chat, Classify, Completion, Embeddings, Tokenize
 from transformers_neuronx.server.tool_formats import knows_tools, told_as_text
 
 
@@ -28,7 +28,11 @@ class Prompts:
         """Return the token ids of each prompt."""
         return self._several(asked.prompt, asked.add_special_tokens is not False, "prompt")
 
-    def of_embeddings(self, asked: Embeddings) -> list[list[int]]:
+    def of_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts as the tokenizer joins them, which may be without anything between them."""
+        return self.encoded(first, second=second)
+
+    def of_embeddings(self, asked: Embeddings | Classify) -> list[list[int]]:
         """Return the token ids of each input."""
         return self._several(asked.input, asked.add_special_tokens is not False, "input")
 
@@ -79,10 +83,10 @@ class Prompts:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
         return self.encoded(text, special=False)
 
-    def encoded(self, text: str, special: bool = True) -> list[int]:
-        """Return the token ids of a text, by default with those that a sequence begins or ends with."""
+    def encoded(self, text: str, special: bool = True, second: str | None = None) -> list[int]:
+        """Return the token ids of a text, or of two, by default with those that a sequence begins or ends with."""
         try:
-            ids: list[int] = self.tokenizer(text, add_special_tokens=special).input_ids
+            ids: list[int] = self.tokenizer(text, second, add_special_tokens=special).input_ids
         except Exception as error:  # a tokenizer may raise anything
             raise ApiError(400, f"the tokenizer cannot encode this text: {error}", param="prompt") from error
         return ids
