@@ -6,8 +6,10 @@ import logging
 
 import pytest
 import torch
+from eight_bits import store_in_eight_bits
 from multimodal import ATTRIBUTES
 from parity import assert_close, continued, padded, prompts, randomized
+from published import QUANTIZED
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
@@ -132,6 +134,15 @@ def test_quantize_writes_a_checkpoint_of_the_text_half(tmp_path):
     assert json.loads((tmp_path / "small" / "config.json").read_text())["model_type"] == "qwen3"
     whole, small = (logits(opened(tmp_path / name)) for name in ("whole", "small"))
     assert 1e-4 < (whole - small).abs().max() / whole.abs().max() < 0.05
+
+
+def test_weights_in_eight_bits_pass_through(tmp_path):
+    model = store_in_eight_bits(saved("qwen3_vl", tmp_path), tmp_path, "float", (128, 128), "_scale_inv")
+    attributes = ATTRIBUTES["qwen3_vl"] | dict(quantization_config=QUANTIZED["fp8"])
+    (tmp_path / "config.json").write_text(json.dumps(attributes))
+    half = opened(tmp_path)
+    assert half.options.quant.quant_dtype == "f8e4m3fn"
+    assert_close(logits(half), wanted(model))
 
 
 def test_adapters_name_matrices_as_the_whole_model_does(tmp_path):
