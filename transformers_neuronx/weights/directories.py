@@ -75,7 +75,7 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
     a GGUF file.
 
     Of a multimodal model, it is the configuration of the text half. Nothing else of a hub model is downloaded.
-    CheckpointError if it is missing or broken.
+    CheckpointError if it is missing or broken, and ConfigError if Transformers rejects that of a multimodal model.
     """
     if file := gguf_at(path_or_name):
         return attributes_of(file)
