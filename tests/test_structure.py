@@ -30,7 +30,8 @@ INSIDE = {
     "weights": [
         "layouts", "codes", "packed", "loops", "bits", "panels", "splits", "one_pass", "rows", "quantization",
         "other_formats", "formats", "gguf_file", "gguf_blocks", "gguf", "words", "coded", "published", "directories",
-        "saving", "stored_module", "checkpoint", "adapters", "origin", "outputs", "parameters", "reading", "lora", "quantizing",
+        "saving", "stored_module", "checkpoint", "adapters", "origin", "outputs", "parameters", "reading", "lora",
+        "quantizing",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",
