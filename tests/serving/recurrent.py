@@ -53,7 +53,7 @@ def table(config):
 
 def layer(config, w, x, cache, step, rotate, kind):
     if kind == "attention":
-        return graph.layer(config, w, x, cache, step, rotate)
+        return graph.layer(config, w, x, cache, step, rotate, kind)
     h = rms_norm(x, w.attn_norm, config.eps)
     value, decay = (hlo.convert(linear(h, w.mix.__dict__[part]), "f32") for part in ("value", "decay"))
     y, cache = scan(cell, [value, decay], cache, step)

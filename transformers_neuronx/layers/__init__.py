@@ -4,6 +4,7 @@ from transformers_neuronx.layers.activation import ACTIVATIONS as ACTIVATIONS
 from transformers_neuronx.layers.alibi import alibi_slopes as alibi_slopes
 from transformers_neuronx.layers.attention import (
     LAYER_KINDS as LAYER_KINDS,
+    Rotate as Rotate,
     attention as attention,
     window_of as window_of,
 )
@@ -22,12 +23,12 @@ from transformers_neuronx.layers.memory import (
     remembered as remembered,
 )
 from transformers_neuronx.layers.mlp import gated_mlp as gated_mlp, mlp as mlp
-from transformers_neuronx.layers.norm import layer_norm as layer_norm, rms_norm as rms_norm
+from transformers_neuronx.layers.norm import layer_norm as layer_norm, normalize as normalize, rms_norm as rms_norm
 from transformers_neuronx.layers.rotary import (
     Rotary as Rotary,
     RotaryConfig as RotaryConfig,
-    Rotate as Rotate,
     frequencies_in_checkpoints as frequencies_in_checkpoints,
+    rotaries as rotaries,
     rotation as rotation,
 )
 from transformers_neuronx.layers.state import State as State, scan as scan

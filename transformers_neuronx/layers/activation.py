@@ -24,6 +24,11 @@ def relu(x: Tensor) -> Tensor:
     return hlo.maximum(x, 0.0)
 
 
+def relu2(x: Tensor) -> Tensor:
+    """Square of ReLU (So et al., arXiv:2109.08668)."""
+    return relu(x) * relu(x)
+
+
 def _silu(x: Tensor) -> Tensor:
     return x * hlo.logistic(x)
 
@@ -44,6 +49,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": relu,
+    "relu2": relu2,
     "silu": silu,
     "swish": silu,
     "tanh": hlo.tanh,

@@ -11,12 +11,13 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.activation import softmax
 from transformers_neuronx.layers.cache import as_cached, masked, of_slots, put_at_once, put_by_rows
 from transformers_neuronx.layers.linear import linear, linears
-from transformers_neuronx.layers.norm import rms_norm
+from transformers_neuronx.layers.norm import normalize_heads
 from transformers_neuronx.layers.paged import paged_attention
 from transformers_neuronx.layers.spread import attend_spread
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.pyhlo import Tensor
 
+Rotate = Callable[[Tensor], Tensor]
 LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -33,26 +34,29 @@ def attention(
     cache: Cache,
     step: Step,
     head_dim: int,
-    rotate: Callable[[Tensor], Tensor] | None = None,
+    rotate: Rotate | tuple[Rotate, Rotate] | None = None,
     *,
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
-    norm_eps: float | None = None,
+    norm_eps: float = 0.0,
+    norm_last: bool = False,
 ) -> tuple[Tensor, Cache]:
     """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache with the active tokens in it.
 
-    `w` has linear layers `q`, `k`, `v` and `out`; with `norm_eps` also norms `q_norm` and `k_norm` over a head's
-    features. `alibi` f32[heads] are optional slopes by which scores fall with distance. `distances` f32[heads, ·] are
-    optional biases per distance; the last one is for all larger distances. `rotate` is applied to queries and keys,
-    [b, n, heads, d]. Scores are multiplied by `scale`, by default 1 / sqrt(d), and soft-capped at `softcap`. Tokens
-    attend to `window` positions, including their own.
+    `w` has linear layers `q`, `k`, `v` and `out`, and optional norms `q_norm` and `k_norm` of queries and keys. `alibi`
+    f32[heads] are optional slopes by which scores fall with distance. `distances` f32[heads, ·] are optional biases per
+    distance; the last one is for all larger distances. `rotate` is applied to queries and keys, [b, n, heads, d]; of
+    two, each has its own. With `norm_last`, that comes before the norms. Scores are multiplied by `scale`, by default
+    1 / sqrt(d), and soft-capped at `softcap`. Tokens attend to `window` positions, including their own.
     """
     b, n, _ = x.sizes
     q, k, v = (hlo.reshape(y, b, n, -1, head_dim) for y in linears(x, w.q, w.k, w.v))
-    if norm_eps is not None:
-        q, k = rms_norm(q, w.q_norm, norm_eps), rms_norm(k, w.k_norm, norm_eps)
-    q, k = (q, k) if rotate is None else (rotate(q), rotate(k))
+    turns = rotate if isinstance(rotate, tuple) else (rotate, rotate)
+    q, k = (
+        _normed_and_turned(x, getattr(w, norm, None), norm_eps, turn, norm_last)
+        for x, norm, turn in zip((q, k), ("q_norm", "k_norm"), turns, strict=True)
+    )
     attend, window = _attends(step, window)
     named: dict[str, Any] = dict(scale=head_dim**-0.5 if scale is None else scale, window=window, softcap=softcap)
     named |= {name: getattr(w, name).tensor for name in ("alibi", "distances") if hasattr(w, name)}
@@ -61,6 +65,13 @@ def attention(
     else:
         context, *after = attend(q, k, v, step.start, step.length, cache, step.slots, width=step.width, **named)
     return linear(hlo.reshape(context, b, n, -1), w.out), tuple(after)
+
+
+def _normed_and_turned(x: Tensor, norm: Any, eps: float, turn: Rotate | None, norm_last: bool) -> Tensor:
+    """Apply the norm and the rotation that there are to queries or keys [b, n, heads, d]."""
+    x = turn(x) if turn and norm_last else x
+    x = normalize_heads(x, norm, eps) if norm else x
+    return turn(x) if turn and not norm_last else x
 
 
 def _attend_body(

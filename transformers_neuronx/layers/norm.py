@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
+from transformers_neuronx.weights.parameters import Parameter
 
 
 def _layer_norm_body(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
@@ -36,3 +37,30 @@ def rms_norm(x: Tensor, w: Any, eps: float) -> Tensor:
     """Normalize the last axis (Zhang and Sennrich, arXiv:1910.07467). x [..., h], w.weight f32[h] -> [..., h]"""
     y: Tensor = _rms_norm(x, w.weight.tensor, eps=eps)
     return y
+
+
+def normalize(x: Tensor, w: Any, eps: float) -> Tensor:
+    """Normalize the last axis: a layer norm has a bias, an RMS norm has none. [..., h] -> [..., h]"""
+    return layer_norm(x, w, eps) if hasattr(w, "bias") else rms_norm(x, w, eps)
+
+
+def normalize_heads(x: Tensor, w: Any, eps: float) -> Tensor:
+    """Normalize queries or keys [b, n, heads, d] as the weights say. -> [b, n, heads, d]
+
+    A weight f32[d] is that of every head. If it is f32[heads, d], each head has its own. If it is f32[heads d] and
+    split as the heads are, the features of all heads are normalized together, over all devices.
+    """
+    if len(w.weight.sizes) == 2:
+        return _layer_norm_body(x, w.weight.tensor, w.bias.tensor, eps=eps)
+    return normalize(x, w, eps) if w.weight.row.split is None else _rms_norm_together(x, w.weight, eps)
+
+
+def _rms_norm_together(x: Tensor, weight: Parameter, eps: float) -> Tensor:
+    """Divide by the root mean square over all heads. Heads of zeros, which fill the devices up, add nothing to it."""
+    split = weight.row.split
+    assert split is not None
+    y = hlo.convert(x, "f32")
+    squares = hlo.all_reduce(hlo.sum(y * y, [2, 3], keep=True), weight.degree)
+    count = weight.row.shape[0] * split.copies(weight.degree)
+    y = y * hlo.rsqrt(squares * (1 / count) + eps) * hlo.reshape(weight.tensor, *x.sizes[2:])
+    return hlo.convert(y, x.dtype)

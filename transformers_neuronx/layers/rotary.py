@@ -16,12 +16,12 @@ import numpy as np
 from transformers_neuronx import hlo
 from transformers_neuronx.config import ModelConfig, hf
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.layers.attention import Rotate
 from transformers_neuronx.layers.step import Step
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights.splits import Heads
 
 Array = np.ndarray[Any, Any]
-Rotate = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class RotaryConfig(ModelConfig):
     n_positions: ClassVar[int | None] = None  # no embeddings of positions are learned
 
     def __post_init__(self) -> None:
-        self.rotary  # noqa: B018  refuses unsupported parameters
+        rotaries(self)  # refuses unsupported parameters
 
     @property
     def attention_heads(self) -> Heads:
@@ -109,7 +109,23 @@ class RotaryConfig(ModelConfig):
 
     @property
     def rotary(self) -> Rotary:
-        return Rotary(int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0)), self.rope, self.max_positions)
+        return self.rotary_with(self.rope)
+
+    def rotary_with(self, parameters: Mapping[str, Any]) -> Rotary:
+        """Return the rotation with these `rope_parameters`."""
+        return Rotary(int(self.head_dim * parameters.get("partial_rotary_factor", 1.0)), parameters, self.max_positions)
+
+    def rotary_of(self, kind: str) -> Rotary | None:
+        """The rotation in layers of this kind; None if these have none."""
+        return self.rotary
+
+
+def rotaries(config: Any) -> dict[str, Rotary | None]:
+    """Return how layers of each kind rotate queries and keys; None for kinds that do not."""
+    kinds = dict.fromkeys(getattr(config, "layer_kinds", [""]))
+    if isinstance(config, RotaryConfig):
+        return {kind: config.rotary_of(kind) for kind in kinds}
+    return dict.fromkeys(kinds, getattr(config, "rotary", None))
 
 
 def frequencies_in_checkpoints(config: Any) -> list[str]:
@@ -117,20 +133,15 @@ def frequencies_in_checkpoints(config: Any) -> list[str]:
 
     They follow from the configuration, so they are not read.
     """
-    return [r"(.*\.)?rotary_emb\.inv_freq"] if _rotary_of(config) else []
+    return [r"(.*\.)?rotary_emb\.inv_freq"] if any(rotaries(config).values()) else []
 
 
 def rotation_group(config: Any, length: int) -> int:
     """Return a number that is the same for prompts of two lengths if their keys are rotated alike."""
-    rotary = _rotary_of(config)
-    if rotary and rotary.kind == "dynamic":
-        return max(length, rotary.max_positions)
-    return int(rotary is not None and rotary.kind == "longrope" and length > rotary.original_positions)
-
-
-def _rotary_of(config: Any) -> Rotary | None:
-    """Return how a model rotates queries and keys; None if it does not."""
-    return getattr(config, "rotary", None)
+    kept = {rotary.kind: rotary for rotary in rotaries(config).values() if rotary}
+    if "dynamic" in kept:
+        return max(length, kept["dynamic"].max_positions)
+    return int("longrope" in kept and length > kept["longrope"].original_positions)
 
 
 def _default(r: Rotary, end: Tensor) -> Array | Tensor:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.layers import ACTIVATIONS
-from transformers_neuronx.llama.graph import LlamaLike
+from transformers_neuronx.llama.like import LlamaLike
 
 
 @dataclass(frozen=True)

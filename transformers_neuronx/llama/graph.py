@@ -1,65 +1,74 @@
-"""The forward pass of LLaMA and the families like it: rotary positions, grouped keys, RMS norms, gated feed-forward."""
+"""The forward pass of LLaMA and the families like it: rotary positions, grouped keys, norms, gated feed-forward.
 
+The weight table says what a block has: a norm is there if it has weights, and a feed-forward is gated if it has a gate.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
+from transformers_neuronx import hlo
 from transformers_neuronx.layers import (
     Cache,
-    RotaryConfig,
     Rotate,
     Step,
     attention,
     embedding,
     gated_mlp,
     logits,
-    rms_norm,
+    mlp,
+    normalize,
+    rotaries,
     rotation,
-    window_of,
 )
+from transformers_neuronx.llama.like import LlamaLike
 from transformers_neuronx.pyhlo import Tensor
 
-
-class LlamaLike(RotaryConfig):
-    """A configuration for this graph and LLaMA's weight table.
-
-    A family overrides what differs: with a field if checkpoints of the family differ, otherwise with a value. The
-    attributes here are not fields, because artifacts list a family's fields.
-    """
-
-    activation: str
-    tied: bool  # the head is the embedding
-    attention_bias: bool = False  # biases of queries, keys, values and output
-    qkv_bias: bool = False  # biases of queries, keys and values, whatever attention_bias is
-    qk_norm: bool = False  # norms of queries and keys
-    mlp_bias: bool = False
-    window: int | None = None  # of all layers; if the configuration has layer_kinds, of "sliding_attention" alone
-
-    def window_of(self, kind: str) -> int | None:
-        return window_of(kind, self.window) if kind else self.window
+Rotations = Mapping[str, Rotate | tuple[Rotate, Rotate] | None]  # by kind of layer
 
 
 def embed(config: LlamaLike, w: Any, step: Step) -> Tensor:
-    return embedding(w.embed, step.ids)  # [b, n, h]
+    return scaled(embedding(w.embed, step.ids), config.embedding_scale)  # [b, n, h]
 
 
-def prepare(config: LlamaLike, step: Step) -> Rotate:
-    return rotation(config.rotary, step)
+def prepare(config: LlamaLike, step: Step) -> Rotations:
+    return {kind: rotation(rotary, step) if rotary else None for kind, rotary in rotaries(config).items()}
 
 
 def layer(
-    config: LlamaLike, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate, kind: str = ""
+    config: LlamaLike, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotations, kind: str = ""
 ) -> tuple[Tensor, Cache]:
-    window = config.window_of(kind)
-    norm_eps = config.eps if config.qk_norm else None
-    h = rms_norm(x, w.attn_norm, config.eps)
-    h, cache = attention(h, w.attn, cache, step, config.head_dim, rotate, window=window, norm_eps=norm_eps)
-    x = x + h
-    h = gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation)
-    return x + h, cache
+    before = normed(config, w, "attn_norm", x)
+    h, cache = attention(
+        *(before, w.attn, cache, step, config.head_dim, rotate[kind]),
+        scale=config.attention_scale,
+        window=config.window_of(kind),
+        softcap=config.softcap,
+        norm_eps=config.eps,
+        norm_last=config.qk_norm_last,
+    )
+    attended = x + scaled(normed(config, w, "attn_out_norm", h), config.residual_scale)
+    if config.parallel:
+        h = normed(config, w, "mlp_norm", x) if hasattr(w, "mlp_norm") else before
+    else:
+        h = normed(config, w, "mlp_norm", attended)
+    h = (gated_mlp if hasattr(w.mlp, "gate") else mlp)(h, w.mlp, config.activation)
+    return attended + scaled(normed(config, w, "mlp_out_norm", h), config.residual_scale), cache
 
 
 def norm(config: LlamaLike, w: Any, x: Tensor) -> Tensor:
-    return rms_norm(x, w.final_norm, config.eps)
+    return normed(config, w, "final_norm", x)
 
 
 def head(config: LlamaLike, w: Any, x: Tensor) -> Tensor:
-    return logits(norm(config, w, x), w.head)  # f32[b, n, vocab]
+    y = scaled(logits(norm(config, w, x), w.head), config.logit_scale)  # f32[b, n, vocab]
+    cap = config.logit_softcap
+    return y if cap is None else hlo.tanh(y * (1 / cap)) * cap
+
+
+def normed(config: LlamaLike, w: Any, name: str, x: Tensor) -> Tensor:
+    """Apply the norm of this name if the weights have it."""
+    return normalize(x, getattr(w, name), config.eps) if hasattr(w, name) else x
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor

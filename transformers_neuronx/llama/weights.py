@@ -1,39 +1,75 @@
-"""The weight table of LLaMA and the families like it."""
+"""The weight table of LLaMA and the families like it, as their configurations describe it."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from transformers_neuronx.llama.graph import LlamaLike
-from transformers_neuronx.weights import COLUMNS, Layout, Weight, as_is, attention, gated_mlp, linear, norm
+from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.weights import (
+    COLUMNS,
+    Layout,
+    Weight,
+    as_is,
+    attention,
+    for_each_head,
+    mlp,
+    norm,
+    pairs_as_halves,
+    plus_one,
+    section,
+)  # fmt: skip
 
 PREFIX = "model."
 BLOCK = PREFIX + "layers.{}."
 
 
 def table(config: LlamaLike) -> list[Weight]:
-    projections = [(f"{BLOCK}self_attn.{name}_proj", as_is) for name in "qkvo"]
-    feed_forward = [(f"{BLOCK}mlp.{name}_proj", as_is) for name in ("gate", "up", "down")]
-    return table_of(config, projections, feed_forward)
-
-
-def table_of(
-    config: LlamaLike, projections: Sequence[tuple[str, Layout]], feed_forward: Sequence[tuple[str, Layout]]
-) -> list[Weight]:
-    """The table with these names and layouts of queries, keys, values and output, and of gate, up and down."""
-    h, d, inner = config.hidden_size, config.head_dim, config.inner_size
-    biased, qkv_biased = config.attention_bias, config.attention_bias or config.qkv_bias
-    head = PREFIX + "embed_tokens" if config.tied else "lm_head"
+    h, inner, heads, biased = config.hidden_size, config.inner_size, config.attention_heads, config.attention_bias
+    outputs = [count * heads.head_dim for count in (heads.heads, heads.kv_heads, heads.kv_heads)]
+    q, k, *others = _parts(config.projections, [*outputs, h])
+    projections = [*((name, _turned(config, layout)) for name, layout in (q, k)), *others]
+    vocabulary, head = (config.vocab_size, h), PREFIX + "embed_tokens" if config.tied else "lm_head"
     return [
-        Weight("embed", PREFIX + "embed_tokens.weight", (config.vocab_size, h), split=COLUMNS),
-        *norm("attn_norm", BLOCK + "input_layernorm", h, bias=False),
-        *attention("attn", config.attention_heads, h, projections, bias=qkv_biased, out_bias=biased),
-        *(norm("attn.q_norm", BLOCK + "self_attn.q_norm", d, bias=False) if config.qk_norm else []),
-        *(norm("attn.k_norm", BLOCK + "self_attn.k_norm", d, bias=False) if config.qk_norm else []),
-        *norm("mlp_norm", BLOCK + "post_attention_layernorm", h, bias=False),
-        *gated_mlp("mlp", feed_forward, inner, h, bias=config.mlp_bias),
-        *norm("final_norm", PREFIX + "norm", h, bias=False),
-        *linear("head", head, config.vocab_size, h, COLUMNS, bias=False),
+        Weight("embed", PREFIX + "embed_tokens.weight", vocabulary, split=COLUMNS),
+        *(row for name, source in config.norms.items() for row in _norm(config, name, BLOCK + source, h)),
+        *attention("attn", heads, h, projections, bias=biased or config.qkv_bias, out_bias=biased or config.out_bias),
+        *(_norms_of_heads(config) if config.qk_norm else []),
+        *mlp("mlp", _parts(config.feed_forward, [inner, inner, h]), inner, h, bias=config.mlp_bias),
+        *_norm(config, "final_norm", PREFIX + config.final_norm, h),
+        Weight("head.weight", head + ".weight", vocabulary, split=COLUMNS),
+        *([Weight("head.bias", "lm_head.bias", vocabulary[:1], split=COLUMNS)] if config.head_bias else []),
     ]
 
 
 def ignored(config: LlamaLike) -> list[str]:
     return [r"lm_head\.weight"] if config.tied else []
+
+
+def _parts(names: Sequence[str], outputs: Sequence[int]) -> list[tuple[str, Layout]]:
+    """Return names in the checkpoint, with layouts. A layer whose name is repeated has several parts."""
+    parts = []
+    for number, name in enumerate(names):
+        sizes = tuple(size for other, size in zip(names, outputs, strict=False) if other == name)
+        parts.append((BLOCK + name, section(names[:number].count(name), sizes) if len(sizes) > 1 else as_is))
+    return parts
+
+
+def _turned(config: LlamaLike, layout: Layout = as_is) -> Layout:
+    return pairs_as_halves(config.head_dim, config.rotary.dim, layout) if config.in_pairs else layout
+
+
+def _norm(config: LlamaLike, name: str, source: str, *sizes: int, **how: Any) -> list[Weight]:
+    how |= dict(layout=plus_one) if config.norm_plus_one else {}
+    return norm(name, source, *sizes, bias=config.norm_bias, zero_bias=config.layer_norm, **how)
+
+
+def _norms_of_heads(config: LlamaLike) -> list[Weight]:
+    heads, d, turned, rows = config.attention_heads, config.head_dim, _turned(config), []
+    for part, count, source in zip("qk", (heads.heads, heads.kv_heads), config.qk_norms, strict=True):
+        sizes, layout, unit = {
+            "every head": ([d], turned, None),
+            "each head": ([count, d], for_each_head(turned), 1),
+            "all heads": ([count * d], turned, d),
+        }[config.qk_norm_of]
+        split = heads.split(0, keys=part == "k", unit=unit) if unit else None
+        rows += _norm(config, f"attn.{part}_norm", BLOCK + source, *sizes, layout=layout, split=split)
+    return rows

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.layers import ACTIVATIONS
-from transformers_neuronx.llama.graph import LlamaLike
+from transformers_neuronx.llama.like import LlamaLike
 
 
 @dataclass(frozen=True)

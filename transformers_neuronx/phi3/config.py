@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.layers import ACTIVATIONS
-from transformers_neuronx.llama.graph import LlamaLike
+from transformers_neuronx.llama.like import LlamaLike
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,9 @@ class Phi3Config(LlamaLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     window: int | None = hf("sliding_window", None)
+
+    projections = (*["self_attn.qkv_proj"] * 3, "self_attn.o_proj")
+    feed_forward = ("mlp.gate_up_proj", "mlp.gate_up_proj", "mlp.down_proj")
 
     # Transformers also has the first in rope_parameters; Phi-4's files have the others, which nothing reads.
     WITHOUT_EFFECT: ClassVar = frozenset({"partial_rotary_factor", "full_attn_mod", "interpolate_factor"})

@@ -1,9 +1,8 @@
 """Phi-3 for sampling."""
 
 from transformers_neuronx.engine.family import Family
-from transformers_neuronx.llama import graph
+from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.models.sampling import ForSampling
-from transformers_neuronx.phi3 import weights
 from transformers_neuronx.phi3.config import Phi3Config
 
 

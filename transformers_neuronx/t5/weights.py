@@ -2,7 +2,7 @@
 
 from transformers_neuronx.layers import causal_distances, distances_both_ways
 from transformers_neuronx.t5.config import T5Config
-from transformers_neuronx.weights import COLUMNS, ROWS, Layout, Weight, as_is, attention, gated_mlp, linear, norm
+from transformers_neuronx.weights import COLUMNS, Layout, Weight, as_is, attention, mlp, norm
 
 PREFIX = ""
 EMBED = "shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight"
@@ -34,16 +34,12 @@ def _block(config: T5Config, name: str, part: str, feed_forward: int) -> list[We
     """The rows that layers of the encoder and the decoder have in common."""
     h, inner, layer = config.hidden_size, config.inner_size, part + ".block.{}.layer."
     dense = f"{layer}{feed_forward}.DenseReluDense."
-    gated = [(f"{dense}{matrix}", as_is) for matrix in ("wi_0", "wi_1", "wo")]
-    plain = [
-        *linear(f"{name}mlp.up", f"{dense}wi", inner, h, COLUMNS, bias=False),
-        *linear(f"{name}mlp.down", f"{dense}wo", h, inner, ROWS, bias=False),
-    ]
+    matrices = ("wi_0", "wi_1", "wo") if config.gated else ("wi", "wo")
     return [
         *norm(f"{name}attn_norm", f"{layer}0.layer_norm", h, bias=False),
         *_attention(config, f"{name}attn", f"{layer}0.SelfAttention."),
         *norm(f"{name}mlp_norm", f"{layer}{feed_forward}.layer_norm", h, bias=False),
-        *(gated_mlp(f"{name}mlp", gated, inner, h) if config.gated else plain),
+        *mlp(f"{name}mlp", [(dense + matrix, as_is) for matrix in matrices], inner, h),
     ]
 
 

@@ -3,6 +3,7 @@
 from transformers_neuronx.weights.layouts import (
     Layout as Layout,
     as_is as as_is,
+    for_each_head as for_each_head,
     pairs_as_halves as pairs_as_halves,
     part as part,
     part_if_fused as part_if_fused,
@@ -16,8 +17,8 @@ from transformers_neuronx.weights.rows import (
     ROWS as ROWS,
     Weight as Weight,
     attention as attention,
-    gated_mlp as gated_mlp,
     linear as linear,
+    mlp as mlp,
     norm as norm,
     of_kinds as of_kinds,
     stacked as stacked,

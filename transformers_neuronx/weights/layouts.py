@@ -37,13 +37,19 @@ def part_per_head(index: int, parts: int, head_dim: int) -> Layout:
 
 
 @functools.cache
-def pairs_as_halves(head_dim: int, rotary_dim: int) -> Layout:
+def pairs_as_halves(head_dim: int, rotary_dim: int, layout: Layout = as_is) -> Layout:
     """Layout: reorder features that rotate in pairs (0 with 1), to rotate 0 with rotary_dim / 2 and so on in each head.
 
-    The product of a query and a key does not change if the features of both are reordered alike.
+    The product of a query and a key does not change if the features of both are reordered alike. `layout` comes first.
     """
     order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
-    return lambda tensor: torch.unflatten(tensor, 0, (-1, head_dim))[:, order].flatten(0, 1)
+    return lambda tensor: torch.unflatten(layout(tensor), 0, (-1, head_dim))[:, order].flatten(0, 1)
+
+
+@functools.cache
+def for_each_head(layout: Layout) -> Layout:
+    """Layout: for weights [heads, d] of a norm, a layout of the features of heads, [heads d]."""
+    return lambda tensor: layout(tensor.flatten()).view_as(tensor)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ in it, the parameters of every program, and each device's shard. This file depen
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -139,16 +140,15 @@ def attention(
     return table + linear(f"{name}.out", source, hidden, inner, heads.split(1), layout=layout, bias=out_bias)
 
 
-def gated_mlp(
+def mlp(
     name: str, sources: Sequence[tuple[str, Layout]], inner: int, hidden: int, *, bias: bool = False
 ) -> list[Weight]:
-    """The rows of a gated feed-forward block; `sources` are names and layouts of gate, up and down."""
-    gate, up, down = sources
-    return [
-        *linear(f"{name}.gate", gate[0], inner, hidden, COLUMNS, layout=gate[1], bias=bias),
-        *linear(f"{name}.up", up[0], inner, hidden, COLUMNS, layout=up[1], bias=bias),
-        *linear(f"{name}.down", down[0], hidden, inner, ROWS, layout=down[1], bias=bias),
-    ]
+    """The rows of a feed-forward block; `sources` are names and layouts of gate, up and down, or of up and down."""
+    table = []
+    for part_name, (source, layout) in zip(("gate", "up")[-len(sources) + 1 :], sources[:-1], strict=True):
+        table += linear(f"{name}.{part_name}", source, inner, hidden, COLUMNS, layout=layout, bias=bias)
+    source, layout = sources[-1]
+    return table + linear(f"{name}.down", source, hidden, inner, ROWS, layout=layout, bias=bias)
 
 
 def linear(
@@ -170,9 +170,23 @@ def linear(
     return table
 
 
-def norm(name: str, source: str, features: int, *, bias: bool = True, layout: Layout = as_is) -> list[Weight]:
-    """The rows of a normalization, in f32 for all types of activations."""
-    return [
-        Weight(f"{name}.{part}", f"{source}.{part}", (features,), layout, dtype="f32")
-        for part in ("weight", "bias")[: 1 + bias]
-    ]
+def norm(
+    name: str,
+    source: str,
+    *features: int,
+    bias: bool = True,
+    zero_bias: bool = False,
+    layout: Layout = as_is,
+    split: Split | None = None,
+) -> list[Weight]:
+    """The rows of a normalization, in f32 for all types of activations. `layout` is that of its weight.
+
+    A layer norm has a bias. If the checkpoint has none, it is a `zero_bias`.
+    """
+    table = [Weight(f"{name}.weight", f"{source}.weight", features, layout, split, dtype="f32")]
+    if bias:
+        table.append(Weight(f"{name}.bias", f"{source}.bias", features, split=split, dtype="f32"))
+    elif zero_bias:
+        zeros = functools.partial(torch.zeros, features)
+        table.append(Weight(f"{name}.bias", f"{source}.bias", features, split=split, dtype="f32", value=zeros))
+    return table

@@ -16,7 +16,7 @@ struct Pool {
   void* pool;
 };
 
-enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu, kTanh };
+enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kRelu2, kSilu, kTanh };
 
 // One weight of a linear layer, and its result:
 //   data     [outputs, inputs], in panels

@@ -85,7 +85,7 @@ Activation ActivationOf(const Call& call) {
   constexpr std::pair<std::string_view, Activation> all[] = {
       {"", Activation::kNone}, {"gelu", Activation::kGelu}, {"gelu_fast", Activation::kGeluTanh},
       {"gelu_new", Activation::kGeluTanh}, {"gelu_pytorch_tanh", Activation::kGeluTanh}, {"relu", Activation::kRelu},
-      {"silu", Activation::kSilu}, {"swish", Activation::kSilu}, {"tanh", Activation::kTanh}};
+      {"relu2", Activation::kRelu2}, {"silu", Activation::kSilu}, {"swish", Activation::kSilu}, {"tanh", Activation::kTanh}};
   const auto name = call.Attribute<std::string_view>("activation");
   const auto* found = std::find_if(std::begin(all), std::end(all), [&](const auto& each) { return each.first == name; });
   call.Must(found != std::end(all), "activation must be one that the kernel has");

@@ -38,6 +38,7 @@ inline Floats Activated(Activation activation, Floats x) {
     case Activation::kGeluTanh:  // 1 + tanh(y) is twice the logistic function of 2 y; 2 sqrt(2 / pi) is 1.5957691
       return x * Logistic(1.595769122f * (x + 0.044715f * x * x * x));
     case Activation::kRelu: return x < 0 ? Floats{} : x;
+    case Activation::kRelu2: return x < 0 ? Floats{} : x * x;
     case Activation::kSilu: return x * Logistic(x);
     case Activation::kTanh: return 2 * Logistic(2 * x) - 1;
   }
