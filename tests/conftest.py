@@ -87,8 +87,9 @@ def pytest_terminal_summary(terminalreporter):
     """Print the lines of each family; `tests/test_structure.py` checks them against a budget."""
     terminalreporter.section("lines of each family")
     for family, files in family_lines().items():
-        columns = "  ".join(f"{name.removesuffix('.py')} {lines:3}" for name, lines in files.items())
-        terminalreporter.write_line(f"{family:10}{columns}  all {sum(files.values()):3}")
+        named = {name.removesuffix(".py"): lines for name, lines in files.items()}
+        columns = "".join(f"{name} {lines:3}  " for name, lines in named.items() if name != family)
+        terminalreporter.write_line(f"{family:15}{columns}all {sum(files.values()):3}")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parents[1] / "transformers_neuronx"
 
 def family_lines():
     """Family -> file -> lines."""
-    return {
+    folders = {
         model.parent.name: {
             path.name: path.read_text().count("\n")
             for path in sorted(model.parent.glob("*.py"))
@@ -15,3 +15,9 @@ def family_lines():
         }
         for model in sorted(PACKAGE.glob("*/model.py"))
     }
+    files = {
+        path.stem: {path.name: path.read_text().count("\n")}
+        for path in sorted(PACKAGE.glob("families/*.py"))
+        if path.name != "__init__.py"
+    }
+    return folders | files

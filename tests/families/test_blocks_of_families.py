@@ -3,7 +3,7 @@
 import pytest
 import torch
 from blocks import Caller, batching, schedule
-from parity import DECODERS, assert_close, prompts, randomized
+from parity import EVERY_DECODER, assert_close, prompts, randomized
 from test_every_family import tiny
 from transformers import LlamaConfig
 
@@ -32,7 +32,7 @@ def check(reference, directory, size, **options):
     assert mixed > 3
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", EVERY_DECODER)
 @pytest.mark.few(5)
 def test_chunks_and_running_rows_have_the_logits_of_transformers(family, tmp_path):
     check(randomized(tiny(family)), tmp_path, 16)

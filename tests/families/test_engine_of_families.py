@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from parity import DECODERS, assert_close, randomized
+from parity import DECODERS, ONE_FILE, assert_close, randomized
 from test_every_family import tiny
 from test_llama import config as llama
 from test_phi3 import config as phi3, longrope
@@ -23,7 +23,8 @@ PROMPTS = [DRAW.integers(3, 100, count).tolist() for count in (1, 3, 30, 9, 17, 
 
 @pytest.mark.parametrize("degree", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "family", [each if each in EACH_TIME else pytest.param(each, marks=pytest.mark.slow) for each in DECODERS]
+    "family",
+    [each if each in EACH_TIME else pytest.param(each, marks=pytest.mark.slow) for each in DECODERS + ONE_FILE],
 )
 def test_tokens_and_vectors_are_those_of_transformers(family, degree, tmp_path):
     reference = randomized(tiny(family))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import DECODERS, assert_close, continued, padded, prompts, randomized
+from one_file import NAMES, tiny as tiny_in_one_file
+from parity import EVERY_DECODER, assert_close, continued, padded, prompts, randomized
 from transformers import GPT2Config
 
 from transformers_neuronx.analysis.comparison import compare
@@ -21,11 +22,13 @@ def tiny(family):
     """Return the configuration of the family's own tests; a family without tests fails here."""
     if family == "gpt2":
         return GPT2Config(vocab_size=131, n_positions=64, n_embd=48, n_layer=2, n_head=6)
+    if family in NAMES:
+        return tiny_in_one_file(NAMES[family])
     assert (Path(__file__).parent / f"test_{family}.py").exists()
     return importlib.import_module(f"test_{family}").config()
 
 
-@pytest.fixture(scope="module", params=DECODERS)
+@pytest.fixture(scope="module", params=EVERY_DECODER)
 def pair(request, tmp_path_factory):
     """A family's model for two prompts that serve two sequences each, and Transformers' model."""
     reference = randomized(tiny(request.param))
@@ -44,7 +47,7 @@ def test_a_family_is_named_after_its_folder(family):
     assert family_of(family).family.name == family  # artifacts have this name
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", EVERY_DECODER)
 def test_frequencies_in_a_checkpoint_are_left_aside_where_positions_are_rotary(family):
     reference = randomized(tiny(family))
     tensors, names = checkpoint_of(reference), ["h.0.attn", "model.layers.1.self_attn"]

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import test_t5
+from parity import ONE_FILE
 from test_every_family import tiny
 
 from transformers_neuronx.compiler import check
@@ -42,12 +43,14 @@ def modules(family, **options):
             yield what.written(decoder.programs, piece)
 
 
+def at_once(family, options):
+    """Whether `make test` may run it."""
+    return family in ("llama", "t5") or (options == "s8 on two" and family not in ONE_FILE)
+
+
 @pytest.mark.parametrize(
     ("family", "options"),
-    [
-        pytest.param(*each, marks=() if each[0] in ("llama", "t5") or each[1] == "s8 on two" else pytest.mark.slow)
-        for each in product(families(), OPTIONS)
-    ],
+    [pytest.param(*each, marks=() if at_once(*each) else pytest.mark.slow) for each in product(families(), OPTIONS)],
 )
 @pytest.mark.few(5)
 def test_nothing_is_found(family, options):

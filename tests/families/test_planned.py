@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from parity import DECODERS
+from parity import DECODERS, ONE_FILE
 from test_every_family import tiny
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -80,7 +80,9 @@ def generated(model, config, prompts, beams):
 
 
 # The engine plans programs, so CI tests three families: among them one whose layers differ and one with experts.
-FAMILIES = [f if f in ("gpt2", "gemma2", "mixtral") else pytest.param(f, marks=pytest.mark.slow) for f in DECODERS]
+FAMILIES = [
+    f if f in ("gpt2", "gemma2", "mixtral") else pytest.param(f, marks=pytest.mark.slow) for f in DECODERS + ONE_FILE
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,7 +109,7 @@ def test_of_speculation_with_a_draft(saved, ready, options):
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt2", *(pytest.param(f, marks=pytest.mark.slow) for f in DECODERS if f != "gpt2")]
+    "family", ["gpt2", *(pytest.param(f, marks=pytest.mark.slow) for f in DECODERS + ONE_FILE if f != "gpt2")]
 )
 def test_of_prompts_that_serve_several_sequences(saved, ready, family):
     model = made(saved(family), batch_size=4, prompt_batch_size=2)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from parity import DECODERS, assert_close, continued, prompts, randomized
+from parity import EVERY_DECODER, assert_close, continued, prompts, randomized
 from test_every_family import tiny
 from transformers import AutoTokenizer
 from transformers.pytorch_utils import Conv1D
@@ -92,7 +92,7 @@ def logits_of(directory, ids, degree=1, **switches):
 @pytest.mark.parametrize(
     "degree", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", EVERY_DECODER)
 @pytest.mark.few(4)
 def test_int8_as_in_numpy(saved, family, degree):
     reference, directory = saved(family)

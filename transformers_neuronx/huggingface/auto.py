@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.families import SAME_AS
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.support.arguments import path_in
@@ -17,16 +19,29 @@ from transformers_neuronx.weights.directories import PathOrName, load_config
 
 
 def families() -> list[str]:
-    """List the folders next to this file that hold a family."""
-    return sorted(path.parent.name for path in Path(__file__).parents[1].glob("*/model.py"))
+    """List the folders of the package that hold a family, and the files in `families`, which are one each."""
+    return sorted(_modules())
+
+
+@functools.cache
+def _modules() -> dict[str, str]:
+    """Return the module with the class of each family."""
+    package = Path(__file__).parents[1]
+    folders = (path.parent for path in package.glob("*/model.py"))
+    files = (path for path in package.glob("families/*.py") if path.stem != "__init__")
+    return {path.name: f"{path.name}.model" for path in folders} | {
+        path.stem: f"families.{path.stem}" for path in files
+    }
 
 
 def family_of(model_type: str) -> type[ForSampling]:
     """Return the sampling class of a configuration's `model_type`; "gpt_neox" is in the folder gptneox."""
     name = re.sub(r"[^a-z0-9]", "", model_type.lower())
-    if name not in families():
-        raise ConfigError(f"model_type {model_type!r} is not supported; expected one of {', '.join(families())}")
-    module = importlib.import_module(f"transformers_neuronx.{name}.model")
+    name = SAME_AS.get(name, name)
+    if name not in _modules():
+        known = ", ".join(sorted([*families(), *SAME_AS]))
+        raise ConfigError(f"model_type {model_type!r} is not supported; expected one of {known}")
+    module = importlib.import_module(f"transformers_neuronx.{_modules()[name]}")
     return next(
         value
         for value in vars(module).values()

@@ -1,0 +1,107 @@
+"""Tiny configurations of the families in one file: attributes by `model_type`, and variants that checkpoints use."""
+
+from transformers import AutoConfig
+
+SIZES = dict(
+    vocab_size=131, hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=6,
+    num_key_value_heads=2, max_position_embeddings=64, pad_token_id=None,
+)  # fmt: skip
+WIDE = SIZES | dict(head_dim=16)
+# With 24 in place of 128, scores are so sharp that Transformers' own f32 is 1e-5 away from f64.
+GEMMA = WIDE | dict(query_pre_attn_scalar=128, attn_implementation="eager")
+KINDS = ["sliding_attention", "full_attention"]
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
+LLAMA3 = dict(
+    rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)  # fmt: skip
+DEFAULT = dict(rope_type="default", rope_theta=1e4)
+PARTIAL = dict(rope_parameters=DEFAULT | dict(partial_rotary_factor=1.0))
+GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.5)
+SAME_KEYS = dict(num_key_value_heads=6)
+TIED, UNTIED = dict(tie_word_embeddings=True), dict(tie_word_embeddings=False)
+
+# The attributes of the plain case, and variants: changes by name.
+FAMILIES = {
+    "gemma": (WIDE, {"biases": dict(attention_bias=True), "all heads have keys": SAME_KEYS}),
+    "gemma3_text": (
+        GEMMA | dict(layer_types=KINDS, sliding_window=5),
+        {
+            "positions stretched in full layers": dict(
+                rope_parameters=dict(
+                    full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0), sliding_attention=DEFAULT
+                )
+            ),
+            "soft cap of logits": dict(final_logit_softcapping=5.0),
+        },
+    ),
+    "vaultgemma": (
+        GEMMA | dict(sliding_window=5, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+        {"no soft caps": dict(attn_logit_softcapping=None, final_logit_softcapping=None)},
+    ),
+    "smollm3": (
+        SIZES | dict(no_rope_layer_interval=2),
+        {
+            "windows": dict(use_sliding_window=True, sliding_window=5),
+            "stretched": dict(rope_parameters=YARN),
+            "all rotate": dict(no_rope_layers=[1, 1]),
+            "biases": dict(attention_bias=True, mlp_bias=True),
+        },
+    ),
+    "granite": (SIZES | GRANITE, {"biases": dict(attention_bias=True, mlp_bias=True), "a tied head": TIED}),
+    "hyperclovax": (SIZES | GRANITE, {"no norms after": dict(use_post_norm=False), "a head_dim": dict(head_dim=16)}),
+    "ministral": (WIDE | dict(layer_types=KINDS, sliding_window=5), {"windows everywhere": dict(layer_types=None)}),
+    "ministral3": (
+        SIZES | dict(rope_parameters=YARN | dict(llama_4_scaling_beta=0.5, max_position_embeddings=64)),
+        {"a window": dict(sliding_window=5), "not stretched": dict(rope_parameters=DEFAULT), "a tied head": TIED},
+    ),
+    "cwm": (WIDE | dict(layer_types=KINDS, sliding_window=5, rope_parameters=LLAMA3), {"a tied head": TIED}),
+    "seed_oss": (
+        WIDE, {"all biases": dict(attention_out_bias=True, mlp_bias=True), "none": dict(attention_bias=False)}
+    ),
+    "internlm3": (WIDE, {"biases": dict(attention_bias=True, mlp_bias=True)}),
+    "iquestcoder": (WIDE, {}),
+    "olmo2": (SIZES, {"all heads have keys": SAME_KEYS, "one head of keys": dict(num_key_value_heads=1)}),
+    "olmo3": (
+        SIZES | dict(layer_types=KINDS, sliding_window=5),
+        {"stretched in full layers": dict(rope_parameters=dict(full_attention=YARN, sliding_attention=DEFAULT))},
+    ),
+    "phi": (SIZES, {"norms of queries and keys": dict(qk_layernorm=True), "all rotate": PARTIAL, "keys": SAME_KEYS}),
+    "starcoder2": (SIZES, {"a window": dict(sliding_window=5), "no biases": dict(use_bias=False), "a head": UNTIED}),
+    "stablelm": (
+        SIZES | dict(rope_parameters=DEFAULT | dict(partial_rotary_factor=0.5)),
+        {"parallel": dict(use_parallel_residual=True), "biases": dict(use_qkv_bias=True)},
+    ),
+    "glm": (WIDE, {"no biases": dict(attention_bias=False), "all rotate": PARTIAL}),
+    "glm4": (WIDE, {"no biases": dict(attention_bias=False), "all rotate": PARTIAL}),
+    "cohere": (
+        SIZES | dict(logit_scale=0.4),
+        {"norms of queries and keys": dict(use_qk_norm=True), "a head": UNTIED, "biases": dict(attention_bias=True)},
+    ),
+    "cohere2": (SIZES | dict(logit_scale=0.4, layer_types=KINDS, sliding_window=5), {"keys": SAME_KEYS}),
+    "exaone4": (
+        SIZES | dict(layer_types=KINDS, sliding_window=5),
+        {
+            "no windows, so all rotate": dict(layer_types=["full_attention"] * 2, sliding_window=None),
+            "stretched": dict(rope_parameters=LLAMA3),
+        },
+    ),
+    "ernie4_5": (WIDE, {"biases": dict(use_bias=True), "a head": UNTIED}),
+    "hunyuan_v1_dense": (
+        WIDE,
+        {"alpha": dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=1000.0)), "a tied head": TIED},
+    ),
+    "arcee": (SIZES, {"stretched": dict(rope_parameters=YARN), "biases": dict(mlp_bias=True)}),
+    "jais2": (SIZES, {"no biases": dict(attention_bias=False, mlp_bias=False)}),
+    "nemotron": (SIZES, {"all rotate": PARTIAL, "biases": dict(mlp_bias=True)}),
+    "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
+}  # fmt: skip
+
+
+NAMES = {model_type.replace("_", ""): model_type for model_type in FAMILIES}  # of the files
+
+
+def tiny(model_type, variant=None):
+    """Return Transformers' configuration of a family, or of a variant of it."""
+    attributes, variants = FAMILIES[model_type]
+    return AutoConfig.for_model(model_type, **attributes | (variants[variant] if variant else {}))

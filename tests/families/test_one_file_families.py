@@ -1,0 +1,34 @@
+"""The logits of the families in one file against Transformers'."""
+
+import pytest
+from one_file import FAMILIES, tiny
+
+from transformers_neuronx.huggingface.auto import family_of
+
+CASES = [(model_type, variant) for model_type, (_, variants) in FAMILIES.items() for variant in variants]
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_logits_are_those_of_transformers(model_type, degree, parity):
+    parity(family_of(model_type), tiny(model_type), degree=degree, n_positions=[48])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degree", [1, 3])
+@pytest.mark.parametrize(("model_type", "variant"), CASES)
+def test_variants(model_type, variant, degree, parity):
+    parity(family_of(model_type), tiny(model_type, variant), degree=degree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degree", [2, 8])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_at_other_degrees(model_type, degree, parity):
+    parity(family_of(model_type), tiny(model_type), degree=degree)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_in_bf16(model_type, degree, parity):
+    parity(family_of(model_type), tiny(model_type), degree=degree, amp="bf16")

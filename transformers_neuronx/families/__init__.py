@@ -1,0 +1,10 @@
+"""Families in one file each: decoders with LLaMA's graph and weight table, and what differs.
+
+A file is named after the configuration's `model_type`, in letters and digits. It has a configuration and a class.
+"""
+
+# Families whose maths and names are those of another.
+SAME_AS = {
+    "internlm3": "llama",
+    "iquestcoder": "llama",
+}

@@ -1,0 +1,28 @@
+"""Code World Model: windows in most layers."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from transformers_neuronx.config import hf
+from transformers_neuronx.engine.family import Family
+from transformers_neuronx.layers import ACTIVATIONS, LAYER_KINDS
+from transformers_neuronx.llama import graph, weights
+from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.models.sampling import ForSampling
+
+
+@dataclass(frozen=True)
+class CwmConfig(LlamaLike):
+    activation: str = hf("hidden_act", among=ACTIVATIONS)
+    tied: bool = hf("tie_word_embeddings")
+    mlp_bias: bool = hf("mlp_bias")
+    layer_kinds: list[str] = hf("layer_types", among=LAYER_KINDS)
+    window: int | None = hf("sliding_window", None)
+
+    WITHOUT_EFFECT: ClassVar = frozenset({"pretraining_tp"})
+
+
+class CwmForSampling(ForSampling):
+    """Transformers' `CwmForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
+    family = Family(CwmConfig.from_hf, weights, graph, prepare=graph.prepare, folder="cwm")

@@ -1,0 +1,36 @@
+"""StableLM: layer norms, and attention before the feed-forward or parallel to it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from transformers_neuronx.config import hf
+from transformers_neuronx.engine.family import Family
+from transformers_neuronx.layers import ACTIVATIONS
+from transformers_neuronx.llama import graph, weights
+from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.models.sampling import ForSampling
+
+
+@dataclass(frozen=True)
+class StableLmConfig(LlamaLike):
+    activation: str = hf("hidden_act", among=ACTIVATIONS)
+    tied: bool = hf("tie_word_embeddings")
+    eps: float = hf("layer_norm_eps")
+    qkv_bias: bool = hf("use_qkv_bias")
+    parallel: bool = hf("use_parallel_residual")
+
+    layer_norm = True
+    norm_bias = True
+
+    FIXED: ClassVar = {"qk_layernorm": False}
+
+    @property
+    def norms(self) -> dict[str, str]:  # type: ignore[override]
+        after = {} if self.parallel else {"mlp_norm": "post_attention_layernorm"}
+        return {"attn_norm": "input_layernorm"} | after
+
+
+class StableLmForSampling(ForSampling):
+    """Transformers' `StableLmForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
+    family = Family(StableLmConfig.from_hf, weights, graph, prepare=graph.prepare, folder="stablelm")
