@@ -173,6 +173,12 @@ def test_half_of_the_families_have_at_most_a_hundred_lines():
     assert median(lines) <= 100
 
 
+def test_the_list_of_models_has_every_class():
+    listed = re.findall(r"`([\w.]+)\.\w+ForSampling` \|", (ROOT / "docs" / "models.md").read_text())
+    files = [f"families.{path.stem}" for path in PACKAGE.glob("families/*.py") if path.stem != "__init__"]
+    assert sorted(listed) == sorted([*(f"{name}.model" for name in FAMILIES), *files])
+
+
 def test_the_guide_has_the_lines_of_llama():
     guide = (ROOT / "docs" / "adding-a-model.md").read_text()
     for name, lines in family_lines()["llama"].items():

@@ -53,7 +53,7 @@ FAMILIES = {
     "ministral": (WIDE | dict(layer_types=KINDS, sliding_window=5), {"windows everywhere": dict(layer_types=None)}),
     "ministral3": (
         SIZES | dict(rope_parameters=YARN | dict(llama_4_scaling_beta=0.5, max_position_embeddings=64)),
-        {"a window": dict(sliding_window=5), "not stretched": dict(rope_parameters=DEFAULT), "a tied head": TIED},
+        {"a window": dict(sliding_window=5), "a tied head": TIED},
     ),
     "cwm": (WIDE | dict(layer_types=KINDS, sliding_window=5, rope_parameters=LLAMA3), {"a tied head": TIED}),
     "seed_oss": (
@@ -89,7 +89,7 @@ FAMILIES = {
     "ernie4_5": (WIDE, {"biases": dict(use_bias=True), "a head": UNTIED}),
     "hunyuan_v1_dense": (
         WIDE,
-        {"alpha": dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=1000.0)), "a tied head": TIED},
+        {"alpha": dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=1000.0, factor=1.0)), "a tied head": TIED},
     ),
     "arcee": (SIZES, {"stretched": dict(rope_parameters=YARN), "biases": dict(mlp_bias=True)}),
     "jais2": (SIZES, {"no biases": dict(attention_bias=False, mlp_bias=False)}),

@@ -47,12 +47,15 @@ def normalize(x: Tensor, w: Any, eps: float) -> Tensor:
 def normalize_heads(x: Tensor, w: Any, eps: float) -> Tensor:
     """Normalize queries or keys [b, n, heads, d] as the weights say. -> [b, n, heads, d]
 
-    A weight f32[d] is that of every head. If it is f32[heads, d], each head has its own. If it is f32[heads d] and
-    split as the heads are, the features of all heads are normalized together, over all devices.
+    A weight f32[d] is that of every head. If it is f32[heads d] and split as the heads are, each head has its own part
+    for a layer norm; an RMS norm is that of the features of all heads together, over all devices.
     """
-    if len(w.weight.sizes) == 2:
-        return _layer_norm_body(x, w.weight.tensor, w.bias.tensor, eps=eps)
-    return normalize(x, w, eps) if w.weight.row.split is None else _rms_norm_together(x, w.weight, eps)
+    if w.weight.row.split is None:
+        return normalize(x, w, eps)
+    if not hasattr(w, "bias"):
+        return _rms_norm_together(x, w.weight, eps)
+    weight, bias = (hlo.reshape(each.tensor, *x.sizes[2:]) for each in (w.weight, w.bias))
+    return _layer_norm_body(x, weight, bias, eps=eps)
 
 
 def _rms_norm_together(x: Tensor, weight: Parameter, eps: float) -> Tensor:

@@ -43,7 +43,7 @@ class LlamaLike(RotaryConfig):
     norm_bias: bool = False
     norm_plus_one: bool = False  # norms multiply by one plus their weight
 
-    # Norms of queries and keys: with one weight for every head, or one for each, or of the features of all together.
+    # Norms of queries and keys: with one weight for every head, or for layer norms one for each; or of all together.
     qk_norm: bool = False
     qk_norms: ClassVar[tuple[str, str]] = ("self_attn.q_norm", "self_attn.k_norm")
     qk_norm_of: ClassVar[Literal["every head", "each head", "all heads"]] = "every head"

@@ -65,11 +65,9 @@ def _norm(config: LlamaLike, name: str, source: str, *sizes: int, **how: Any) ->
 def _norms_of_heads(config: LlamaLike) -> list[Weight]:
     heads, d, turned, rows = config.attention_heads, config.head_dim, _turned(config), []
     for part, count, source in zip("qk", (heads.heads, heads.kv_heads), config.qk_norms, strict=True):
-        sizes, layout, unit = {
-            "every head": ([d], turned, None),
-            "each head": ([count, d], for_each_head(turned), 1),
-            "all heads": ([count * d], turned, d),
-        }[config.qk_norm_of]
-        split = heads.split(0, keys=part == "k", unit=unit) if unit else None
-        rows += _norm(config, f"attn.{part}_norm", BLOCK + source, *sizes, layout=layout, split=split)
+        one = config.qk_norm_of == "every head"
+        split = None if one else heads.split(0, keys=part == "k")
+        layout = for_each_head(turned) if config.qk_norm_of == "each head" else turned
+        size = d if one else count * d
+        rows += _norm(config, f"attn.{part}_norm", BLOCK + source, size, layout=layout, split=split)
     return rows

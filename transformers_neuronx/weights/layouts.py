@@ -48,8 +48,8 @@ def pairs_as_halves(head_dim: int, rotary_dim: int, layout: Layout = as_is) -> L
 
 @functools.cache
 def for_each_head(layout: Layout) -> Layout:
-    """Layout: for weights [heads, d] of a norm, a layout of the features of heads, [heads d]."""
-    return lambda tensor: layout(tensor.flatten()).view_as(tensor)
+    """Layout: make weights [heads, d] of a norm into [heads d], and then apply `layout`."""
+    return lambda tensor: layout(tensor.flatten())
 
 
 @functools.cache
