@@ -89,7 +89,7 @@ FAMILIES = {
     "ernie4_5": (WIDE, {"biases": dict(use_bias=True), "a head": UNTIED}),
     "hunyuan_v1_dense": (
         WIDE,
-        {"alpha": dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=1000.0, factor=1.0)), "a tied head": TIED},
+        {"alpha": dict(rope_parameters=DEFAULT | dict(rope_type="dynamic", alpha=1000.0, factor=1.0)), "tied": TIED},
     ),
     "arcee": (SIZES, {"stretched": dict(rope_parameters=YARN), "biases": dict(mlp_bias=True)}),
     "jais2": (SIZES, {"no biases": dict(attention_bias=False, mlp_bias=False)}),

@@ -27,9 +27,14 @@ def test_the_bundled_checkpoint_is_a_gpt2():
 
 
 @pytest.mark.parametrize("name", families())
-def test_every_folder_with_a_model_is_a_family(name):
+def test_every_folder_with_a_model_and_every_file_of_families_is_a_family(name):
     cls = family_of(name)
-    assert issubclass(cls, ForSampling) and cls.__module__ == f"transformers_neuronx.{name}.model"
+    homes = [f"transformers_neuronx.{name}.model", f"transformers_neuronx.families.{name}"]
+    assert issubclass(cls, ForSampling) and cls.__module__ in homes
+
+
+def test_some_families_are_another_in_all_but_name():
+    assert family_of("internlm3") is family_of("iquestcoder") is family_of("llama")
 
 
 @pytest.mark.parametrize(

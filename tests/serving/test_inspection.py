@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import elements_of
-from transformers import AutoConfig, GPT2Config, LlamaConfig
+from transformers import CONFIG_MAPPING, AutoConfig, GPT2Config, LlamaConfig
 
 from transformers_neuronx import hlo
 from transformers_neuronx.analysis.inspection import facts_of, facts_of_artifact, facts_of_model, hlo_text, page
@@ -310,10 +310,16 @@ def test_memory_is_what_the_compiler_takes(cls_config, amp):
         assert least * memory.temporaries <= facts.temporaries <= most * memory.temporaries, what
 
 
-@pytest.mark.parametrize("family", families())
+IN_FOLDERS = [name for name in families() if family_of(name).__module__.endswith(".model")]
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in IN_FOLDERS else pytest.param(name, marks=pytest.mark.slow) for name in families()]
+)
 def test_every_family(family):
     """Every parameter is a weight, a cache or an input, also for two devices and quantized weights."""
-    config = AutoConfig.for_model({"gptneox": "gpt_neox"}.get(family, family), num_hidden_layers=2)
+    names = {re.sub("[^a-z0-9]", "", model_type): model_type for model_type in CONFIG_MAPPING}
+    config = AutoConfig.for_model(names[family], num_hidden_layers=2)
     switches = NeuronConfig(quant=QuantizationConfig("s8"), kv_cache_quant=KVCacheQuantizationConfig())
     options = dict(n_positions=48, context_length_estimate=16, tp_degree=2, neuron_config=switches)
     facts = facts_of_model(decoder(family_of(family), config, **options))
