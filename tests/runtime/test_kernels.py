@@ -306,6 +306,7 @@ NUMPY = dict(
     gelu=lambda x: x * (np.vectorize(math.erf)(x / math.sqrt(2)) + 1) / 2,
     gelu_new=lambda x: x * (np.tanh((x + 0.044715 * x**3) * math.sqrt(2 / math.pi)) + 1) / 2,
     relu=lambda x: np.maximum(x, 0),
+    relu2=lambda x: np.maximum(x, 0) ** 2,
     silu=lambda x: x * (1 + np.tanh(x / 2)) / 2,
     tanh=np.tanh,
 )
