@@ -94,6 +94,19 @@ FAMILIES = {
     "arcee": (SIZES, {"stretched": dict(rope_parameters=YARN), "biases": dict(mlp_bias=True)}),
     "jais2": (SIZES, {"no biases": dict(attention_bias=False, mlp_bias=False)}),
     "nemotron": (SIZES, {"all rotate": PARTIAL, "biases": dict(mlp_bias=True)}),
+    "qwen3_moe": (
+        WIDE | dict(moe_intermediate_size=40, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True),
+        {
+            "shares are not normalized": dict(norm_topk_prob=False),
+            "biases": dict(attention_bias=True),
+            "a window": dict(use_sliding_window=True, sliding_window=5),
+            "many experts": dict(num_experts=40, num_experts_per_tok=8),
+        },
+    ),
+    "olmoe": (
+        SIZES | dict(num_experts=5, num_experts_per_tok=2, eos_token_id=None),
+        {"shares are normalized": dict(norm_topk_prob=True), "biases": dict(attention_bias=True), "keys": SAME_KEYS},
+    ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from transformers_neuronx.layers import (
     Step,
     attention,
     embedding,
+    experts,
     gated_mlp,
     logits,
     mlp,
@@ -51,8 +52,14 @@ def layer(
         h = normed(config, w, "mlp_norm", x) if hasattr(w, "mlp_norm") else before
     else:
         h = normed(config, w, "mlp_norm", attended)
-    h = (gated_mlp if hasattr(w.mlp, "gate") else mlp)(h, w.mlp, config.activation)
+    h = feed_forward(config, w, h)
     return attended + scaled(normed(config, w, "mlp_out_norm", h), config.residual_scale), cache
+
+
+def feed_forward(config: LlamaLike, w: Any, x: Tensor) -> Tensor:
+    if config.router is not None:
+        return experts(x, w.moe, config.router, config.activation)
+    return (gated_mlp if hasattr(w.mlp, "gate") else mlp)(x, w.mlp, config.activation)
 
 
 def norm(config: LlamaLike, w: Any, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from transformers_neuronx.layers import RotaryConfig, window_of
+from transformers_neuronx.layers import RotaryConfig, Router, window_of
 
 # Norms before and after both blocks, as they are named where there are four.
 SANDWICH = {
@@ -57,6 +57,14 @@ class LlamaLike(RotaryConfig):
     out_bias: bool = False  # of the output
     mlp_bias: bool = False
     head_bias: bool = False
+
+    # A mixture of experts in place of the feed-forward. The names of its router, and of gate, up and down of the expert
+    # `#`; or of gate and up as one, and of down, with all experts in a stack.
+    n_expert: int = 0
+    router: Router | None = None
+    router_name: ClassVar[str] = "mlp.gate"
+    of_expert: ClassVar[tuple[str, ...]] = tuple(f"mlp.experts.#.{part}_proj" for part in ("gate", "up", "down"))
+    of_experts: ClassVar[tuple[str, ...]] = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
     def window_of(self, kind: str) -> int | None:
         return window_of(kind, self.window) if kind else self.window

@@ -10,6 +10,7 @@ from transformers_neuronx.weights import (
     Weight,
     as_is,
     attention,
+    experts,
     for_each_head,
     mlp,
     norm,
@@ -27,13 +28,14 @@ def table(config: LlamaLike) -> list[Weight]:
     outputs = [count * heads.head_dim for count in (heads.heads, heads.kv_heads, heads.kv_heads)]
     q, k, *others = _parts(config.projections, [*outputs, h])
     projections = [*((name, _turned(config, layout)) for name, layout in (q, k)), *others]
+    feed_forward = _parts(config.feed_forward, [inner, inner, h])
     vocabulary, head = (config.vocab_size, h), PREFIX + "embed_tokens" if config.tied else "lm_head"
     return [
         Weight("embed", PREFIX + "embed_tokens.weight", vocabulary, split=COLUMNS),
         *(row for name, source in config.norms.items() for row in _norm(config, name, BLOCK + source, h)),
         *attention("attn", heads, h, projections, bias=biased or config.qkv_bias, out_bias=biased or config.out_bias),
         *(_norms_of_heads(config) if config.qk_norm else []),
-        *mlp("mlp", _parts(config.feed_forward, [inner, inner, h]), inner, h, bias=config.mlp_bias),
+        *(_experts(config) if config.n_expert else mlp("mlp", feed_forward, inner, h, bias=config.mlp_bias)),
         *_norm(config, "final_norm", PREFIX + config.final_norm, h),
         Weight("head.weight", head + ".weight", vocabulary, split=COLUMNS),
         *([Weight("head.bias", "lm_head.bias", vocabulary[:1], split=COLUMNS)] if config.head_bias else []),
@@ -51,6 +53,11 @@ def _parts(names: Sequence[str], outputs: Sequence[int]) -> list[tuple[str, Layo
         sizes = tuple(size for other, size in zip(names, outputs, strict=False) if other == name)
         parts.append((BLOCK + name, section(names[:number].count(name), sizes) if len(sizes) > 1 else as_is))
     return parts
+
+
+def _experts(config: LlamaLike) -> list[Weight]:
+    names = config.router_name, config.of_expert, config.of_experts
+    return experts("moe", BLOCK, config.n_expert, *names, config.inner_size, config.hidden_size)
 
 
 def _turned(config: LlamaLike, layout: Layout = as_is) -> Layout:

@@ -4,23 +4,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transformers_neuronx.config import hf
-from transformers_neuronx.layers import ACTIVATIONS, RotaryConfig, Router
+from transformers_neuronx.layers import ACTIVATIONS, Router
+from transformers_neuronx.llama.like import LlamaLike
 
 
 @dataclass(frozen=True)
-class MixtralConfig(RotaryConfig):
+class MixtralConfig(LlamaLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     window: int | None = hf("sliding_window", None)
     n_expert: int = hf("num_local_experts")
     active_experts: int = hf("num_experts_per_tok")
 
+    router_name = "block_sparse_moe.gate|mlp.gate"
+    of_expert = tuple(f"block_sparse_moe.experts.#.w{part}" for part in (1, 3, 2))
+
     # For training.
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
 
     @property
-    def router(self) -> Router:
+    def router(self) -> Router:  # type: ignore[override]
         return Router(self.active_experts)
-
-    def window_of(self, kind: str) -> int | None:
-        return self.window

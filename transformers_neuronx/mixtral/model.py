@@ -1,7 +1,7 @@
 """Mixtral for sampling."""
 
 from transformers_neuronx.engine.family import Family
-from transformers_neuronx.mixtral import graph, weights
+from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.mixtral.config import MixtralConfig
 from transformers_neuronx.models.sampling import ForSampling
 
@@ -9,4 +9,4 @@ from transformers_neuronx.models.sampling import ForSampling
 class MixtralForSampling(ForSampling):
     """Transformers' `MixtralForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(MixtralConfig.from_hf, weights, graph, prepare=graph.prepare)
+    family = Family(MixtralConfig.from_hf, weights, graph, prepare=graph.prepare, folder="mixtral")

@@ -6,7 +6,6 @@ from transformers_neuronx.weights.layouts import (
     for_each_head as for_each_head,
     pairs_as_halves as pairs_as_halves,
     part as part,
-    part_if_fused as part_if_fused,
     part_per_head as part_per_head,
     plus_one as plus_one,
     section as section,
@@ -17,11 +16,11 @@ from transformers_neuronx.weights.rows import (
     ROWS as ROWS,
     Weight as Weight,
     attention as attention,
+    experts as experts,
     linear as linear,
     mlp as mlp,
     norm as norm,
     of_kinds as of_kinds,
-    stacked as stacked,
 )
 from transformers_neuronx.weights.splits import (
     Heads as Heads,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from transformers_neuronx.weights import panels
-from transformers_neuronx.weights.layouts import Layout, as_is
+from transformers_neuronx.weights.layouts import Layout, as_is, part_if_fused
 from transformers_neuronx.weights.packed import Store
 from transformers_neuronx.weights.splits import Heads, Split
 
@@ -111,11 +111,6 @@ def matrix_of(name: str) -> str:
     return name.removesuffix(UNIT).removesuffix(SCALE).removesuffix(MINIMUM).removesuffix(ORDER)
 
 
-def stacked(experts: int, rows: Sequence[Weight]) -> list[Weight]:
-    """Return the rows of a layer that has so many experts, given those of one. Their sources have its number as `#`."""
-    return [replace(row, experts=experts) for row in rows]
-
-
 def of_kinds(kinds: Collection[str], rows: Sequence[Weight]) -> list[Weight]:
     """Return rows that only layers of these kinds have."""
     return [replace(row, kinds=frozenset(kinds)) for row in rows]
@@ -149,6 +144,33 @@ def mlp(
         table += linear(f"{name}.{part_name}", source, inner, hidden, COLUMNS, layout=layout, bias=bias)
     source, layout = sources[-1]
     return table + linear(f"{name}.down", source, hidden, inner, ROWS, layout=layout, bias=bias)
+
+
+def experts(
+    name: str,
+    block: str,
+    count: int,
+    router: str,
+    of_each: Sequence[str],
+    of_all: Sequence[str],
+    inner: int,
+    hidden: int,
+) -> list[Weight]:
+    """The rows of a mixture of `count` experts: its router, and gated feed-forward blocks, stacked.
+
+    Names in the checkpoint begin with `block`. `of_each` are those of gate, up and down, with the expert's number as
+    `#`. `of_all` are those of tensors with all experts, of gate and up together and of down, as Transformers has them
+    in memory. `router` may be alternatives.
+    """
+    gate, up, down = (f"{block}{source}.weight" for source in of_each)
+    both, other = (block + source for source in of_all)
+    rows = [
+        Weight(f"{name}.gate.weight", f"{gate}|{both}", (inner, hidden), part_if_fused(0, inner), COLUMNS),
+        Weight(f"{name}.up.weight", f"{up}|{both}", (inner, hidden), part_if_fused(1, inner), COLUMNS),
+        Weight(f"{name}.down.weight", f"{down}|{other}", (hidden, inner), split=ROWS),
+    ]
+    routers = "|".join(f"{block}{source}.weight" for source in router.split("|"))
+    return [Weight(f"{name}.router.weight", routers, (count, hidden)), *(replace(row, experts=count) for row in rows)]
 
 
 def linear(
