@@ -55,6 +55,17 @@ ATTRIBUTES = {
         vision_config=dict(deepstack_visual_indexes=[0], depth=2, hidden_size=32, intermediate_size=32, num_heads=2,
                            model_type="qwen3_vl", num_position_embeddings=16, out_hidden_size=48),
     ),
+    "gemma3": dict(
+        architectures=["Gemma3ForConditionalGeneration"], boi_token_index=127, eoi_token_index=128,
+        eos_token_id=[1, 106], image_token_index=125, initializer_range=0.02, mm_tokens_per_image=4,
+        model_type="gemma3",
+        text_config=TEXT | dict(
+            head_dim=16, model_type="gemma3_text", query_pre_attn_scalar=128, sliding_window=5,
+            sliding_window_pattern=2, rope_scaling=dict(factor=8.0, rope_type="linear"),
+        ),
+        torch_dtype="float32", transformers_version="4.50.0.dev0",
+        vision_config=TOWER | dict(model_type="siglip_vision_model", vision_use_head=False),
+    ),
     "mistral3": dict(
         architectures=["Mistral3ForConditionalGeneration"], image_token_index=125, model_type="mistral3",
         multimodal_projector_bias=False, projector_hidden_act="gelu", spatial_merge_size=2,

@@ -19,7 +19,7 @@ class Qwen3MoeConfig(LlamaLike):
     attention_bias: bool = hf("attention_bias")
     tied: bool = hf("tie_word_embeddings")
     window: int | None = hf("sliding_window", None)
-    n_expert: int = hf("num_experts")
+    n_expert: int = hf("num_local_experts")
     active_experts: int = hf("num_experts_per_tok")
     normalized: bool = hf("norm_topk_prob")
 
