@@ -350,7 +350,7 @@ def test_activations(write, activation, gated, rows):
     weights[0][3:5] *= [[100], [0]]
     wanted = NUMPY[alike.get(activation, activation)](x.astype(np.float64) @ weights[0].T.astype(np.float64))
     wanted = wanted * (x.astype(np.float64) @ weights[1].T) if gated else wanted
-    attributes = dict(activation=activation, panels=[(37, 64)] * 2)
+    attributes = dict(activation=activation, panels=[(37, 64)] * (1 + gated))
     weights = [laid_out(weight) for weight in weights]
     program = compiled(write, lambda x, *w: _linear(x, [*map(Part, w)], **attributes), "linear", x, *weights)
     for [got] in at_every_level(program, x, *weights):
@@ -367,7 +367,7 @@ def test_a_residual_is_added_by_the_kernel(write, dtype, gated, rows):
     gate, *up = [x.astype(np.float64) @ weight.T.astype(np.float64) for weight in weights]
     wanted = residual.astype(np.float64) + (np.maximum(gate, 0) * up[0] if gated else gate)
     activation = dict(activation="relu") if gated else {}
-    attributes = dict(dtype=dtype, panels=[(37, 24)] * 2, **activation)
+    attributes = dict(dtype=dtype, panels=[(37, 24)] * (1 + gated), **activation)
     operands = x, residual, *map(laid_out, weights)
     graph = lambda x, residual, *weights: residual + _linear(x, [*map(Part, weights)], **attributes)  # noqa: E731
     program = compiled(write, graph, "linear", *operands)
