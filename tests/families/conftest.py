@@ -34,10 +34,11 @@ def parity(tmp_path, compiled_when_needed):
     """`parity(cls, config, degree=…, amp=…)`: check that a family's logits are those of Transformers.
 
     It compares them after all positions of rows with padding on the left, in several windows, and after each of the
-    next tokens, across the edge of a bucket.
+    next tokens, across the edge of a bucket. In half precision, the largest error is at most 1.5 times Transformers';
+    or without `largest`, the mean of squared errors.
     """
 
-    def check(cls, config, *, degree=1, amp="f32", **options):
+    def check(cls, config, *, degree=1, amp="f32", largest=True, **options):
         reference = randomized(config)
         reference.save_pretrained(tmp_path / "model")
         step_by_step = NeuronConfig(tokens_per_dispatch=0)
@@ -65,6 +66,7 @@ def parity(tmp_path, compiled_when_needed):
             assert_close(got, want)
         else:
             theirs = expected(reference.to({"bf16": torch.bfloat16, "f16": torch.float16}[amp]))
-            assert (got - want).abs().max() <= 1.5 * (theirs - want).abs().max()
+            ours, own = (each.abs().max() if largest else each.square().mean() for each in (got - want, theirs - want))
+            assert ours <= 1.5 * own
 
     return check

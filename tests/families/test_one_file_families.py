@@ -32,4 +32,10 @@ def test_at_other_degrees(model_type, degree, parity):
 @pytest.mark.parametrize("degree", [1, 2])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_in_bf16(model_type, degree, parity):
-    parity(family_of(model_type), tiny(model_type), degree=degree, amp="bf16")
+    config = tiny(model_type)
+    experts = getattr(config, "num_experts", None)
+    if experts:
+        # Every expert for every token: otherwise rounding decides which of two almost equal experts a token goes to.
+        # A few tokens still have errors that are ten times as large as those of others, here and in Transformers.
+        config.num_experts_per_tok = experts
+    parity(family_of(model_type), config, degree=degree, amp="bf16", largest=not experts)
