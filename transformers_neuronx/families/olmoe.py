@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
-from transformers_neuronx.layers import ACTIVATIONS, Router
+from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.llama.like import LlamaLike
 from transformers_neuronx.models.sampling import ForSampling
@@ -25,10 +25,6 @@ class OlmoeConfig(LlamaLike):
 
     FIXED: ClassVar = {"clip_qkv": None}
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef"})
-
-    @property
-    def router(self) -> Router:  # type: ignore[override]
-        return Router(self.active_experts, normalized=self.normalized)
 
 
 class OlmoeForSampling(ForSampling):

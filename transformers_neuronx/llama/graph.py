@@ -57,7 +57,7 @@ def layer(
 
 
 def feed_forward(config: LlamaLike, w: Any, x: Tensor) -> Tensor:
-    if config.router is not None:
+    if config.n_expert:
         return experts(x, w.moe, config.router, config.activation)
     return (gated_mlp if hasattr(w.mlp, "gate") else mlp)(x, w.mlp, config.activation)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transformers_neuronx.config import hf
-from transformers_neuronx.layers import ACTIVATIONS, Router
+from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.llama.like import LlamaLike
 
 
@@ -21,7 +21,3 @@ class MixtralConfig(LlamaLike):
 
     # For training.
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
-
-    @property
-    def router(self) -> Router:  # type: ignore[override]
-        return Router(self.active_experts)
