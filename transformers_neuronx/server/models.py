@@ -93,9 +93,10 @@ class ServedModel:
             _check_count(len(pairs), settings, "pairs", param)
             return self._classified([self.prompts.of_pair(*pair) for pair in pairs], asked)
         texts = [*dict.fromkeys(text for pair in pairs for text in pair)]
+        places = {text: place for place, text in enumerate(texts)}
         _check_count(len(texts), settings, "texts", param)
         handles = self._embedded([self.prompts.encoded(text) for text in texts], self._how(asked))
-        return Judgement(handles, False, pairs=[(texts.index(one), texts.index(other)) for one, other in pairs])
+        return Judgement(handles, False, pairs=[(places[one], places[other]) for one, other in pairs])
 
     def _how(self, asked: Embeddings | Judging) -> dict[str, Any]:
         return dict(priority=asked.priority or 0, cache_salt=asked.cache_salt or "", adapter=self.adapter)
