@@ -101,6 +101,10 @@ FAMILIES = {
             "biases": dict(attention_bias=True),
             "a window": dict(use_sliding_window=True, sliding_window=5),
             "many experts": dict(num_experts=40, num_experts_per_tok=8),
+            "a layer without experts": dict(mlp_only_layers=[1]),
+            "experts in every other layer, and a window": dict(
+                decoder_sparse_step=2, use_sliding_window=True, sliding_window=5
+            ),
         },
     ),
     "olmoe": (

@@ -52,6 +52,9 @@ def randomized(config, kind=AutoModelForCausalLM):
                 weight.copy_(torch.randn_like(weight) * 0.3)
             else:
                 weight.copy_(torch.rand_like(weight) + 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # of some sizes, so that it decides which experts are chosen
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model
 
 

@@ -7,12 +7,12 @@ from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
 from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.llama import graph, weights
-from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.llama.mixture import MixtureLike
 from transformers_neuronx.models.sampling import ForSampling
 
 
 @dataclass(frozen=True)
-class OlmoeConfig(LlamaLike):
+class OlmoeConfig(MixtureLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     attention_bias: bool = hf("attention_bias")
     tied: bool = hf("tie_word_embeddings")

@@ -1,4 +1,4 @@
-"""Qwen3 with a mixture of experts in every layer."""
+"""Qwen3 with a mixture of experts, in layers with LLaMA's feed-forward or without."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,32 +7,35 @@ from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
 from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.llama import graph, weights
-from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.llama.mixture import MixtureLike
 from transformers_neuronx.models.sampling import ForSampling
 
 
 @dataclass(frozen=True)
-class Qwen3MoeConfig(LlamaLike):
+class Qwen3MoeConfig(MixtureLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
-    inner_size: int = hf("moe_intermediate_size")
     head_dim: int = hf("head_dim")
     attention_bias: bool = hf("attention_bias")
     tied: bool = hf("tie_word_embeddings")
     window: int | None = hf("sliding_window", None)
     n_expert: int = hf("num_local_experts")
     active_experts: int = hf("num_experts_per_tok")
+    expert_size: int = hf("moe_intermediate_size")
     normalized: bool = hf("norm_topk_prob")
+    sparse_step: int = hf("decoder_sparse_step")
+    mlp_only: list[int] = hf("mlp_only_layers")
 
     qk_norm = True
 
-    # Layers without experts would have intermediate_size. sliding_window follows from others; the rest is for training.
-    FIXED: ClassVar = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    # sliding_window follows from others; the rest is for training.
     WITHOUT_EFFECT: ClassVar = frozenset(
-        {
-            "intermediate_size", "use_sliding_window", "max_window_layers", "output_router_logits",
-            "router_aux_loss_coef",
-        }
-    )  # fmt: skip
+        {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"}
+    )
+
+    @property
+    def dense_layers(self) -> set[int]:  # type: ignore[override]
+        others = {n for n in range(self.n_layer) if (n + 1) % self.sparse_step}
+        return others.union(self.mlp_only)
 
 
 class Qwen3MoeForSampling(ForSampling):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +46,11 @@ def experts(x: Tensor, w: Any, router: Router, activation: str) -> Tensor:
 def routed(x: Tensor, w: Any, router: Router) -> tuple[Tensor, Tensor]:
     """Return the experts of each token, and their shares. x [b, n, h] -> s32[b, n, active], f32[b, n, active]
 
-    `w` is a linear layer. `w.correction`, f32[experts], is added to scores where experts are chosen, but not to shares
-    (DeepSeek-AI, arXiv:2412.19437).
+    `w` is a linear layer in f32: rounded scores would make other experts the best. `w.correction`, f32[experts], is
+    added to scores where experts are chosen, but not to shares (DeepSeek-AI, arXiv:2412.19437). Of equal scores, the
+    first is chosen.
     """
-    scores = hlo.convert(linear(x, w), "f32")
+    scores = linear(hlo.convert(x, "f32"), w)
     if router.sigmoid:
         scores = hlo.logistic(scores)
     else:
@@ -58,7 +60,7 @@ def routed(x: Tensor, w: Any, router: Router) -> tuple[Tensor, Tensor]:
     ranked = _of_best_groups(ranked, router) if router.groups > 1 else ranked
     shares, ids = hlo.top_k(ranked, router.active)
     if ranked is not scores:
-        own = hlo.equal(hlo.reshape(ids, *ids.sizes, 1), hlo.iota("s32", [*ids.sizes, scores.sizes[-1]], -1))
+        own = hlo.equal(hlo.reshape(ids, *ids.sizes, 1), hlo.iota("s32", [*ids.sizes, scores.sizes[-1]], 3))
         shares = hlo.sum(hlo.select(own, hlo.reshape(scores, *scores.sizes[:2], 1, -1), 0.0), -1)
     if router.normalized:
         shares = shares / (hlo.sum(shares, -1, keep=True) + 1e-20)
@@ -66,14 +68,17 @@ def routed(x: Tensor, w: Any, router: Router) -> tuple[Tensor, Tensor]:
 
 
 def _of_best_groups(scores: Tensor, router: Router) -> Tensor:
-    """Return scores that are zero outside the best groups. [b, n, experts]"""
+    """Return scores that are -inf outside the best groups. [b, n, experts]
+
+    With a correction, a score can be negative, and zero would be better.
+    """
     b, n, count = scores.sizes
     groups = hlo.reshape(scores, b, n, router.groups, -1)
     ranks = hlo.sum(hlo.top_k(groups, 2)[0], -1)  # [b, n, groups]
     _, best = hlo.top_k(ranks, router.active_groups)
     best = hlo.reshape(best, b, n, -1, 1)
-    chosen = hlo.any(hlo.equal(best, hlo.iota("s32", [b, n, router.active_groups, router.groups], -1)), 2)
-    return hlo.reshape(hlo.select(hlo.reshape(chosen, b, n, -1, 1), groups, 0.0), b, n, count)
+    chosen = hlo.any(hlo.equal(best, hlo.iota("s32", [b, n, router.active_groups, router.groups], 3)), [2])
+    return hlo.reshape(hlo.select(hlo.reshape(chosen, b, n, -1, 1), groups, -math.inf), b, n, count)
 
 
 def _chosen(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str) -> Tensor:

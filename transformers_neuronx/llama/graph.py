@@ -22,6 +22,7 @@ from transformers_neuronx.layers import (
     rotation,
 )
 from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.llama.mixture import MixtureLike
 from transformers_neuronx.pyhlo import Tensor
 
 Rotations = Mapping[str, Rotate | tuple[Rotate, Rotate] | None]  # by kind of layer
@@ -57,7 +58,7 @@ def layer(
 
 
 def feed_forward(config: LlamaLike, w: Any, x: Tensor) -> Tensor:
-    if config.n_expert:
+    if isinstance(config, MixtureLike) and hasattr(w, "moe"):
         return experts(x, w.moe, config.router, config.activation)
     return (gated_mlp if hasattr(w.mlp, "gate") else mlp)(x, w.mlp, config.activation)
 

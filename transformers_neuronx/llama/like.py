@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from transformers_neuronx.layers import RotaryConfig, Router, window_of
+from transformers_neuronx.layers import RotaryConfig, window_of
 
 # Norms before and after both blocks, as they are named where there are four.
 SANDWICH = {
@@ -58,19 +58,10 @@ class LlamaLike(RotaryConfig):
     mlp_bias: bool = False
     head_bias: bool = False
 
-    # A mixture of experts in place of the feed-forward: how many, how many of them for a token, and whether the shares
-    # of those add up to one. The names of its router, and of gate, up and down of the expert `#`; or of gate and up as
-    # one, and of down, with all experts in a stack.
-    n_expert: int = 0
-    active_experts: int = 0
-    normalized: bool = True
-    router_name: ClassVar[str] = "mlp.gate"
-    of_expert: ClassVar[tuple[str, ...]] = tuple(f"mlp.experts.#.{part}_proj" for part in ("gate", "up", "down"))
-    of_experts: ClassVar[tuple[str, ...]] = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-
     @property
-    def router(self) -> Router:
-        return Router(self.active_experts, normalized=self.normalized)
+    def unread(self) -> list[str]:
+        """Patterns of names in checkpoints of parts that do not run, such as layers that guess further tokens."""
+        return []
 
     def window_of(self, kind: str) -> int | None:
         return window_of(kind, self.window) if kind else self.window

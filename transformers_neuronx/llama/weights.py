@@ -1,41 +1,38 @@
 """The weight table of LLaMA and the families like it, as their configurations describe it."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.llama.mixture import feed_forward
 from transformers_neuronx.weights import (
     COLUMNS,
     Layout,
     Weight,
     as_is,
     attention,
-    experts,
     for_each_head,
-    mlp,
     norm,
     pairs_as_halves,
+    parts_of,
     plus_one,
-    section,
-)  # fmt: skip
+)
 
 PREFIX = "model."
 BLOCK = PREFIX + "layers.{}."
 
 
 def table(config: LlamaLike) -> list[Weight]:
-    h, inner, heads, biased = config.hidden_size, config.inner_size, config.attention_heads, config.attention_bias
+    h, heads, biased = config.hidden_size, config.attention_heads, config.attention_bias
     outputs = [count * heads.head_dim for count in (heads.heads, heads.kv_heads, heads.kv_heads)]
-    q, k, *others = _parts(config.projections, [*outputs, h])
+    q, k, *others = parts_of(BLOCK, config.projections, [*outputs, h])
     projections = [*((name, _turned(config, layout)) for name, layout in (q, k)), *others]
-    feed_forward = _parts(config.feed_forward, [inner, inner, h])
     vocabulary, head = (config.vocab_size, h), PREFIX + "embed_tokens" if config.tied else "lm_head"
     return [
         Weight("embed", PREFIX + "embed_tokens.weight", vocabulary, split=COLUMNS),
         *(row for name, source in config.norms.items() for row in _norm(config, name, BLOCK + source, h)),
         *attention("attn", heads, h, projections, bias=biased or config.qkv_bias, out_bias=biased or config.out_bias),
         *(_norms_of_heads(config) if config.qk_norm else []),
-        *(_experts(config) if config.n_expert else mlp("mlp", feed_forward, inner, h, bias=config.mlp_bias)),
+        *feed_forward(config, BLOCK),
         *_norm(config, "final_norm", PREFIX + config.final_norm, h),
         Weight("head.weight", head + ".weight", vocabulary, split=COLUMNS),
         *([Weight("head.bias", "lm_head.bias", vocabulary[:1], split=COLUMNS)] if config.head_bias else []),
@@ -43,21 +40,7 @@ def table(config: LlamaLike) -> list[Weight]:
 
 
 def ignored(config: LlamaLike) -> list[str]:
-    return [r"lm_head\.weight"] if config.tied else []
-
-
-def _parts(names: Sequence[str], outputs: Sequence[int]) -> list[tuple[str, Layout]]:
-    """Return names in the checkpoint, with layouts. A layer whose name is repeated has several parts."""
-    parts = []
-    for number, name in enumerate(names):
-        sizes = tuple(size for other, size in zip(names, outputs, strict=False) if other == name)
-        parts.append((BLOCK + name, section(names[:number].count(name), sizes) if len(sizes) > 1 else as_is))
-    return parts
-
-
-def _experts(config: LlamaLike) -> list[Weight]:
-    names = config.router_name, config.of_expert, config.of_experts
-    return experts("moe", BLOCK, config.n_expert, *names, config.inner_size, config.hidden_size)
+    return [*([r"lm_head\.weight"] if config.tied else []), *config.unread]
 
 
 def _turned(config: LlamaLike, layout: Layout = as_is) -> Layout:

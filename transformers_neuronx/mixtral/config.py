@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.layers import ACTIVATIONS
-from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.llama.mixture import MixtureLike
 
 
 @dataclass(frozen=True)
-class MixtralConfig(LlamaLike):
+class MixtralConfig(MixtureLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     window: int | None = hf("sliding_window", None)

@@ -3,6 +3,7 @@
 from transformers_neuronx.weights.layouts import (
     Layout as Layout,
     as_is as as_is,
+    flattened as flattened,
     for_each_head as for_each_head,
     pairs_as_halves as pairs_as_halves,
     part as part,
@@ -21,6 +22,7 @@ from transformers_neuronx.weights.rows import (
     mlp as mlp,
     norm as norm,
     of_kinds as of_kinds,
+    parts_of as parts_of,
 )
 from transformers_neuronx.weights.splits import (
     Heads as Heads,

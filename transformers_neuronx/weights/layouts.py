@@ -24,6 +24,10 @@ def plus_one(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() + 1
 
 
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten()
+
+
 @functools.cache
 def part(index: int, parts: int, layout: Layout = as_is) -> Layout:
     """Layout: piece `index` of `parts` equal ones along the outputs of a fused layer, after `layout`."""

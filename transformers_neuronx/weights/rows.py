@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from transformers_neuronx.weights import panels
-from transformers_neuronx.weights.layouts import Layout, as_is, part_if_fused
+from transformers_neuronx.weights.layouts import Layout, as_is, part_if_fused, section
 from transformers_neuronx.weights.packed import Store
 from transformers_neuronx.weights.splits import Heads, Split
 
@@ -116,6 +116,18 @@ def of_kinds(kinds: Collection[str], rows: Sequence[Weight]) -> list[Weight]:
     return [replace(row, kinds=frozenset(kinds)) for row in rows]
 
 
+def parts_of(block: str, names: Sequence[str], outputs: Sequence[int]) -> list[tuple[str, Layout]]:
+    """Return names in the checkpoint, which begin with `block`, with layouts, for layers with so many outputs.
+
+    A layer whose name is repeated has several parts.
+    """
+    parts = []
+    for number, name in enumerate(names):
+        sizes = tuple(size for other, size in zip(names, outputs, strict=False) if other == name)
+        parts.append((block + name, section(names[:number].count(name), sizes) if len(sizes) > 1 else as_is))
+    return parts
+
+
 # Split a linear layer's [out, in] by outputs, so that each device computes some of them, or by inputs, so that the
 # devices' results are summed.
 COLUMNS, ROWS = Split(axis=0), Split(axis=1)
@@ -160,17 +172,20 @@ def experts(
 
     Names in the checkpoint begin with `block`. `of_each` are those of gate, up and down, with the expert's number as
     `#`. `of_all` are those of tensors with all experts, of gate and up together and of down, as Transformers has them
-    in memory. `router` may be alternatives.
+    in memory. These, and `router`, may be alternatives; `of_each` may be empty. Scores are in f32 for all types of
+    activations.
     """
-    gate, up, down = (f"{block}{source}.weight" for source in of_each)
-    both, other = (block + source for source in of_all)
+    both, other = ("|".join(block + source for source in sources.split("|")) for sources in of_all)
+    each = [f"{block}{source}.weight|" for source in of_each] or [""] * 3
+    gate, up, down = (one + stack for one, stack in zip(each, (both, both, other), strict=True))
     rows = [
-        Weight(f"{name}.gate.weight", f"{gate}|{both}", (inner, hidden), part_if_fused(0, inner), COLUMNS),
-        Weight(f"{name}.up.weight", f"{up}|{both}", (inner, hidden), part_if_fused(1, inner), COLUMNS),
-        Weight(f"{name}.down.weight", f"{down}|{other}", (hidden, inner), split=ROWS),
+        Weight(f"{name}.gate.weight", gate, (inner, hidden), part_if_fused(0, inner), COLUMNS),
+        Weight(f"{name}.up.weight", up, (inner, hidden), part_if_fused(1, inner), COLUMNS),
+        Weight(f"{name}.down.weight", down, (hidden, inner), split=ROWS),
     ]
     routers = "|".join(f"{block}{source}.weight" for source in router.split("|"))
-    return [Weight(f"{name}.router.weight", routers, (count, hidden)), *(replace(row, experts=count) for row in rows)]
+    scores = Weight(f"{name}.router.weight", routers, (count, hidden), dtype="f32")
+    return [scores, *(replace(row, experts=count) for row in rows)]
 
 
 def linear(
