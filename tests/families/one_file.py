@@ -18,6 +18,9 @@ LLAMA3 = dict(
 DEFAULT = dict(rope_type="default", rope_theta=1e4)
 PARTIAL = dict(rope_parameters=DEFAULT | dict(partial_rotary_factor=1.0))
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.5)
+EXPERTS = dict(moe_intermediate_size=40, num_experts_per_tok=2)
+GROUPS = dict(n_routed_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2)
+OF_ERNIE = dict(moe_intermediate_size=40, moe_num_experts=5, moe_k=2)
 SAME_KEYS = dict(num_key_value_heads=6)
 TIED, UNTIED = dict(tie_word_embeddings=True), dict(tie_word_embeddings=False)
 
@@ -110,6 +113,75 @@ FAMILIES = {
     "olmoe": (
         SIZES | dict(num_experts=5, num_experts_per_tok=2, eos_token_id=None),
         {"shares are normalized": dict(norm_topk_prob=True), "biases": dict(attention_bias=True), "keys": SAME_KEYS},
+    ),
+    "qwen2_moe": (
+        SIZES | EXPERTS | dict(num_experts=5, shared_expert_intermediate_size=56),
+        {
+            "shares are normalized": dict(norm_topk_prob=True),
+            "no biases": dict(qkv_bias=False),
+            "a layer without experts": dict(mlp_only_layers=[0]),
+            "experts in every other layer, and windows": dict(
+                decoder_sparse_step=2, use_sliding_window=True, sliding_window=5, max_window_layers=1
+            ),
+        },
+    ),
+    "glm4_moe": (
+        WIDE | EXPERTS | dict(n_routed_experts=5, routed_scaling_factor=1.5),
+        {
+            "norms of queries and keys, biases": dict(use_qk_norm=True, attention_bias=True),
+            "groups": GROUPS,
+            "experts everywhere, two of them shared": dict(first_k_dense_replace=0, n_shared_experts=2),
+            "shares are not normalized": dict(norm_topk_prob=False),
+        },
+    ),
+    "dots1": (
+        SIZES | EXPERTS | dict(n_routed_experts=5, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True),
+        {
+            "groups, shares are not normalized": GROUPS | dict(norm_topk_prob=False, routed_scaling_factor=2.5),
+            "a layer with a window, biases": dict(max_window_layers=1, sliding_window=5, attention_bias=True),
+        },
+    ),
+    "solar_open": (
+        WIDE | EXPERTS | dict(n_routed_experts=5, routed_scaling_factor=1.5),
+        {"groups": GROUPS, "biases": dict(attention_bias=True), "stretched": dict(rope_parameters=YARN)},
+    ),
+    "exaone_moe": (
+        SIZES | EXPERTS | dict(num_experts=5, layer_types=KINDS, sliding_window=5),
+        {
+            "groups": dict(num_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2),
+            "a window in the layer with experts": dict(layer_types=KINDS[::-1]),
+        },
+    ),
+    "minimax_m2": (
+        WIDE | dict(num_local_experts=5, num_experts_per_tok=2, rotary_dim=8),
+        {"all rotate": dict(rotary_dim=16), "all heads have keys": SAME_KEYS},
+    ),
+    "granitemoe": (SIZES | GRANITE | dict(num_local_experts=5), {"a tied head": TIED}),
+    "granitemoeshared": (
+        SIZES | GRANITE | dict(num_local_experts=5, shared_intermediate_size=56),
+        {"no shared block": dict(shared_intermediate_size=0), "biases": dict(attention_bias=True)},
+    ),
+    "ernie4_5_moe": (
+        SIZES | OF_ERNIE,
+        {
+            "no shared experts": dict(moe_num_shared_experts=0),
+            "a last layer with experts": dict(moe_layer_start_index=0, moe_layer_end_index=0),
+            "experts in every other layer, biases": dict(
+                moe_layer_start_index=0, moe_layer_interval=2, use_bias=True
+            ),
+            "a head": UNTIED,
+        },
+    ),
+    "flex_olmo": (
+        SIZES | dict(num_experts=5, num_experts_per_tok=3),
+        {"shares are normalized": dict(norm_topk_prob=True), "keys": SAME_KEYS},
+    ),
+    "hunyuan_v1_moe": (
+        WIDE | dict(num_experts=5, moe_topk=2),
+        {
+            "a number for each layer": dict(moe_topk=[3, 3]),
+            "alpha": dict(rope_parameters=DEFAULT | dict(rope_type="dynamic", alpha=1000.0, factor=1.0)),
+        },
     ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip

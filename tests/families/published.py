@@ -378,4 +378,99 @@ SIXTH = {
     ),
 }  # fmt: skip
 
-PUBLISHED = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH
+# Mixtures of experts.
+
+QWEN2_MOE = but(
+    QWEN2, architectures=["Qwen2MoeForCausalLM"], decoder_sparse_step=1, model_type="qwen2_moe",
+    moe_intermediate_size=40, norm_topk_prob=False, num_experts=6, num_experts_per_tok=2, num_key_value_heads=6,
+    output_router_logits=False, router_aux_loss_coef=0.001, shared_expert_intermediate_size=72,
+    tie_word_embeddings=False,
+)  # fmt: skip
+QWEN3_MOE = but(
+    QWEN3, architectures=["Qwen3MoeForCausalLM"], decoder_sparse_step=1, mlp_only_layers=[], model_type="qwen3_moe",
+    moe_intermediate_size=40, norm_topk_prob=True, num_experts=6, num_experts_per_tok=2, output_router_logits=False,
+    router_aux_loss_coef=0.001, tie_word_embeddings=False,
+)  # fmt: skip
+GLM45 = but(
+    LLAMA, "pad_token_id", architectures=["Glm4MoeForCausalLM"], attention_bias=True, attention_dropout=0.0,
+    eos_token_id=[2, 3], first_k_dense_replace=1, head_dim=16, model_type="glm4_moe", moe_intermediate_size=40,
+    n_group=1, n_routed_experts=6, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=2,
+    num_key_value_heads=2, num_nextn_predict_layers=1, partial_rotary_factor=0.5, rms_norm_eps=1e-5, rope_scaling=None,
+    rope_theta=1000000, routed_scaling_factor=1.0, topk_group=1, torch_dtype="bfloat16", use_qk_norm=False,
+)  # fmt: skip
+GUESSES = ("embed_tokens.weight", "enorm.weight", "eh_proj.weight", "mlp.experts.0.up_proj.weight")
+DOTS = but(
+    LLAMA, "pad_token_id", architectures=["Dots1ForCausalLM"], attention_bias=False, attention_dropout=0.0,
+    first_k_dense_replace=1, max_window_layers=2, model_type="dots1", moe_intermediate_size=40, moe_layer_freq=1,
+    n_group=1, n_routed_experts=6, n_shared_experts=2, norm_topk_prob=True, num_experts_per_tok=2,
+    num_key_value_heads=6, pretraining_tp=1, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=10000000,
+    routed_scaling_factor=2.5, scoring_func="noaux_tc", sliding_window=None, topk_group=1, use_sliding_window=False,
+)  # fmt: skip
+MINIMAX = but(
+    LLAMA, "pad_token_id", architectures=["MiniMaxM2ForCausalLM"], attn_type_list=[1, 1],
+    auto_map=dict(AutoModelForCausalLM="modeling_minimax_m2.MiniMaxM2ForCausalLM"), bos_token_id=None,
+    eos_token_id=None, head_dim=16, layernorm_full_attention_beta=1.0, mlp_intermediate_size=72,
+    model_type="minimax_m2", mtp_transformer_layers=1, num_experts_per_tok=2, num_key_value_heads=2,
+    num_local_experts=6, num_mtp_modules=3, output_router_logits=False, qk_norm_type="per_layer", rope_theta=5000000,
+    rotary_dim=8, router_aux_loss_coef=0.001, router_jitter_noise=0.0, scoring_func="sigmoid",
+    shared_intermediate_size=0, shared_moe_mode="sigmoid", sliding_window=None, use_mtp=True, use_qk_norm=True,
+    use_routing_bias=True,
+)  # fmt: skip
+GRANITE_MOE = but(
+    LLAMA, architectures=["GraniteMoeForCausalLM"], attention_bias=False, attention_dropout=0.1,
+    attention_multiplier=0.015625, bos_token_id=0, embedding_multiplier=12.0, eos_token_id=0, logits_scaling=6.0,
+    model_type="granitemoe", num_experts_per_tok=2, num_key_value_heads=2, num_local_experts=6,
+    output_router_logits=False, residual_multiplier=0.22, rope_scaling=None, rope_theta=10000,
+    router_aux_loss_coef=0.0, tie_word_embeddings=True, torch_dtype="bfloat16",
+)  # fmt: skip
+ERNIE_MOE = but(
+    LLAMA, architectures=["Ernie4_5_MoeForCausalLM"], model_type="ernie4_5_moe", moe_capacity=[64, 64, 64],
+    moe_gate="topk", moe_intermediate_size=40, moe_k=2, moe_layer_end_index=1, moe_layer_interval=1,
+    moe_layer_start_index=1, moe_num_experts=6, moe_num_shared_experts=2, moe_use_aux_free=True,
+    num_key_value_heads=2, num_nextn_predict_layers=1, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=500000.0,
+    tie_word_embeddings=True, torch_dtype="bfloat16", use_bias=False,
+)  # fmt: skip
+HUNYUAN = but(
+    LLAMA, add_classification_head=False, architectures=["HunYuanMoEV1ForCausalLM"], attention_bias=False,
+    attention_dropout=0.1, attention_head_dim=16, cla_share_factor=2, eod_token_id=3, head_dim=16, mlp_bias=False,
+    model_type="hunyuan_v1_moe", moe_intermediate_size=[72, 72], moe_layer_num_skipped=0, moe_topk=[2, 2],
+    norm_topk_prob=True, norm_type="rms", num_experts=6, num_key_value_heads=2, num_shared_expert=[1, 1],
+    pretraining_tp=1, rms_norm_eps=1e-5,
+    rope_scaling=dict(
+        alpha=1000.0, beta_fast=32, beta_slow=1, factor=1.0, mscale=1.0, mscale_all_dim=1.0, type="dynamic"
+    ),
+    rope_theta=10000.0, tie_word_embeddings=True, torch_dtype="bfloat16", use_cla=False, use_mixed_mlp_moe=True,
+    use_qk_norm=True, use_rotary_pos_emb=True,
+)  # fmt: skip
+UNREAD = dict(
+    minimax=(
+        "attn_type_list layernorm_full_attention_beta mlp_intermediate_size mtp_transformer_layers num_mtp_modules "
+        "qk_norm_type scoring_func shared_intermediate_size shared_moe_mode use_mtp use_qk_norm use_routing_bias"
+    ),
+    ernie="moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers",
+    hunyuan=(
+        "add_classification_head attention_head_dim cla_share_factor mlp_bias moe_intermediate_size "
+        "moe_layer_num_skipped norm_topk_prob norm_type num_shared_expert use_cla use_mixed_mlp_moe use_qk_norm "
+        "use_rotary_pos_emb"
+    ),
+)
+SEVENTH = {
+    "Qwen/Qwen1.5-MoE-A2.7B": Published(QWEN2_MOE),
+    "Qwen/Qwen3-30B-A3B": Published(QWEN3_MOE),
+    "Qwen/Qwen3-30B-A3B-FP8": Published(
+        but(QWEN3_MOE, quantization_config=QUANTIZED["fp8"]), stored=("float", (128, 128), "_scale_inv")
+    ),
+    "zai-org/GLM-4.5-Air": Published(GLM45, buffers=tuple(f"model.layers.2.{name}" for name in GUESSES)),
+    "rednote-hilab/dots.llm1.inst": Published(
+        DOTS, ("moe_layer_freq", "pretraining_tp", "scoring_func", "use_sliding_window")
+    ),
+    "MiniMaxAI/MiniMax-M2, without FP8": Published(MINIMAX, tuple(UNREAD["minimax"].split())),
+    "ibm-granite/granite-3.1-1b-a400m-base": Published(GRANITE_MOE),
+    "baidu/ERNIE-4.5-21B-A3B-PT": Published(
+        ERNIE_MOE, tuple(UNREAD["ernie"].split()),
+        buffers=("model.mtp_block.0.mlp.up_proj.weight", "model.mtp_emb_norm.0.weight"),
+    ),
+    "tencent/Hunyuan-A13B-Instruct": Published(HUNYUAN, tuple(UNREAD["hunyuan"].split())),
+}  # fmt: skip
+
+PUBLISHED = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH

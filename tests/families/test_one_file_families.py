@@ -33,7 +33,7 @@ def test_at_other_degrees(model_type, degree, parity):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_in_bf16(model_type, degree, parity):
     config = tiny(model_type)
-    experts = getattr(config, "num_experts", None)
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if experts:
         # Every expert for every token: otherwise rounding decides which of two almost equal experts a token goes to.
         # A few tokens still have errors that are ten times as large as those of others, here and in Transformers.

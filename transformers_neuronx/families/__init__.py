@@ -5,6 +5,7 @@ A file is named after the configuration's `model_type`, in letters and digits. I
 
 # Families whose maths and names are those of another.
 SAME_AS = {
+    "granitemoe": "granitemoeshared",
     "internlm3": "llama",
     "iquestcoder": "llama",
 }
