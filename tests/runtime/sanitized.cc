@@ -210,6 +210,8 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
   const auto scales = Numbers(Type::kF32, slots * kv_heads * positions);
   const int64_t distances = Below(2) * (1 + Below(100));
   auto slopes = Numbers(Type::kF32, heads), biases = Numbers(Type::kF32, heads * distances);
+  auto sinks = Numbers(Type::kF32, heads);
+  const bool with_sinks = Below(2);
   const int32_t length[] = {static_cast<int32_t>(tokens), static_cast<int32_t>(Below(tokens + 1))};
   const float softcap = Below(2) ? 2.0f : 0;
   int32_t start[2], slot[] = {2, 0};
@@ -220,8 +222,8 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
     std::vector<char> context(q.size());
     level->attention({rows, tokens, heads, kv_heads, size, slots, positions, 1, 1, window, distances, 0.3f, softcap,
                       type, cached, q.data(), k.data(), v.data(), start, length, nullptr, slot, nullptr, As<float>(slopes),
-                      distances ? As<float>(biases) : nullptr, own_keys.data(), own_values.data(),
-                      As<float>(key_scales), As<float>(value_scales), context.data()},
+                      distances ? As<float>(biases) : nullptr, with_sinks ? As<float>(sinks) : nullptr, own_keys.data(),
+                      own_values.data(), As<float>(key_scales), As<float>(value_scales), context.data()},
                      PoolOfThreads());
     if (type != Type::kF32) continue;
     Agree("attention", std::vector<float>(As<float>(context), As<float>(context) + count * heads), wanted);
@@ -233,6 +235,7 @@ void AttendOver(const std::vector<const Kernels*>& levels, Type type, Type cache
   const int64_t kv_heads = 2, heads = kv_heads * (1 + Below(3)), pages = 16, most = 8;
   const int64_t page = kPage << Below(3);
   const int64_t total = tokens + 6, window = Below(2) * (1 + Below(90));
+  auto sinks = Numbers(Type::kF32, heads);
   auto q = Numbers(type, total * heads * size), k = Numbers(type, total * kv_heads * size);
   auto v = Numbers(type, total * kv_heads * size);
   const auto keys = Numbers(cached, pages * kv_heads * page * size);
@@ -248,7 +251,7 @@ void AttendOver(const std::vector<const Kernels*>& levels, Type type, Type cache
     const int32_t* row = rows[0];
     level->attention({3, total, heads, kv_heads, size, pages, page, most, kRowColumns + most, window, 0, 0.3f, 0, type,
                       cached, q.data(), k.data(), v.data(), row + 2, row + 1, row, row + kRowColumns, row + 3, nullptr,
-                      nullptr, own_keys.data(), own_values.data(), As<float>(key_scales), As<float>(value_scales),
+                      nullptr, As<float>(sinks), own_keys.data(), own_values.data(), As<float>(key_scales), As<float>(value_scales),
                       context.data()},
                      PoolOfThreads());
     if (type != Type::kF32) continue;

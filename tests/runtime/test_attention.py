@@ -48,7 +48,7 @@ def inputs(starts, lengths, n, slots=None, dtype="f32", cache_slots=None):
     return [*numbers, *(np.array(x, np.int32) for x in (starts, lengths, slots) if x is not None)]
 
 
-def reference(q, k, v, keys, values, start, length, slots=None, scale=0.5):
+def reference(q, k, v, keys, values, start, length, slots=None, scale=0.5, sinks=None):
     """Compute token by token the context [b, n, heads, d], NaN for padding, and the caches."""
     slots = np.arange(len(q)) if slots is None else slots
     keys, values = (x.copy().reshape(-1, KV_HEADS, *x.shape[1:]) for x in (keys, values))
@@ -60,8 +60,9 @@ def reference(q, k, v, keys, values, start, length, slots=None, scale=0.5):
             for head in range(HEADS):
                 seen = [x[slot, head * KV_HEADS // HEADS, : at + 1].astype(np.float64) for x in (keys, values)]
                 scores = seen[0] @ q[row, token, head].astype(np.float64) * scale
+                scores = scores if sinks is None else np.append(scores, sinks[head])
                 weights = np.exp(scores - scores.max())
-                context[row, token, head] = weights / weights.sum() @ seen[1]
+                context[row, token, head] = weights[: at + 1] / weights.sum() @ seen[1]
     return context, *(x.reshape(-1, POSITIONS, D) for x in (keys, values))
 
 
@@ -104,6 +105,17 @@ CASES = dict(
 @pytest.mark.parametrize("case", CASES)
 def test_attention_over_the_whole_cache(run, attends, case):
     check(run, attends, inputs(**CASES[case]), POSITIONS)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_sinks_take_their_share(run, case, at_once):
+    arrays, sinks = inputs(**CASES[case]), np.array([40, 3, 0.5, -1, -40, -np.inf], np.float32)
+    attend = in_order(attention(at_once))
+    wanted, *_ = reference(*arrays, sinks=sinks)
+    context, *_ = run(lambda sinks, *x: attend(*x, width=POSITIONS, scale=0.5, sinks=sinks), sinks, *arrays)
+    real = ~np.isnan(wanted)
+    np.testing.assert_allclose(context[real], wanted[real], 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize("case", ["unequal_starts_one_token", "blocks_that_stick_out", "some_of_the_slots"])
@@ -183,7 +195,10 @@ def test_the_cache_is_written_in_place(attend, write, n, width):
     assert memory.temporaries < 2 * cache.nbytes * width // positions + 2**20
 
 
-@pytest.mark.parametrize("rules", [dict(alibi=True), dict(distances=True), dict(window=3), dict(softcap=2.0)])
+RULES = [dict(alibi=True), dict(distances=True), dict(sinks=True), dict(window=3), dict(softcap=2.0)]
+
+
+@pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize(("starts", "lengths", "n"), [([0, 3], [5, 2], 5), ([7, 2], [1, 1], 1)])
 def test_devices_that_divide_positions_give_what_one_gives(starts, lengths, n, rules, run):
     from transformers_neuronx import hlo
@@ -196,7 +211,7 @@ def test_devices_that_divide_positions_give_what_one_gives(starts, lengths, n, r
     q, k, v, keys, values = (random.standard_normal(size).astype(np.float32) for size in sizes)
     step = [np.array(x, np.int32) for x in (starts, lengths)]
     bias = [random.standard_normal([HEADS, 4][: 1 + ("distances" in rules)]).astype(np.float32)] * (
-        "alibi" in rules or "distances" in rules
+        not {"alibi", "distances", "sinks"}.isdisjoint(rules)
     )
     named = dict(window=None, softcap=None, width=POSITIONS, scale=0.5)
     named |= {name: value for name, value in rules.items() if name in named}

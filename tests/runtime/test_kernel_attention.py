@@ -40,7 +40,7 @@ def stored(x):
     return np.rint(x * (1 / np.where(scale == 0, 1, scale))), scale
 
 
-def reference(active, stands, cache, own, slopes, biases, scale, window=None, softcap=None):
+def reference(active, stands, cache, own, slopes, biases, sinks, scale, window=None, softcap=None):
     """Compute the context for real tokens, and the cache after it."""
     q, k, v = (x.astype(np.float32) for x in active)
     heads = q.shape[2]
@@ -63,6 +63,9 @@ def reference(active, stands, cache, own, slopes, biases, scale, window=None, so
         if biases is not None:
             scores = scores + biases[:, distance.clip(0, biases.shape[1] - 1)]
         scores = np.where((distance >= 0) & (distance < (window or math.inf)), scores, -np.inf)
+        if sinks is not None:  # one more position, which has no value
+            scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))], -1)
+            values = np.concatenate([values, np.zeros_like(values[:, :1])], 1)
         weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e300))
         context[row, :length] = np.einsum("hnp,hpd->nhd", weights / weights.sum(-1, keepdims=True), values)
     return context, *(array.reshape(-1, *array.shape[2:]) for array in cache)
@@ -84,16 +87,16 @@ def compiled(write, held, arrays=2, also=(), **attributes):
     return program
 
 
-def check(write, active, stands, cache, own, dtype, slopes=None, biases=None, **attributes):
+def check(write, active, stands, cache, own, dtype, slopes=None, biases=None, sinks=None, **attributes):
     kind = element_type(dtype).numpy
     active = [x.astype(kind) for x in active]
     cache = [x.astype(np.int8 if len(cache) == 4 else kind) for x in cache[:2]] + cache[2:]
-    arrays = [*active, *stands, *cache, *own, *(x for x in (slopes, biases) if x is not None)]
-    also = [*(["slots"] if own else []), *(["alibi"] if slopes is not None else [])]
-    also += [] if biases is None else ["distances"]
+    given = {"alibi": slopes, "distances": biases, "sinks": sinks}
+    given = {name: array for name, array in given.items() if array is not None}
+    arrays, also = [*active, *stands, *cache, *own, *given.values()], [*(["slots"] if own else []), *given]
     program = compiled(write, arrays, len(cache), also, **attributes)
     options = dict(scale=active[0].shape[-1] ** -0.5) | attributes
-    want, *written = reference(active, stands, cache, own, slopes, biases, **options)
+    want, *written = reference(active, stands, cache, own, slopes, biases, sinks, **options)
     real = np.arange(want.shape[1]) < stands[1][:, None]
     for context, *after in at_every_level(program, *arrays):
         np.testing.assert_allclose(
@@ -163,6 +166,30 @@ def test_biases_of_distances_beside_all_else(write, random, tokens, s8, slopes):
     slope = random.random(4, np.float32) if slopes else None
     biases = random.normal(size=(4, 33)).astype(np.float32)
     check(write, *given, "bf16", slope, biases, window=40, softcap=3.0)
+
+
+# Sinks that take almost all of the mass, half of it, and almost or exactly none; and of each head its own.
+SINKS = {
+    "most": np.full(4, 30), "some": np.full(4, 5), "hardly any": np.full(4, -30), "none": np.full(4, -np.inf),
+    "each": np.array([9, 0, -9, -100]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("tokens", [1, 4, 20])
+@pytest.mark.parametrize("sinks", SINKS)
+def test_sinks(write, random, tokens, sinks, dtype):
+    check(write, *operands(random, 3, tokens, 4, 2, 20, 200), dtype, sinks=SINKS[sinks].astype(np.float32))
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 40])
+@pytest.mark.parametrize("s8", [False, True])
+@pytest.mark.parametrize("window", [None, 9])
+def test_sinks_beside_all_else(write, random, tokens, s8, window):
+    given = operands(random, 3, tokens, 4, 2, 20, 100, slots=7, s8=s8)
+    biases = random.normal(size=(4, 33)).astype(np.float32)
+    sinks = SINKS["each"].astype(np.float32)
+    check(write, *given, "bf16", random.random(4, np.float32), biases, sinks, window=window, softcap=3.0)
 
 
 @pytest.mark.parametrize("tokens", [1, 20])

@@ -117,7 +117,9 @@ def test_a_call_without_an_optional_operand_is_taken():
     kernel, operands, attributes, results = CALLS["attend_to"]
     assert ran(kernel, {name: array for name, array in operands.items() if name != "bias"}, attributes, results)
     kernel, operands, attributes, results = CALLS["attention"]
-    assert ran(kernel, operands | dict(slots=ROW, alibi=zeros(4), distances=zeros(4, 3)), attributes, results)
+    assert ran(
+        kernel, operands | dict(slots=ROW, alibi=zeros(4), distances=zeros(4, 3), sinks=zeros(4)), attributes, results
+    )
 
 
 S32 = zeros(3, 32, dtype="s32")
@@ -188,6 +190,7 @@ DAMAGED = [  # a call, operands that are changed or left out, and the error
     ("attention", {f"cache.{i}": zeros(4, 16, 8, dtype="s8") for i in (0, 1)}, "the next operand must be cache.2"),
     ("attention", SCALES, "attention: there must be no operand cache.2 here"),
     ("attention", {"alibi": zeros(3)}, "attention: alibi must be f32[4], got f32[3]"),
+    ("attention", {"sinks": zeros(2)}, "attention: sinks must be f32[4], got f32[2]"),
     ("attention", {"distances": zeros(4, 0)}, "attention: distances must be of one distance or more"),
     ("paged_attention", {"segments": zeros(2, 4, dtype="s32")}, "segments must be of one page or more"),
     ("paged_attention", {f"cache.{i}": zeros(4, 24, 8) for i in (0, 1)}, "cache.0 must be of pages of 16 positions"),

@@ -84,6 +84,9 @@ CASES = {
     "cap": dict(softcap=2.0),
     "alibi": dict(also=["alibi"]),
     "distances": dict(also=["distances"]),
+    "sinks": dict(also=["sinks"]),
+    "sinks, s8": dict(also=["sinks"], s8=True),
+    "sinks and a small window": dict(also=["sinks"], window=9, heads=(8, 2), size=64, dtype="bf16"),
     "one head": dict(heads=(3, 3)),
     "of 64": dict(heads=(8, 2), size=64, dtype="bf16"),
 }
@@ -99,6 +102,8 @@ def test_it_is_what_its_body_defines(name, write, random, monkeypatch):
         arrays.append(random.random(heads, np.float32))
     if options.get("also") == ["distances"]:
         arrays.append(random.standard_normal((heads, 33)).astype(np.float32))
+    if options.get("also") == ["sinks"]:
+        arrays.append(np.resize(np.array([12, 3, -1, -np.inf], np.float32), heads))
     program, module = compiled(write, arrays, count, **options)
     wanted, *written = by_its_body(module, arrays, monkeypatch)
     bound = dict(bf16=2**-7, f16=2**-10).get(given.get("dtype"), 2e-6)
@@ -111,8 +116,8 @@ def test_it_is_what_its_body_defines(name, write, random, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [dict(), dict(s8=True), dict(dtype="bf16", size=64), dict(dtype="bf16")])
-@pytest.mark.parametrize("window", [None, 50])
-def test_the_same_bits_in_any_company_chunks_and_pages(kind, window, write, random):
+@pytest.mark.parametrize(("window", "sinks"), [(None, False), (50, False), (50, True)])
+def test_the_same_bits_in_any_company_chunks_and_pages(kind, window, sinks, write, random):
     """A sequence of 150 tokens at once, in chunks beside others, on other pages; then single tokens beside others."""
     whole = inputs(random, [(150, 0, 1)], 150, **kind)
     q, k, v, _, *cache = whole
@@ -126,8 +131,8 @@ def test_the_same_bits_in_any_company_chunks_and_pages(kind, window, write, rand
         if before:
             rows[:-1, SEGMENT:] = [[7, -1, -1], [8, -1, -1]]
         active = [np.concatenate([o[: 12 * bool(before)], x[tokens]]) for o, x in zip(others, (q, k, v), strict=True)]
-        arrays = [*active, rows, *cache]
-        program, _ = compiled(write, arrays, len(cache), window=window)
+        arrays = [*active, rows, *cache, *([np.array([2, 0, -1, 8], np.float32)] if sinks else [])]
+        program, _ = compiled(write, arrays, len(cache), ["sinks"] if sinks else (), window=window)
         return [[context[12 * bool(before) :], after] for context, *after in at_every_level(program, *arrays)]
 
     once = run([(150, 0, 1)], np.arange(150), [0, 1, 2], cache)

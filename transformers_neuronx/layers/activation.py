@@ -43,6 +43,20 @@ gelu, gelu_tanh = hlo.composite("gelu", _gelu), hlo.composite("gelu_tanh", _gelu
 silu, softmax = hlo.composite("silu", _silu), hlo.composite("softmax", _softmax)
 
 
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over the last axis, and one more score if there are sinks: the head's, which takes its share.
+
+    Xiao et al., arXiv:2309.17453. scores f32[b, heads, n, width], sinks f32[heads] -> f32[b, heads, n, width]
+    """
+    if sinks is None:
+        weights: Tensor = softmax(scores)
+        return weights
+    sinks = hlo.reshape(sinks, -1, 1, 1)
+    top = hlo.maximum(hlo.max(scores, -1, keep=True), sinks)
+    e = hlo.exp(scores - top)
+    return e / (hlo.sum(e, -1, keep=True) + hlo.exp(sinks - top))
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_fast": gelu_tanh,

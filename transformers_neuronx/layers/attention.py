@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.errors import ConfigError
-from transformers_neuronx.layers.activation import softmax
+from transformers_neuronx.layers.activation import softmax_with_sinks
 from transformers_neuronx.layers.cache import as_cached, masked, of_slots, put_at_once, put_by_rows
 from transformers_neuronx.layers.linear import linear, linears
 from transformers_neuronx.layers.norm import normalize_heads
@@ -46,8 +46,9 @@ def attention(
 
     `w` has linear layers `q`, `k`, `v` and `out`, and optional norms `q_norm` and `k_norm` of queries and keys. `alibi`
     f32[heads] are optional slopes by which scores fall with distance. `distances` f32[heads, ·] are optional biases per
-    distance; the last one is for all larger distances. `rotate` is applied to queries and keys, [b, n, heads, d]; of
-    two, each has its own. With `norm_last`, that comes before the norms. Scores are multiplied by `scale`, by default
+    distance; the last one is for all larger distances. `sinks` f32[heads] are optional scores of one more position,
+    which every token sees, and which has no value. `rotate` is applied to queries and keys, [b, n, heads, d]; of two,
+    each has its own. With `norm_last`, that comes before the norms. Scores are multiplied by `scale`, by default
     1 / sqrt(d), and soft-capped at `softcap`. Tokens attend to `window` positions, including their own.
     """
     b, n, _ = x.sizes
@@ -59,7 +60,7 @@ def attention(
     )
     attend, window = _attends(step, window)
     named: dict[str, Any] = dict(scale=head_dim**-0.5 if scale is None else scale, window=window, softcap=softcap)
-    named |= {name: getattr(w, name).tensor for name in ("alibi", "distances") if hasattr(w, name)}
+    named |= {name: getattr(w, name).tensor for name in ("alibi", "distances", "sinks") if hasattr(w, name)}
     if step.segments is not None:
         context, *after = paged_attention(q, k, v, step.segments, cache, **named)
     else:
@@ -84,6 +85,7 @@ def _attend_body(
     slots: Tensor | None = None,
     alibi: Tensor | None = None,
     distances: Tensor | None = None,
+    sinks: Tensor | None = None,
     near: Tensor | None = None,
     *,
     width: int,
@@ -94,8 +96,8 @@ def _attend_body(
 ) -> tuple[Tensor, ...]:
     """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
-    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length and slots s32[b] as in `Step`; alibi f32[heads];
-    distances f32[heads, ·]. Positions from `width` on are not read. Each key head serves heads / kv_heads query heads.
+    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length and slots s32[b] as in `Step`; alibi and sinks
+    f32[heads]; distances f32[heads, ·]. From `width` on, positions are not read. A key serves heads / kv_heads queries.
     -> context [b, n, heads, d], and the cache
     """
     b, n, heads, d = q.sizes
@@ -109,7 +111,7 @@ def _attend_body(
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, n, width)
     scores = masked(scores, start, alibi, distances, window=window, softcap=softcap, near=near)
-    weights = hlo.reshape(softmax(scores), *q.sizes[:2], width)
+    weights = hlo.reshape(softmax_with_sinks(scores, sinks), *q.sizes[:2], width)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))
     return hlo.transpose(hlo.reshape(context, b, heads, n, d), 0, 2, 1, 3), *updated

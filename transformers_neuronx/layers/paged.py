@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transformers_neuronx import hlo
-from transformers_neuronx.layers.activation import softmax
+from transformers_neuronx.layers.activation import softmax_with_sinks
 from transformers_neuronx.layers.cache import as_cached, masked
 from transformers_neuronx.layers.rows import columns, field
 from transformers_neuronx.layers.step import SEGMENT, Cache, located, segment_row
@@ -12,13 +12,13 @@ from transformers_neuronx.pyhlo import Tensor
 
 def _paged_attention_body(
     q: Tensor, k: Tensor, v: Tensor, segments: Tensor, cache: Cache,
-    alibi: Tensor | None = None, distances: Tensor | None = None, *,
+    alibi: Tensor | None = None, distances: Tensor | None = None, sinks: Tensor | None = None, *,
     scale: float, window: int | None = None, softcap: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Write k and v to the cache, and compute softmax(q Kᵀ scale) V over each token's positions up to its own.
 
     q [b, 1, heads, d]; k, v [b, 1, kv_heads, d]; segments as in `Step`; cache [pages * kv_heads, page, ·] each; alibi
-    f32[heads]; distances f32[heads, ·]. Tokens of no segment write nothing, and their context is 0.
+    and sinks f32[heads]; distances f32[heads, ·]. Tokens of no segment write nothing, and their context is 0.
     -> context [b, 1, heads, d], and the cache
 
     This defines the result. A kernel reads pages in place; here they are gathered for each token.
@@ -43,7 +43,7 @@ def _paged_attention_body(
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, 1, positions)
     scores = masked(scores, position, alibi, distances, window=window, softcap=softcap, near=None)
-    weights = hlo.reshape(softmax(scores), b * kv_heads, -1, positions)
+    weights = hlo.reshape(softmax_with_sinks(scores, sinks), b * kv_heads, -1, positions)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))
     context = hlo.select(hlo.reshape(real, b, 1, 1, 1), hlo.reshape(context, b, 1, heads, d), 0.0)

@@ -15,8 +15,8 @@ from transformers_neuronx.pyhlo import Tensor
 
 def attend_spread(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: Tensor, cache: Cache, slots: Tensor | None = None,
-    alibi: Tensor | None = None, distances: Tensor | None = None, near: Tensor | None = None, *,
-    spread: Spread, width: int, scale: float, **rules: Any,
+    alibi: Tensor | None = None, distances: Tensor | None = None, sinks: Tensor | None = None,
+    near: Tensor | None = None, *, spread: Spread, width: int, scale: float, **rules: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Do what the composite `attention` does, with a cache of ceil(positions / devices) positions and one key head."""
     b, n, own_heads, d = q.sizes
@@ -37,18 +37,34 @@ def attend_spread(
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores, b, heads, n, width)
     scores = scores * scales[0] if scales else scores
-    gathered = (None if x is None else hlo.all_gather(x, devices, 0, spread.degree) for x in (alibi, distances))
+    alibi, distances, sinks = (
+        None if x is None else hlo.all_gather(x, devices, 0, spread.degree) for x in (alibi, distances, sinks)
+    )
     near = None if near is None else _at_places(near, rank, devices, width)
     places = hlo.iota("s32", [width]) * devices + rank
-    scores = masked(scores, start, *gathered, near=near, places=places, **rules)
+    scores = masked(scores, start, alibi, distances, near=near, places=places, **rules)
 
-    top = hlo.maximum(hlo.max(scores, -1, keep=True), -1e30)  # [b, heads, n, 1]; a device may see no position
-    weights = hlo.exp(scores - top)
-    total = hlo.sum(weights, -1, keep=True)
+    weights, total, top = _weighed(scores, sinks, rank)
     weights = hlo.convert(hlo.reshape(weights * scales[1] if scales else weights, b, heads * n, width), q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]), dtype="f32")
     context = _joined(hlo.reshape(context, b, heads, n, d), total, top, spread)
     return hlo.convert(hlo.transpose(context, 0, 2, 1, 3), q.dtype), *updated
+
+
+def _weighed(scores: Tensor, sinks: Tensor | None, rank: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights of scores f32[b, heads, n, ·], their sums and their maxima, f32[b, heads, n, 1].
+
+    Of a group of devices, the first one counts the sinks.
+    """
+    top = hlo.maximum(hlo.max(scores, -1, keep=True), -1e30)  # a device may see no position
+    if sinks is None:
+        weights = hlo.exp(scores - top)
+        return weights, hlo.sum(weights, -1, keep=True), top
+    sinks = hlo.reshape(sinks, -1, 1, 1)
+    top = hlo.maximum(top, sinks)
+    weights = hlo.exp(scores - top)
+    of_sinks = hlo.select(hlo.equal(rank, 0), hlo.exp(sinks - top), 0.0)
+    return weights, hlo.sum(weights, -1, keep=True) + of_sinks, top
 
 
 def _joined(context: Tensor, total: Tensor, top: Tensor, spread: Spread) -> Tensor:

@@ -186,7 +186,8 @@ def _within(limit: str, size: int) -> bool:
 _PER_ROW = Operand(["s32"], 1)
 _NEW = dict(q=Operand(FLOATS, 4), k=Operand("q", 4), v=Operand("q", 4))
 _CACHE = Operand((*FLOATS, "s8"), 3)
-_BIASES = dict(alibi=Operand(["f32"], 1, optional=True), distances=Operand(["f32"], 2, optional=True))
+_OF_HEADS = Operand(["f32"], 1, optional=True)
+_BIASES = dict(alibi=_OF_HEADS, distances=_OF_HEADS._replace(rank=2), sinks=_OF_HEADS)
 _RULES = dict(scale="f32", softcap="f32", window="i64")
 
 KERNELS: Mapping[str, Kernel] = dict(

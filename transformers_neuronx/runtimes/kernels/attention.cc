@@ -74,6 +74,7 @@ struct Cached : HeadOf<Number, AttentionArguments> {
 
   int64_t Own(int64_t query) const { return query / group < length ? first + query / group : -1; }
   int64_t Oldest(int64_t own) const { return a.window > 0 && own >= a.window ? own - a.window + 1 : 0; }
+  float Sink(int64_t query) const { return a.sinks ? a.sinks[HeadOfQuery(query)] : kNone; }
   float Slope(int64_t query) const { return a.slopes ? a.slopes[HeadOfQuery(query)] : 0; }
 
   Floats Score(Floats products, int64_t query, int64_t, int64_t, Ints distance) const {

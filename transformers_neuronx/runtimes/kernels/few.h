@@ -19,14 +19,15 @@ struct Few {
   int64_t oldest = INT32_MAX, newest = -1;
   int64_t own[COUNT], from[COUNT];  // positions: each query sees from .. own
   Wide q[COUNT] = {}, context[COUNT] = {};
-  float largest[COUNT], sum[COUNT] = {};
+  float largest[COUNT], sum[COUNT];
 
   Few(const Head& head, int64_t first)
       : head(head), first(first), parts(RoundUp(head.a.size, kLanes * kParts) / kLanes) {
     for (int i = 0; i < COUNT; ++i) {
       own[i] = head.Own(first + i);
       from[i] = head.Oldest(own[i]);
-      largest[i] = kNone;
+      largest[i] = head.Sink(first + i);
+      sum[i] = SumOfSink(largest[i]);
       oldest = Least(oldest, from[i]);
       newest = own[i] > newest ? own[i] : newest;
       Widen(head.a.q, head.a.type, head.At(first + i), head.a.size, reinterpret_cast<float*>(q[i]));

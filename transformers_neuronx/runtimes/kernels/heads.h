@@ -10,6 +10,7 @@
 //   Adjacent()                         of how many positions that is so, from each multiple of them on: at least 16
 //   NextKeys()                         the keys that are read after this head
 //   Own(query), Oldest(own)            the last position that a query sees, or -1, and the first one
+//   Sink(query)                        the score of one more position, which has no value, or kNone
 //   Score(products, query, position, count, distance)  scores of one query, with `count` positions along the lanes
 //   Score(half, lanes, own, position, count, scores)   scores of half of the queries, along the lanes, and positions
 //   Lanes(head, query, count)          what that needs to know about `count` queries
@@ -35,6 +36,9 @@ typedef Floats Wide[kSize / kLanes];  // the features of a head
 // NaN does not count as larger. It shows in its weight.
 inline Floats Larger(Floats a, Floats b) { return b > a ? b : a; }
 
+// The sum of weights before the first block: that of a sink is one, since its score is the largest so far.
+inline float SumOfSink(float sink) { return sink == kNone ? 0 : 1; }
+
 // One head of keys and values of one row, and its queries.
 template <typename Stored, typename Given>
 struct HeadOf {
@@ -54,6 +58,8 @@ struct HeadOf {
   int64_t At(int64_t query) const {  // offset of the query in q, and of its context
     return ((first_token + query / group) * a.heads + HeadOfQuery(query)) * a.size;
   }
+
+  float Sink(int64_t) const { return kNone; }  // the score of a position without a value, if there is one
 
   // The numbers of a position, padded with zeros.
   Floats Part(const Number* numbers, int64_t part) const {

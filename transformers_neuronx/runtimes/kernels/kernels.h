@@ -76,6 +76,7 @@ struct LinearArguments {
 //   type              the type of everything else
 //   slopes            [heads] or null: a score falls by the slope for each position between query and key
 //   biases            [heads, distances] or null: added to scores by distance; the last one is also for all larger ones
+//   sinks             [heads] or null: the score of one more position, which has no value
 //   window, softcap   0 if there is none
 // If a row has several pages, `page` is a power of two and a multiple of kPage.
 constexpr int64_t kPage = 16;
@@ -89,7 +90,7 @@ struct AttentionArguments {
   Type type, cached;
   const void *q, *k, *v;
   const int32_t *start, *length, *first, *table, *prompt;
-  const float *slopes, *biases;
+  const float *slopes, *biases, *sinks;
   void *keys, *values;
   float *key_scales, *value_scales;
   void* context;

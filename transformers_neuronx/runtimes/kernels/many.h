@@ -33,7 +33,7 @@ struct Many {
   int64_t oldest = INT32_MAX, newest = -1;   // positions that any of them sees
   int64_t seen_first = 0, seen_last = INT32_MAX;  // and that all of them see
   Ints own[2], from[2];                      // positions: each sees from .. own
-  Floats largest[2], sum[2] = {}, factor[2];  // of scores; of weights; for the sums before
+  Floats largest[2], sum[2], factor[2];  // of scores; of weights; for the sums before
   const typename Head::Lanes lanes[2];
   Ints q[kSize][2];                          // words, padded with zeros
   Floats weights[kPositions][2];             // scores first, then words of weights
@@ -49,7 +49,9 @@ struct Many {
       const int64_t mine = i < count ? head.Own(first + i) : -1;
       own[i / kLanes][i % kLanes] = static_cast<int32_t>(mine);
       from[i / kLanes][i % kLanes] = static_cast<int32_t>(head.Oldest(mine));
-      largest[i / kLanes][i % kLanes] = kNone;
+      const float sink = i < count ? head.Sink(first + i) : kNone;
+      largest[i / kLanes][i % kLanes] = sink;
+      sum[i / kLanes][i % kLanes] = SumOfSink(sink);
       seen_first = head.Oldest(mine) > seen_first ? head.Oldest(mine) : seen_first;
       seen_last = Least(seen_last, mine);
       if (mine < 0) continue;

@@ -270,6 +270,7 @@ void AttentionOver(Call& call, const Pool& pool, bool paged) {
   if (!paged) slots = call.Optional("slots", {ffi::S32}, {&rows});
   const Array slopes = call.Optional("alibi", {ffi::F32}, {&heads});
   const Array biases = call.Optional("distances", {ffi::F32}, {&heads, &distances});
+  const Array sinks = call.Optional("sinks", {ffi::F32}, {&heads});
   const Array context = call.Result("the context", {q.type}, {&rows, &tokens, &heads, &size});
   for (int i = 0; i < 4 && cache[i]; ++i) {
     after[i] = call.Result(cache[i].name, {cache[i].type}, {&blocks, &page, i < 2 ? &size : &one});
@@ -285,8 +286,8 @@ void AttentionOver(Call& call, const Pool& pool, bool paged) {
       rows, tokens, heads, kv_heads, size, blocks / kv_heads, page, 1, 1, call.Attribute<int64_t>("window"),
       biases ? distances : 0, call.Attribute<float>("scale"), call.Attribute<float>("softcap"), TypeOf(q.type),
       TypeOf(cache[0].type), q.data, k.data, v.data, start.As<int32_t>(), length.As<int32_t>(), nullptr,
-      slots.As<int32_t>(), nullptr, slopes.As<float>(), biases.As<float>(), after[0].data, after[1].data,
-      after[2].As<float>(), after[3].As<float>(), context.data};
+      slots.As<int32_t>(), nullptr, slopes.As<float>(), biases.As<float>(), sinks.As<float>(), after[0].data,
+      after[1].data, after[2].As<float>(), after[3].As<float>(), context.data};
   if (paged) {
     const int32_t* row = segments.As<int32_t>();
     arguments.rows = sequences;
