@@ -183,6 +183,18 @@ FAMILIES = {
             "alpha": dict(rope_parameters=DEFAULT | dict(rope_type="dynamic", alpha=1000.0, factor=1.0)),
         },
     ),
+    "gpt_oss": (
+        WIDE | dict(layer_types=KINDS, sliding_window=5, num_local_experts=5, num_experts_per_tok=2,
+                    rope_parameters=YARN | dict(truncate=False)),
+        {
+            "no biases of attention": dict(attention_bias=False),
+            "a tied head": TIED,
+            "many experts": dict(num_local_experts=40, num_experts_per_tok=4),
+            "the activation is limited": dict(swiglu_limit=0.5, swiglu_alpha=3.0),
+            "windows everywhere": dict(layer_types=["sliding_attention"] * 2),
+            "all heads have keys": SAME_KEYS,
+        },
+    ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip
 

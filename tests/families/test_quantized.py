@@ -30,7 +30,7 @@ from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.runtimes import get_runtime
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
-KEPT = ("lm_head", "embed", "wte", "wpe", "router", "mlp.gate.weight", "project_in", "project_out")
+KEPT = ("lm_head", "embed", "wte", "wpe", "router", "mlp.gate.weight", "project_in", "project_out", "_proj_bias")
 TOLERANCE = 1e-4  # relative to the largest logit
 
 
@@ -55,12 +55,14 @@ def emulated(reference, change):
     """Return Transformers' model with each linear layer's matrix, [out, in], replaced by `change(name, matrix)`."""
     model = copy.deepcopy(reference)
     transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    experts = [name for name, module in model.named_modules() if getattr(module, "is_transposed", False)]
+    transposed |= {f"{name}.{part}_proj" for name in experts for part in ("gate_up", "down")}
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim > 1 and not any(kept in name for kept in KEPT):
-                matrix = weight.T if name in transposed else weight
+                matrix = weight.mT if name in transposed else weight
                 new = torch.from_numpy(change(name, matrix.numpy()))
-                weight.copy_(new.T if name in transposed else new)
+                weight.copy_(new.mT if name in transposed else new)
     return model
 
 

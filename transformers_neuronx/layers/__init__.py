@@ -1,6 +1,10 @@
 """The layers of graphs. Each takes tensors and weights by name; none depends on a family or a runtime."""
 
-from transformers_neuronx.layers.activation import ACTIVATIONS as ACTIVATIONS
+from transformers_neuronx.layers.activation import (
+    ACTIVATIONS as ACTIVATIONS,
+    Gate as Gate,
+    clamped_swiglu as clamped_swiglu,
+)
 from transformers_neuronx.layers.alibi import alibi_slopes as alibi_slopes
 from transformers_neuronx.layers.attention import (
     LAYER_KINDS as LAYER_KINDS,

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from transformers_neuronx import hlo
 from transformers_neuronx.pyhlo import Tensor
 
+Gate = Callable[[Tensor, Tensor], Tensor]  # of the products with gate and up
+
 
 def _gelu(x: Tensor) -> Tensor:
     """Exact GELU: x Φ(x), with the normal distribution's Φ (Hendrycks and Gimpel, arXiv:1606.08415)."""
@@ -55,6 +57,20 @@ def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     top = hlo.maximum(hlo.max(scores, -1, keep=True), sinks)
     e = hlo.exp(scores - top)
     return e / (hlo.sum(e, -1, keep=True) + hlo.exp(sinks - top))
+
+
+def clamped_swiglu(alpha: float, limit: float) -> Gate:
+    """Return the gated activation (up + 1) · gate · σ(alpha · gate) of limited products (OpenAI, arXiv:2508.10925).
+
+    Those of the gate are at most `limit`, and those of up are between -`limit` and `limit`.
+    """
+
+    def gated(gate: Tensor, up: Tensor) -> Tensor:
+        dtype = gate.dtype
+        gate, up = hlo.minimum(hlo.convert(gate, "f32"), limit), hlo.clamp(-limit, hlo.convert(up, "f32"), limit)
+        return hlo.convert((up + 1.0) * gate * hlo.logistic(gate * alpha), dtype)
+
+    return gated
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers_neuronx import hlo
+from transformers_neuronx.layers.activation import Gate
 from transformers_neuronx.layers.linear import activated, linear, product, summed
 from transformers_neuronx.layers.mlp import gated_mlp
 from transformers_neuronx.pyhlo import Tensor
@@ -18,7 +19,8 @@ class Router:
 
     Each score is the probability of an expert, or its `sigmoid`. The `active` highest are chosen, from the best
     `active_groups` of `groups` if there are several: a group's rank is the sum of its two highest. Shares are the
-    scores of those chosen, divided by their sum if `normalized`, times `scale`.
+    scores of those chosen, divided by their sum if `normalized`, times `scale`. Normalized probabilities of those
+    chosen are a softmax over their own scores: what all experts have in common cancels out.
     """
 
     active: int
@@ -29,16 +31,17 @@ class Router:
     active_groups: int = 1
 
 
-def experts(x: Tensor, w: Any, router: Router, activation: str) -> Tensor:
+def experts(x: Tensor, w: Any, router: Router, activation: str | Gate) -> Tensor:
     """Sum the gated feed-forward blocks that a router chooses for each token. [b, n, h] -> [b, n, h]
 
     Jiang et al., arXiv:2401.04088. `w` has the linear layers `gate`, `up` and `down` of all experts, stacked, and
-    `router`. The weights of an expert that no token goes to are not read. All tokens go to the block `shared`, if there
-    is one, times the sigmoid of the layer `shared_gate`, if there is that.
+    `router`; biases are stacked, too. The weights of an expert that no token goes to are not read. All tokens go to the
+    block `shared`, if there is one, times the sigmoid of the layer `shared_gate`, if there is that.
     """
     y = _chosen(x, w, *routed(x, w.router, router), activation)
     if not hasattr(w, "shared"):
         return y
+    assert isinstance(activation, str)
     shared = gated_mlp(x, w.shared, activation)
     return y + (shared * hlo.logistic(linear(x, w.shared_gate)) if hasattr(w, "shared_gate") else shared)
 
@@ -81,11 +84,14 @@ def _of_best_groups(scores: Tensor, router: Router) -> Tensor:
     return hlo.reshape(hlo.select(hlo.reshape(chosen, b, n, -1, 1), groups, -math.inf), b, n, count)
 
 
-def _chosen(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str) -> Tensor:
+def _chosen(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str | Gate) -> Tensor:
     """Sum the blocks of the experts `ids` of each token, times their shares. [b, n, h] -> [b, n, h]"""
     b, n, h = x.sizes
     numbers = hlo.reshape(ids, -1)
     rows = hlo.reshape(hlo.broadcast_to(hlo.reshape(x, b * n, 1, h), [b * n, ids.sizes[-1], h]), -1, h)
     y = product(activated(rows, activation, w.gate, w.up, experts=numbers), w.down, numbers)
-    y = hlo.sum(hlo.reshape(y, b, n, -1, h) * hlo.reshape(shares, *shares.sizes, 1), 2)
-    return hlo.convert(summed(y, w.down.weight), x.dtype)
+    shares = hlo.reshape(shares, *shares.sizes, 1)
+    y = summed(hlo.sum(hlo.reshape(y, b, n, -1, h) * shares, 2), w.down.weight)
+    if hasattr(w.down, "bias"):
+        y = y + hlo.sum(hlo.convert(hlo.take(w.down.bias.tensor, ids), "f32") * shares, 2)
+    return hlo.convert(y, x.dtype)

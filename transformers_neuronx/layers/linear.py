@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from transformers_neuronx import hlo
-from transformers_neuronx.layers.activation import ACTIVATIONS
+from transformers_neuronx.layers.activation import ACTIVATIONS, Gate
 from transformers_neuronx.layers.lora import adapted
 from transformers_neuronx.layers.storage import as_matrix, as_rounded, numbers
 from transformers_neuronx.pyhlo import Tensor
@@ -176,19 +176,22 @@ def _can_be_one(*layers: Any) -> bool:
     return len(storage) == 1 and not any(w.weight.row.reduces and w.weight.degree > 1 for w in layers)
 
 
-def linears(x: Tensor, *layers: Any) -> Sequence[Tensor]:
+def linears(x: Tensor, *layers: Any, experts: Tensor | None = None) -> Sequence[Tensor]:
     """Apply `linear` to x [..., in] with each of several layers. -> [..., out] of each"""
     if not _can_be_one(*layers):
-        return [linear(x, w) for w in layers]
-    outputs: Sequence[Tensor] = _one(x, layers, x.dtype.name)
+        return [linear(x, w, experts) for w in layers]
+    outputs: Sequence[Tensor] = _one(x, layers, x.dtype.name, experts=experts)
     return [adapted(y, x, w) for y, w in zip(outputs, layers, strict=True)]
 
 
-def activated(x: Tensor, activation: str, *layers: Any, experts: Tensor | None = None) -> Tensor:
+def activated(x: Tensor, activation: str | Gate, *layers: Any, experts: Tensor | None = None) -> Tensor:
     """Apply `linear` and an activation to x [..., in]; multiply by `linear` of a second layer, if any. -> [..., out]
 
-    With `experts`, s32[rows], layers are stacks, and row i of x [rows, in] is multiplied by that of its expert.
+    An activation that is a function is that of both products. With `experts`, s32[rows], layers are stacks, and row i
+    of x [rows, in] is multiplied by that of its expert.
     """
+    if not isinstance(activation, str):
+        return activation(*linears(x, *layers, experts=experts))
     if _can_be_one(*layers) and not any(hasattr(w, "lora") for w in layers):
         y: Tensor = _one(x, layers, x.dtype.name, activation, experts=experts)
         return y

@@ -35,6 +35,12 @@ def part(index: int, parts: int, layout: Layout = as_is) -> Layout:
 
 
 @functools.cache
+def in_turns(index: int, parts: int, layout: Layout = as_is) -> Layout:
+    """Layout: every one of `parts` outputs of a fused layer from output `index` on, after `layout`."""
+    return lambda tensor: layout(tensor)[index::parts]
+
+
+@functools.cache
 def part_per_head(index: int, parts: int, head_dim: int) -> Layout:
     """Layout: piece `index` of `parts` equal ones of a fused layer whose outputs are [heads, parts, d]."""
     return lambda tensor: torch.unflatten(tensor, 0, (-1, parts, head_dim))[:, index].flatten(0, 1)

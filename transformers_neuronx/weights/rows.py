@@ -207,6 +207,13 @@ def linear(
     return table
 
 
+def bias_of(row: Weight, source: str) -> Weight:
+    """The row of the bias that a linear layer has besides the weight of this row. It is split as outputs are."""
+    split = row.split if row.split and row.split.axis == 0 else None
+    name = row.name.removesuffix("weight") + "bias"
+    return replace(row, name=name, source=source, shape=row.shape[:1], split=split)
+
+
 def norm(
     name: str,
     source: str,
