@@ -64,6 +64,10 @@ FAMILIES = {
     ),
     "internlm3": (WIDE, {"biases": dict(attention_bias=True, mlp_bias=True)}),
     "iquestcoder": (WIDE, {}),
+    "olmo": (
+        SIZES | dict(clip_qkv=1.5, eos_token_id=None),
+        {"no limit": dict(clip_qkv=None), "all heads have keys": SAME_KEYS, "a tied head": TIED},
+    ),
     "olmo2": (SIZES, {"all heads have keys": SAME_KEYS, "one head of keys": dict(num_key_value_heads=1)}),
     "olmo3": (
         SIZES | dict(layer_types=KINDS, sliding_window=5),
@@ -73,7 +77,11 @@ FAMILIES = {
     "starcoder2": (SIZES, {"a window": dict(sliding_window=5), "no biases": dict(use_bias=False), "a head": UNTIED}),
     "stablelm": (
         SIZES | dict(rope_parameters=DEFAULT | dict(partial_rotary_factor=0.5)),
-        {"parallel": dict(use_parallel_residual=True), "biases": dict(use_qkv_bias=True)},
+        {
+            "parallel": dict(use_parallel_residual=True),
+            "biases": dict(use_qkv_bias=True),
+            "norms of each head": dict(qk_layernorm=True, use_parallel_residual=True),
+        },
     ),
     "glm": (WIDE, {"no biases": dict(attention_bias=False), "all rotate": PARTIAL}),
     "glm4": (WIDE, {"no biases": dict(attention_bias=False), "all rotate": PARTIAL}),

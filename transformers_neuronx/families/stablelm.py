@@ -1,7 +1,6 @@
-"""StableLM: layer norms, and attention before the feed-forward or parallel to it."""
+"""StableLM: layer norms, also of each head, and attention before the feed-forward or parallel to it."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
@@ -18,11 +17,12 @@ class StableLmConfig(LlamaLike):
     eps: float = hf("layer_norm_eps")
     qkv_bias: bool = hf("use_qkv_bias")
     parallel: bool = hf("use_parallel_residual")
+    qk_norm: bool = hf("qk_layernorm")
 
     layer_norm = True
     norm_bias = True
-
-    FIXED: ClassVar = {"qk_layernorm": False}
+    qk_norms = ("self_attn.q_layernorm.norms.#", "self_attn.k_layernorm.norms.#")  # a tensor for each head
+    qk_norm_of = "each head"
 
     @property
     def norms(self) -> dict[str, str]:  # type: ignore[override]

@@ -39,6 +39,7 @@ def attention(
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    clip: float | None = None,
     norm_eps: float = 0.0,
     norm_last: bool = False,
 ) -> tuple[Tensor, Cache]:
@@ -49,10 +50,12 @@ def attention(
     distance; the last one is for all larger distances. `sinks` f32[heads] are optional scores of one more position,
     which every token sees, and which has no value. `rotate` is applied to queries and keys, [b, n, heads, d]; of two,
     each has its own. With `norm_last`, that comes before the norms. Scores are multiplied by `scale`, by default
-    1 / sqrt(d), and soft-capped at `softcap`. Tokens attend to `window` positions, including their own.
+    1 / sqrt(d), and soft-capped at `softcap`. Tokens attend to `window` positions, including their own. Products with
+    `q`, `k` and `v` are limited to the interval from -`clip` to `clip`.
     """
     b, n, _ = x.sizes
-    q, k, v = (hlo.reshape(y, b, n, -1, head_dim) for y in linears(x, w.q, w.k, w.v))
+    projected = (y if clip is None else hlo.clamp(-clip, y, clip) for y in linears(x, w.q, w.k, w.v))
+    q, k, v = (hlo.reshape(y, b, n, -1, head_dim) for y in projected)
     turns = rotate if isinstance(rotate, tuple) else (rotate, rotate)
     q, k = (
         _normed_and_turned(x, getattr(w, norm, None), norm_eps, turn, norm_last)

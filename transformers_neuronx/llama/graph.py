@@ -45,6 +45,7 @@ def layer(
         scale=config.attention_scale,
         window=config.window_of(kind),
         softcap=config.softcap,
+        clip=config.clip,
         norm_eps=config.eps,
         norm_last=config.qk_norm_last,
     )

@@ -31,6 +31,7 @@ class LlamaLike(RotaryConfig):
     logit_scale: float = 1.0
     softcap: float | None = None  # of scores
     logit_softcap: float | None = None
+    clip: float | None = None  # the largest magnitude of a query, key or value
 
     window: int | None = None  # of all layers; if the configuration has layer_kinds, of "sliding_attention" alone
     parallel: bool = False  # attention and feed-forward read the same hidden states
@@ -43,7 +44,8 @@ class LlamaLike(RotaryConfig):
     norm_bias: bool = False
     norm_plus_one: bool = False  # norms multiply by one plus their weight
 
-    # Norms of queries and keys: with one weight for every head, or for layer norms one for each; or of all together.
+    # Norms of queries and keys: with one weight for every head; for layer norms, one for each without a bias, which may
+    # be separate tensors, with the number of the head as `#`; or of all heads together.
     qk_norm: bool = False
     qk_norms: ClassVar[tuple[str, str]] = ("self_attn.q_norm", "self_attn.k_norm")
     qk_norm_of: ClassVar[Literal["every head", "each head", "all heads"]] = "every head"

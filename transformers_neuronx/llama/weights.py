@@ -48,8 +48,8 @@ def _turned(config: LlamaLike, layout: Layout = as_is) -> Layout:
 
 
 def _norm(config: LlamaLike, name: str, source: str, *sizes: int, **how: Any) -> list[Weight]:
-    how |= dict(layout=plus_one) if config.norm_plus_one else {}
-    return norm(name, source, *sizes, bias=config.norm_bias, zero_bias=config.layer_norm, **how)
+    how = dict(bias=config.norm_bias) | how | (dict(layout=plus_one) if config.norm_plus_one else {})
+    return norm(name, source, *sizes, zero_bias=config.layer_norm, **how)
 
 
 def _norms_of_heads(config: LlamaLike) -> list[Weight]:
@@ -58,6 +58,6 @@ def _norms_of_heads(config: LlamaLike) -> list[Weight]:
         one = config.qk_norm_of == "every head"
         split = None if one else heads.split(0, keys=part == "k")
         layout = for_each_head(turned) if config.qk_norm_of == "each head" else turned
-        size = d if one else count * d
-        rows += _norm(config, f"attn.{part}_norm", BLOCK + source, size, layout=layout, split=split)
+        how = dict(bias=config.norm_bias and one, layout=layout, split=split, parts=count)
+        rows += _norm(config, f"attn.{part}_norm", BLOCK + source, d if one else count * d, **how)
     return rows

@@ -79,7 +79,7 @@ def _misshapen(row: Weight, checkpoint: Checkpoint) -> Iterator[str]:
         if source not in checkpoint:
             continue
         shape = checkpoint.shape(source)
-        own = shape[1:] if stacked and shape[:1] == (row.experts,) else shape
+        own = shape[1:] if stacked and shape[:1] == (row.experts,) else (row.parts, *shape) if row.parts else shape
         try:
             laid_out = tuple(row.layout(torch.empty(own, device="meta")).shape)
         except (RuntimeError, IndexError):
@@ -169,6 +169,9 @@ class _Source:
         """Yield the tensor, or that of each expert."""
         if self._row.value is not None:
             yield self._row.value()
+            return
+        if self._row.parts:
+            yield torch.stack([self._checkpoint.read(source) for source in self._row.sources])
             return
         for source in self._row.sources:
             few = self._checkpoint.in_few_bits(source) if in_few_bits else None

@@ -20,7 +20,7 @@ from transformers_neuronx.weights.splits import Heads, Split
 # Suffixes of a quantized weight's name in the rows of its scales, minima and the order of its inputs, and after scales
 # and minima, of their units.
 SCALE, MINIMUM, ORDER, UNIT = "_scale", "_minimum", "_order", "_unit"
-EXPERT = "#"  # in the name of a tensor in the checkpoint: the number of an expert
+EXPERT = "#"  # in the name of a tensor in the checkpoint: the number of an expert, or of a part
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Weight:
     """A row of the table.
 
     `name` is the graph's, "attn.q.weight". `source` is the checkpoint's, with `{}` for the layer's number, `#` for that
-    of an expert if each has a tensor, and `|` between alternative names. `layout` makes the checkpoint's tensor into
-    `shape`, the whole weight in the graph. If the weight is stored in another form, `layout` makes the shape `matrix`,
-    and `store` makes that into `shape`. `dtype` is a fixed element type; without one the weight has that of the
-    activations. A row with a `value` is computed, not read; its `source` only says whether every layer has it. With a
-    `word`, devices hold their shards in panels of words of that many elements. With `rounded`, activations are rounded
-    to 8 bits before the product, with one scale per `rounded` inputs. With `codes`, elements are two codes of that name
-    each. With `experts`, it is a stack of so many tensors, and the rest is about one of them. `layers` is the number of
-    layers that have it, if they are not the decoder's. `kinds` are the kinds of layers that have it, if not all do, and
-    `only` their numbers.
+    of an expert or a part if each has a tensor, and `|` between alternative names. `layout` makes the checkpoint's
+    tensor into `shape`, the whole weight in the graph. If the weight is stored in another form, `layout` makes the
+    shape `matrix`, and `store` makes that into `shape`. `dtype` is a fixed element type; without one the weight has
+    that of the activations. A row with a `value` is computed, not read; its `source` only says whether every layer has
+    it. With a `word`, devices hold their shards in panels of words of that many elements. With `rounded`, activations
+    are rounded to 8 bits before the product, with one scale per `rounded` inputs. With `codes`, elements are two codes
+    of that name each. With `experts`, it is a stack of so many tensors, and the rest is about one of them. With
+    `parts`, so many tensors are stacked before `layout`. `layers` is the number of layers that have it, if they are not
+    the decoder's. `kinds` are the kinds of layers that have it, if not all do, and `only` their numbers.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Weight:
     rounded: int | None = None
     codes: str = ""
     experts: int | None = None
+    parts: int | None = None
     layers: int | None = None
     kinds: frozenset[str] | None = None
     only: frozenset[int] | None = None
@@ -68,14 +69,13 @@ class Weight:
 
     @property
     def sources(self) -> list[str]:
-        """The names of its tensors in the checkpoint, if `source` is not of alternatives: several are of one expert."""
-        return (
-            [self.source.replace(EXPERT, str(n)) for n in range(self.experts or 1)] if self.by_expert else [self.source]
-        )
+        """The names of its tensors in the checkpoint, if `source` is not of alternatives: of each expert or part."""
+        count = (self.experts or self.parts or 1) if self.by_expert else 1
+        return [self.source.replace(EXPERT, str(n)) for n in range(count)]
 
     @property
     def by_expert(self) -> bool:
-        """Whether the checkpoint has a tensor for each expert."""
+        """Whether the checkpoint has a tensor for each expert or part."""
         return EXPERT in self.source
 
     @property
@@ -222,12 +222,15 @@ def norm(
     zero_bias: bool = False,
     layout: Layout = as_is,
     split: Split | None = None,
+    parts: int | None = None,
 ) -> list[Weight]:
     """The rows of a normalization, in f32 for all types of activations. `layout` is that of its weight.
 
-    A layer norm has a bias. If the checkpoint has none, it is a `zero_bias`.
+    A layer norm has a bias. If the checkpoint has none, it is a `zero_bias`. If `source` has a `#`, the weight is one
+    of `parts` tensors.
     """
-    table = [Weight(f"{name}.weight", f"{source}.weight", features, layout, split, dtype="f32")]
+    parts = parts if EXPERT in source else None
+    table = [Weight(f"{name}.weight", f"{source}.weight", features, layout, split, dtype="f32", parts=parts)]
     if bias:
         table.append(Weight(f"{name}.bias", f"{source}.bias", features, split=split, dtype="f32"))
     elif zero_bias:
