@@ -24,6 +24,20 @@ OF_ERNIE = dict(moe_intermediate_size=40, moe_num_experts=5, moe_k=2)
 SAME_KEYS = dict(num_key_value_heads=6)
 TIED, UNTIED = dict(tie_word_embeddings=True), dict(tie_word_embeddings=False)
 
+# Families with other names of sizes.
+FALCON = dict(
+    vocab_size=131, hidden_size=48, ffn_hidden_size=72, num_hidden_layers=2, num_attention_heads=6, num_kv_heads=2,
+    max_position_embeddings=64, pad_token_id=None, bos_token_id=0, eos_token_id=1,
+)  # fmt: skip
+GPT = dict(
+    vocab_size=131, n_embd=48, n_inner=72, n_layer=2, n_head=6, n_positions=64, bos_token_id=0, eos_token_id=1,
+)  # fmt: skip
+NEO = dict(
+    vocab_size=131, hidden_size=48, intermediate_size=72, num_layers=2, num_heads=6, max_position_embeddings=64,
+    bos_token_id=0, eos_token_id=1,
+)  # fmt: skip
+MPT = dict(vocab_size=131, d_model=48, n_layers=2, n_heads=6, max_seq_len=64)
+
 # The attributes of the plain case, and variants: changes by name.
 FAMILIES = {
     "gemma": (WIDE, {"biases": dict(attention_bias=True), "all heads have keys": SAME_KEYS}),
@@ -201,6 +215,33 @@ FAMILIES = {
             "the activation is limited": dict(swiglu_limit=0.5, swiglu_alpha=3.0),
             "windows everywhere": dict(layer_types=["sliding_attention"] * 2),
             "all heads have keys": SAME_KEYS,
+        },
+    ),
+    "falcon": (
+        FALCON,
+        {
+            "groups and two norms": dict(new_decoder_architecture=True),
+            "groups and one norm": dict(new_decoder_architecture=True, num_ln_in_parallel_attn=1, **UNTIED),
+            "one after the other": dict(parallel_attn=False, multi_query=False, num_kv_heads=6, bias=True),
+        },
+    ),
+    "gpt_bigcode": (
+        GPT, {"all heads have keys": dict(multi_query=False), "a head": UNTIED, "four times": dict(n_inner=None)}
+    ),
+    "gpt_neo": (
+        NEO | dict(attention_types=[[["global", "local"], 1]], window_size=5),
+        {"no windows": dict(attention_types=[[["global"], 2]]), "four times": dict(intermediate_size=None)},
+    ),
+    "codegen": (
+        GPT | dict(n_embd=96, n_head=12, rotary_dim=6),
+        {"whole heads turn": dict(rotary_dim=8), "four times": dict(n_inner=None), "a tied head": TIED},
+    ),
+    "mpt": (
+        MPT,
+        {
+            "a limit": dict(attn_config=dict(clip_qkv=1.5)),
+            "another scale": dict(attn_config=dict(softmax_scale=0.1)),
+            "as many heads as a power of two": dict(n_heads=8),
         },
     ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),

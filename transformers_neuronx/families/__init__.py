@@ -1,4 +1,4 @@
-"""Families in one file each: decoders with LLaMA's graph and weight table, and what differs.
+"""Families in one file each: decoders with another's graph and weight table, LLaMA's in most, and what differs.
 
 A file is named after the configuration's `model_type`, in letters and digits. It has a configuration and a class.
 """

@@ -20,7 +20,7 @@ class GPT2Config(ModelConfig):
     eps: float = hf("layer_norm_epsilon")
     tied: bool = hf("tie_word_embeddings")
     scaled: bool = hf("scale_attn_weights")
-    scaled_by_layer: bool = hf("scale_attn_by_inverse_layer_idx")
+    scaled_by_layer: bool = hf("scale_attn_by_inverse_layer_idx", False)
 
     FIXED: ClassVar = {"add_cross_attention": False}
     # The first says where to round, but scores are always f32 here; the second is an old name of n_positions.

@@ -15,7 +15,8 @@ def embed(config: GPT2Config, w: Any, step: Step) -> Tensor:
 
 def layer(config: GPT2Config, w: Any, x: Tensor, cache: Cache, step: Step, kind: str = "") -> tuple[Tensor, Cache]:
     h = layer_norm(x, w.attn_norm, config.eps)
-    h, cache = attention(h, w.attn, cache, step, config.attention_heads.head_dim, scale=config.scale(kind))
+    scale, window = config.scale(kind), config.window_of(kind)
+    h, cache = attention(h, w.attn, cache, step, config.attention_heads.head_dim, scale=scale, window=window)
     x = x + h
     h = mlp(layer_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation)
     return x + h, cache

@@ -8,6 +8,7 @@ from transformers_neuronx.weights.layouts import (
     in_turns as in_turns,
     pairs_as_halves as pairs_as_halves,
     part as part,
+    part_per_group as part_per_group,
     part_per_head as part_per_head,
     plus_one as plus_one,
     section as section,
@@ -25,6 +26,7 @@ from transformers_neuronx.weights.rows import (
     norm as norm,
     of_kinds as of_kinds,
     parts_of as parts_of,
+    renamed as renamed,
 )
 from transformers_neuronx.weights.splits import (
     Heads as Heads,

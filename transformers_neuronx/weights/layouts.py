@@ -47,6 +47,16 @@ def part_per_head(index: int, parts: int, head_dim: int) -> Layout:
 
 
 @functools.cache
+def part_per_group(index: int, group: int, head_dim: int) -> Layout:
+    """Layout: queries (0), keys (1) or values (2) of a fused layer whose outputs are [kv_heads, group + 2, d].
+
+    The queries of a group come first, then the key and the value that they share.
+    """
+    first, count = ((0, group), (group, 1), (group + 1, 1))[index]
+    return lambda tensor: torch.unflatten(tensor, 0, (-1, group + 2, head_dim)).narrow(1, first, count).flatten(0, 2)
+
+
+@functools.cache
 def pairs_as_halves(head_dim: int, rotary_dim: int, layout: Layout = as_is) -> Layout:
     """Layout: reorder features that rotate in pairs (0 with 1), to rotate 0 with rotary_dim / 2 and so on in each head.
 

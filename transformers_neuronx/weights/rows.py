@@ -7,7 +7,7 @@ in it, the parameters of every program, and each device's shard. This file depen
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -126,6 +126,12 @@ def parts_of(block: str, names: Sequence[str], outputs: Sequence[int]) -> list[t
         sizes = tuple(size for other, size in zip(names, outputs, strict=False) if other == name)
         parts.append((block + name, section(names[:number].count(name), sizes) if len(sizes) > 1 else as_is))
     return parts
+
+
+def renamed(rows: Sequence[Weight], names: Mapping[str, str]) -> list[Weight]:
+    """Return rows with other names in the checkpoint: the first of `names` that a source begins with is replaced."""
+    found = ((row, next((name for name in names if row.source.startswith(name)), "")) for row in rows)
+    return [replace(row, source=names.get(name, "") + row.source.removeprefix(name)) for row, name in found]
 
 
 # Split a linear layer's [out, in] by outputs, so that each device computes some of them, or by inputs, so that the
