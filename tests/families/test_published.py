@@ -3,6 +3,8 @@
 import copy
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from codes_in_bytes import store_in_codes
 from eight_bits import store_in_eight_bits
 from four_bits import store_in_words
 from parity import assert_close, continued, padded, prompts, randomized
-from published import PUBLISHED
+from published import PUBLISHED as FOLDERS
+from published_one_file import ONE_FILE
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
@@ -18,6 +21,7 @@ from transformers_neuronx.config import NeuronConfig, attributes
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 
+PUBLISHED = FOLDERS | ONE_FILE
 REFUSED = [name for name, published in PUBLISHED.items() if published.refused]
 READ = [name for name in PUBLISHED if name not in REFUSED]
 BEYOND = [9, 40]  # tokens: within and beyond windows and the original lengths of stretched positions
@@ -70,6 +74,12 @@ def test_it_is_read_as_transformers_reads_it(name, degree, tmp_path, monkeypatch
     want = [continued(reference, *row) for row in zip(rows, tokens, strict=True)]
     steps = [torch.stack([logits[column - 3] for logits in want]) for column in range(3)]
     assert_close(torch.cat(got), torch.cat([*(logits[:-3] for logits in want), *steps]))
+
+
+def test_the_numbers_of_the_list_of_models_are_these():
+    text = re.sub(r"\s+", " ", (Path(__file__).parents[2] / "docs" / "models.md").read_text())
+    numbers = r"Of (\d+) configurations published on the hub, .*?, (\d+) load and .* The other (\d+) are refused"
+    assert [*map(int, re.search(numbers, text).groups())] == [len(PUBLISHED), len(READ), len(REFUSED)]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -24,7 +24,8 @@ class Starcoder2Config(LlamaLike):
     norm_bias = True
     feed_forward = ("mlp.c_fc", "mlp.c_proj")
 
-    WITHOUT_EFFECT: ClassVar = frozenset({"residual_dropout", "embedding_dropout"})
+    # The 15B has rms_norm_eps, though its norms subtract the mean.
+    WITHOUT_EFFECT: ClassVar = frozenset({"residual_dropout", "embedding_dropout", "rms_norm_eps"})
 
 
 class Starcoder2ForSampling(ForSampling):

@@ -1,0 +1,367 @@
+"""Configurations of the families in one file as they are published, with small sizes.
+
+As in `published.py`. Those of StarCoder2, SmolLM3, EXAONE 4.0 32B and Ministral 3 were compared with copies in public
+repositories, whole or in part, and the names of Command R7B's attributes that Transformers does not read. The rest is
+written from memory.
+"""
+
+from typing import Any
+
+from published import V4, Published, but
+
+COMMON = dict(
+    attention_dropout=0.0, bos_token_id=1, eos_token_id=2, hidden_act="silu", hidden_size=48, initializer_range=0.02,
+    intermediate_size=72, max_position_embeddings=64, num_attention_heads=6, num_hidden_layers=2,
+    num_key_value_heads=2, torch_dtype="bfloat16", transformers_version=V4, use_cache=True, vocab_size=131,
+)  # fmt: skip
+KINDS = ["sliding_attention", "full_attention"]
+LLAMA3 = dict(
+    factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=16, rope_type="llama3"
+)
+
+
+def of(architecture: str, model_type: str, *missing: str, **changes: Any) -> dict[str, Any]:
+    return but(COMMON, *missing, architectures=[architecture], model_type=model_type, **changes)
+
+
+# Gemma.
+
+GEMMA = of(
+    "GemmaForCausalLM", "gemma", attention_bias=False, head_dim=16, hidden_act="gelu", num_key_value_heads=1,
+    pad_token_id=0, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=10000.0,
+)  # fmt: skip
+GEMMA3 = of(
+    "Gemma3ForCausalLM", "gemma3_text", "hidden_act", attention_bias=False, attn_logit_softcapping=None,
+    cache_implementation="hybrid", eos_token_id=[1, 2], final_logit_softcapping=None, head_dim=16,
+    hidden_activation="gelu_pytorch_tanh", num_key_value_heads=1, pad_token_id=0, query_pre_attn_scalar=128,
+    rms_norm_eps=1e-6, rope_local_base_freq=10000.0, rope_scaling=None, rope_theta=1000000.0, sliding_window=8,
+    sliding_window_pattern=2,
+)  # fmt: skip
+VAULT = but(
+    GEMMA3, "cache_implementation", "rope_local_base_freq", "sliding_window_pattern",
+    architectures=["VaultGemmaForCausalLM"], attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
+    layer_types=KINDS, model_type="vaultgemma", rope_theta=10000.0,
+)  # fmt: skip
+FIRST = {
+    "google/gemma-2b": Published(GEMMA),
+    "google/gemma-1.1-7b-it": Published(
+        but(GEMMA, hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", num_key_value_heads=6)
+    ),
+    "google/gemma-3-1b-it": Published(GEMMA3),
+    "google/gemma-3-270m": Published(
+        but(
+            GEMMA3, "cache_implementation", "sliding_window_pattern", _sliding_window_pattern=2, layer_types=KINDS,
+            use_bidirectional_attention=False,
+        )
+    ),
+    "google/gemma-3-4b-it, its text part": Published(
+        but(GEMMA3, rope_scaling=dict(factor=8.0, rope_type="linear"), num_key_value_heads=2)
+    ),
+    "google/vaultgemma-1b": Published(VAULT),
+}  # fmt: skip
+
+# Command R, GLM, EXAONE, Phi, StableLM, StarCoder2, Nemotron.
+
+COHERE = of(
+    "CohereForCausalLM", "cohere", attention_bias=False, layer_norm_eps=1e-5, logit_scale=0.0625,
+    model_max_length=64, pad_token_id=0, pretraining_tp=1, rope_theta=8000000.0, use_qk_norm=False,
+)  # fmt: skip
+READ_BY_COHERE = dict(
+    layer_switch=2, order_of_interleaved_layers="local_attn_first", position_embedding_type="rope_gptj",
+    rotary_pct=1.0, use_embedding_sharing=True, use_gated_activation=True, use_parallel_block=True,
+    use_parallel_embedding=True,
+)  # fmt: skip
+COHERE2 = of(
+    "Cohere2ForCausalLM", "cohere2", attention_bias=False, cache_implementation="hybrid", head_dim=8,
+    layer_norm_eps=1e-5, logit_scale=0.25, pad_token_id=0, rope_scaling=None, rope_theta=50000, sliding_window=8,
+    sliding_window_pattern=2, **READ_BY_COHERE,
+)  # fmt: skip
+GLM = of(
+    "GlmForCausalLM", "glm", attention_bias=True, eos_token_id=[2, 3, 4], head_dim=16, pad_token_id=2,
+    partial_rotary_factor=0.5, rms_norm_eps=1.5625e-7, rope_theta=10000.0, tie_word_embeddings=False,
+)  # fmt: skip
+EXAONE = of(
+    "Exaone4ForCausalLM", "exaone4", head_dim=8, layer_types=KINDS, pad_token_id=0, rms_norm_eps=1e-5,
+    rope_scaling=LLAMA3, rope_theta=1000000, sliding_window=8, sliding_window_pattern="LG", tie_word_embeddings=False,
+)  # fmt: skip
+PHI = of(
+    "PhiForCausalLM", "phi", bos_token_id=None, embd_pdrop=0.0, eos_token_id=None, hidden_act="gelu_new",
+    layer_norm_eps=1e-5, num_key_value_heads=None, partial_rotary_factor=0.5, qk_layernorm=False, resid_pdrop=0.0,
+    rope_scaling=None, rope_theta=10000.0, tie_word_embeddings=False, torch_dtype="float16",
+)  # fmt: skip
+STABLE = of(
+    "StableLmForCausalLM", "stablelm", hidden_dropout=0.0, layer_norm_eps=1e-5, num_key_value_heads=6,
+    partial_rotary_factor=0.25, hidden_size=96, rope_theta=10000, tie_word_embeddings=False, use_qkv_bias=True,
+)  # fmt: skip
+STARCODER2 = of(
+    "Starcoder2ForCausalLM", "starcoder2", hidden_act="gelu_pytorch_tanh", mlp_type="default", norm_epsilon=1e-5,
+    norm_type="layer_norm", rope_theta=999999.4420358813, sliding_window=8, use_bias=True,
+)  # fmt: skip
+NEMOTRON = of(
+    "NemotronForCausalLM", "nemotron", attention_bias=False, head_dim=8, hidden_act="relu2", mlp_bias=False,
+    norm_eps=1e-5, pad_token_id=None, partial_rotary_factor=0.5, rope_theta=10000.0, tie_word_embeddings=False,
+)  # fmt: skip
+SECOND = {
+    "CohereForAI/c4ai-command-r-v01": Published(COHERE, ("model_max_length", "pretraining_tp")),
+    "CohereForAI/c4ai-command-r-plus": Published(
+        but(COHERE, "pretraining_tp", use_qk_norm=True, logit_scale=0.8333333333333334), ("model_max_length",)
+    ),
+    "CohereForAI/aya-23-8B": Published(but(COHERE, "pretraining_tp", rope_theta=10000), ("model_max_length",)),
+    "CohereForAI/c4ai-command-r7b-12-2024": Published(COHERE2, ("cache_implementation", *READ_BY_COHERE)),
+    "THUDM/glm-4-9b-hf": Published(GLM),
+    "THUDM/glm-4-9b, with its own code": Published(
+        but(GLM, model_type="chatglm"), refused="model_type 'chatglm' is not supported; expected one of"
+    ),
+    "THUDM/GLM-4-9B-0414": Published(
+        but(
+            GLM, architectures=["Glm4ForCausalLM"], attention_bias=False, model_type="glm4", rms_norm_eps=1e-5,
+        )
+    ),
+    "LGAI-EXAONE/EXAONE-4.0-32B": Published(EXAONE),
+    "LGAI-EXAONE/EXAONE-4.0-1.2B": Published(
+        but(
+            EXAONE, layer_types=["full_attention"] * 2, sliding_window=None, sliding_window_pattern=None,
+            tie_word_embeddings=True,
+        )
+    ),
+    "microsoft/phi-1_5": Published(PHI),
+    "microsoft/phi-2": Published(
+        but(PHI, hidden_size=120, num_key_value_heads=6, partial_rotary_factor=0.4, resid_pdrop=0.1)
+    ),
+    "stabilityai/stablelm-2-1_6b": Published(STABLE),
+    "stabilityai/stablelm-zephyr-3b": Published(but(STABLE, use_qkv_bias=False)),
+    "stabilityai/stablelm-2-12b": Published(
+        but(STABLE, num_key_value_heads=2, qk_layernorm=True, use_parallel_residual=True, use_qkv_bias=False)
+    ),
+    "bigcode/starcoder2-3b": Published(
+        but(STARCODER2, attention_dropout=0.1, embedding_dropout=0.1, residual_dropout=0.1), ("mlp_type", "norm_type")
+    ),
+    "bigcode/starcoder2-15b": Published(
+        but(
+            STARCODER2, _name_or_path="/aot/checkpoints/15b/config.json", rms_norm_eps=1e-5, rope_theta=100000,
+            tie_word_embeddings=False,
+        ),
+        ("mlp_type", "norm_type"),
+    ),
+    "nvidia/Minitron-4B-Base": Published(NEMOTRON),
+    "nvidia/Nemotron-Mini-4B-Instruct": Published(but(NEMOTRON, rope_scaling=None)),
+}  # fmt: skip
+
+# OLMo, and decoders that are closest to LLaMA.
+
+OLMO = of(
+    "OlmoForCausalLM", "olmo", attention_bias=False, clip_qkv=None, num_key_value_heads=6, pad_token_id=1,
+    rope_scaling=None, rope_theta=10000.0, tie_word_embeddings=False,
+)  # fmt: skip
+OLMO2 = but(OLMO, "clip_qkv", architectures=["Olmo2ForCausalLM"], model_type="olmo2", rms_norm_eps=1e-6, rope_theta=5e5)
+OLMO3 = but(
+    OLMO2, architectures=["Olmo3ForCausalLM"], layer_types=KINDS, model_type="olmo3", sliding_window=8,
+    rope_scaling=dict(
+        attention_factor=1.2079441541679836, beta_fast=32.0, beta_slow=1.0, factor=8.0,
+        original_max_position_embeddings=16, rope_type="yarn",
+    ),
+)  # fmt: skip
+OLMOE = but(
+    OLMO, architectures=["OlmoeForCausalLM"], model_type="olmoe", norm_topk_prob=False, num_experts=5,
+    num_experts_per_tok=2, output_router_logits=False, rms_norm_eps=1e-5, router_aux_loss_coef=0.01,
+)  # fmt: skip
+QWEN3_MOE = of(
+    "Qwen3MoeForCausalLM", "qwen3_moe", attention_bias=False, decoder_sparse_step=1, head_dim=16, max_window_layers=2,
+    mlp_only_layers=[], moe_intermediate_size=40, norm_topk_prob=True, num_experts=5, num_experts_per_tok=2,
+    output_router_logits=False, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=1000000.0,
+    router_aux_loss_coef=0.001, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False,
+)  # fmt: skip
+GRANITE = of(
+    "GraniteForCausalLM", "granite", attention_bias=False, attention_dropout=0.1, attention_multiplier=0.2,
+    embedding_multiplier=12.0, logits_scaling=8.0, mlp_bias=False, pad_token_id=0, residual_multiplier=0.22,
+    rms_norm_eps=1e-5, rope_scaling=None, rope_theta=10000000.0, tie_word_embeddings=True,
+)  # fmt: skip
+CLOVA = but(
+    GRANITE, architectures=["HyperCLOVAXForCausalLM"], auto_map=dict(AutoConfig="configuration.HyperCLOVAXConfig"),
+    embd_pdrop=0.0, head_dim=8, model_type="hyperclovax", resid_pdrop=0.0, tie_word_embeddings=False,
+    use_post_norm=True,
+)  # fmt: skip
+SMOLLM3 = of(
+    "SmolLM3ForCausalLM", "smollm3", attention_bias=False, bos_token_id=None, layer_types=["full_attention"] * 2,
+    max_window_layers=2, mlp_bias=False, no_rope_layer_interval=2, no_rope_layers=[1, 0], pad_token_id=2,
+    pretraining_tp=2, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=5000000.0, sliding_window=None,
+    tie_word_embeddings=True, use_sliding_window=False,
+)  # fmt: skip
+MINISTRAL = of(
+    "MistralForCausalLM", "mistral", head_dim=16, rms_norm_eps=1e-5, rope_theta=100000000.0, sliding_window=8,
+    tie_word_embeddings=False,
+)  # fmt: skip
+MINISTRAL3 = but(
+    MINISTRAL, "rope_theta", architectures=["Ministral3ForCausalLM"], model_type="ministral3", sliding_window=None,
+    rope_parameters=dict(
+        beta_fast=32.0, beta_slow=1.0, factor=16.0, llama_4_scaling_beta=0.1, mscale=1.0, mscale_all_dim=1.0,
+        original_max_position_embeddings=16, rope_theta=1000000.0, rope_type="yarn", type="yarn",
+    ),
+)  # fmt: skip
+HUNYUAN_ONLY = dict(attention_head_dim=16, class_num=0, norm_type="rms", pool_type="last", use_cla=False)
+HUNYUAN = of(
+    "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", attention_bias=False, eod_token_id=3, head_dim=16, pad_token_id=4,
+    pretraining_tp=1, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True, **HUNYUAN_ONLY,
+    rope_scaling=dict(
+        alpha=1000.0, beta_fast=32, beta_slow=1, factor=1.0, mscale=1.0, mscale_all_dim=0.0, type="dynamic"
+    ),
+)  # fmt: skip
+THIRD = {
+    "allenai/OLMo-7B-hf": Published(OLMO),
+    "allenai/OLMo-1B-hf": Published(but(OLMO, tie_word_embeddings=True)),
+    "allenai/OLMo-7B-0424-hf": Published(but(OLMO, clip_qkv=8.0)),
+    "allenai/OLMo-2-1124-7B": Published(OLMO2),
+    "allenai/OLMo-2-0325-32B": Published(but(OLMO2, num_key_value_heads=2)),
+    "allenai/Olmo-3-1025-7B": Published(OLMO3),
+    "allenai/OLMoE-1B-7B-0924": Published(OLMOE),
+    "Qwen/Qwen3-30B-A3B": Published(QWEN3_MOE),
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": Published(
+        but(QWEN3_MOE, qkv_bias=False, rope_theta=10000000, shared_expert_intermediate_size=0, use_qk_norm=True),
+        ("qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"),
+    ),
+    "ibm-granite/granite-3.3-2b-instruct": Published(GRANITE),
+    "ibm-granite/granite-4.0-micro, with a mixture's type": Published(
+        but(GRANITE, layer_types=["attention"] * 2, model_type="granitemoehybrid", num_local_experts=0),
+        refused="model_type 'granitemoehybrid' is not supported; expected one of",
+    ),
+    "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B": Published(CLOVA),
+    "HuggingFaceTB/SmolLM3-3B": Published(SMOLLM3, ("pretraining_tp",)),
+    "mistralai/Ministral-8B-Instruct-2410": Published(MINISTRAL),
+    "mistralai/Ministral-8B-Instruct-2410, with its own type": Published(
+        but(MINISTRAL, architectures=["MinistralForCausalLM"], layer_types=KINDS, model_type="ministral")
+    ),
+    "mistralai/Ministral-3-3B, its text part": Published(MINISTRAL3),
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": Published(
+        of(
+            "SeedOssForCausalLM", "seed_oss", attention_bias=True, attention_dropout=0.1, attention_out_bias=False,
+            head_dim=16, mlp_bias=False, pad_token_id=1, residual_dropout=0.1, rms_norm_eps=1e-6,
+            rope_scaling=dict(rope_type="default"), rope_theta=10000000.0, tie_word_embeddings=False,
+        )
+    ),
+    "internlm/internlm3-8b-instruct": Published(
+        of(
+            "InternLM3ForCausalLM", "internlm3", auto_map=dict(AutoModel="modeling_internlm3.InternLM3Model"),
+            bias=False, head_dim=16, pad_token_id=2, qkv_bias=False, rms_norm_eps=1e-5, rope_theta=50000000,
+            rope_scaling=dict(factor=6.0, rope_type="dynamic"), tie_word_embeddings=False,
+        )
+    ),
+    "baidu/ERNIE-4.5-0.3B-PT": Published(
+        of(
+            "Ernie4_5ForCausalLM", "ernie4_5", head_dim=16, pad_token_id=0, rms_norm_eps=1e-5, rope_theta=500000.0,
+            tie_word_embeddings=True, use_bias=False,
+        )
+    ),
+    "tencent/Hunyuan-0.5B-Instruct": Published(HUNYUAN, tuple(HUNYUAN_ONLY)),
+    "arcee-ai/AFM-4.5B": Published(
+        of(
+            "ArceeForCausalLM", "arcee", attention_bias=False, head_dim=8, hidden_act="relu2", mlp_bias=False,
+            rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False,
+            rope_scaling=dict(
+                beta_fast=32.0, beta_slow=1.0, factor=4.0, mscale=1.0, original_max_position_embeddings=16,
+                rope_type="yarn",
+            ),
+        )
+    ),
+    "kyutai/helium-1-2b": Published(
+        of(
+            "HeliumForCausalLM", "helium", attention_bias=False, head_dim=8, mlp_bias=False, pad_token_id=3,
+            rms_norm_eps=1e-8, rope_theta=20000.0, tie_word_embeddings=False,
+        )
+    ),
+    "facebook/cwm": Published(
+        of(
+            "CwmForCausalLM", "cwm", head_dim=16, layer_types=KINDS, rms_norm_eps=1e-5, rope_scaling=LLAMA3,
+            rope_theta=1000000.0, sliding_window=8, tie_word_embeddings=False,
+        )
+    ),
+    "inceptionai/Jais-2-8B-Chat": Published(
+        of(
+            "Jais2ForCausalLM", "jais2", attention_bias=True, head_dim=8, hidden_act="relu2", layer_norm_eps=1e-5,
+            mlp_bias=True, rope_scaling=None, rope_theta=500000.0, tie_word_embeddings=False,
+        )
+    ),
+}  # fmt: skip
+
+# Falcon, MPT, and relatives of GPT-2 and GPT-J.
+
+SUMMARY = dict(
+    summary_activation=None, summary_first_dropout=0.1, summary_proj_to_labels=True, summary_type="cls_index",
+    summary_use_proj=True,
+)  # fmt: skip
+FALCON = but(
+    COMMON, "intermediate_size", "num_key_value_heads", "hidden_act", "max_position_embeddings", alibi=False,
+    apply_residual_connection_post_layernorm=False, architectures=["FalconForCausalLM"], bias=False,
+    hidden_dropout=0.0, layer_norm_epsilon=1e-5, model_type="falcon", multi_query=True,
+    new_decoder_architecture=False, num_kv_heads=6, parallel_attn=True,
+)  # fmt: skip
+STRAY = ("apply_residual_connection_post_layernorm",)
+RUNNER = dict(inference_runner=0, pad_key_length=True, pre_allocate_kv_cache=False, validate_runner_input=True)
+STARCODER = dict(
+    activation_function="gelu", architectures=["GPTBigCodeForCausalLM"], attention_softmax_in_fp32=True,
+    attn_pdrop=0.1, bos_token_id=0, embd_pdrop=0.1, eos_token_id=0, initializer_range=0.02, layer_norm_epsilon=1e-5,
+    max_batch_size=None, max_sequence_length=None, model_type="gpt_bigcode", multi_query=True, n_embd=48, n_head=6,
+    n_inner=72, n_layer=2, n_positions=64, resid_pdrop=0.1, scale_attention_softmax_in_fp32=True,
+    scale_attn_weights=True, use_cache=True, vocab_size=131, **SUMMARY, **RUNNER,
+)  # fmt: skip
+NEO = dict(
+    activation_function="gelu_new", architectures=["GPTNeoForCausalLM"], attention_dropout=0,
+    attention_layers=["global", "local"], attention_types=[[["global", "local"], 1]], bos_token_id=0, embed_dropout=0,
+    eos_token_id=0, gradient_checkpointing=False, hidden_size=48, initializer_range=0.02, intermediate_size=None,
+    layer_norm_epsilon=1e-5, max_position_embeddings=64, model_type="gpt_neo", num_heads=6, num_layers=2,
+    resid_dropout=0, transformers_version="4.10.0.dev0", use_cache=True, vocab_size=131, window_size=8, **SUMMARY,
+)  # fmt: skip
+CODEGEN = dict(
+    activation_function="gelu_new", architectures=["CodeGenForCausalLM"], attn_pdrop=0.0, bos_token_id=1,
+    embd_pdrop=0.0, eos_token_id=0, gradient_checkpointing=False, initializer_range=0.02, layer_norm_epsilon=1e-5,
+    model_type="codegen", n_ctx=64, n_embd=64, n_head=8, n_inner=None, n_layer=2, n_positions=64, resid_pdrop=0.0,
+    rotary_dim=4, scale_attn_weights=True, tie_word_embeddings=False, tokenizer_class="GPT2Tokenizer",
+    torch_dtype="float16", use_cache=True, vocab_size=131, **SUMMARY,
+)  # fmt: skip
+MPT_ATTENTION = dict(
+    alibi=True, alibi_bias_max=8, attn_impl="torch", attn_pdrop=0, attn_type="multihead_attention",
+    attn_uses_sequence_id=False, clip_qkv=None, prefix_lm=False, qk_ln=False, softmax_scale=None,
+)  # fmt: skip
+MPT_ONLY = dict(init_config=dict(name="kaiming_normal_"), tokenizer_name="EleutherAI/gpt-neox-20b", verbose=0)
+MPT = dict(
+    architectures=["MPTForCausalLM"], attn_config=MPT_ATTENTION, auto_map=dict(AutoConfig="configuration_mpt.Config"),
+    d_model=48, emb_pdrop=0, embedding_fraction=1.0, expansion_ratio=4, init_device="cpu", learned_pos_emb=True,
+    logit_scale=None, max_seq_len=64, model_type="mpt", n_heads=6, n_layers=2, no_bias=True,
+    norm_type="low_precision_layernorm", resid_pdrop=0, torch_dtype="bfloat16", use_cache=False, vocab_size=131,
+    **MPT_ONLY,
+)  # fmt: skip
+FOURTH = {
+    "tiiuae/falcon-7b": Published(FALCON, STRAY),
+    "tiiuae/falcon-40b": Published(but(FALCON, new_decoder_architecture=True, num_kv_heads=2), STRAY),
+    "tiiuae/falcon-11B": Published(
+        but(
+            FALCON, *STRAY, activation="gelu", ff_factor=2, ffn_hidden_size=96, max_position_embeddings=64,
+            new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, rope_scaling=None,
+            rope_theta=500042.0, tie_word_embeddings=False,
+        ),
+        ("ff_factor",),
+    ),
+    "tiiuae/falcon-rw-1b": Published(
+        but(FALCON, alibi=True, bias=True, multi_query=False, parallel_attn=False),
+        refused="the falcon configuration has alibi=True; supported: False",
+    ),
+    "bigcode/starcoder": Published(STARCODER, tuple(RUNNER)),
+    "bigcode/gpt_bigcode-santacoder": Published(but(STARCODER, *RUNNER, activation_function="gelu_fast")),
+    "EleutherAI/gpt-neo-125m": Published(
+        NEO, buffers=("transformer.h.0.attn.attention.bias", "transformer.h.1.attn.attention.masked_bias")
+    ),
+    "Salesforce/codegen-350M-mono": Published(CODEGEN, buffers=("transformer.h.0.attn.causal_mask",)),
+    "mosaicml/mpt-7b": Published(MPT, tuple(MPT_ONLY)),
+    "mosaicml/mpt-7b-8k": Published(
+        but(MPT, attn_config=MPT_ATTENTION | dict(clip_qkv=6)),
+        refused="(?s)Transformers rejects the mpt configuration: Validation error for field 'clip_qkv'",
+    ),
+    "mosaicml/mpt-7b-8k, with a limit that Transformers takes": Published(
+        but(MPT, attn_config=MPT_ATTENTION | dict(clip_qkv=6.0)), tuple(MPT_ONLY)
+    ),
+    "mosaicml/mpt-7b-storywriter": Published(
+        but(MPT, attn_config=MPT_ATTENTION | dict(alibi_bias_max=16)),
+        refused="attn_config of the mpt configuration has alibi_bias_max=16; supported: 8",
+    ),
+}  # fmt: skip
+
+ONE_FILE = FIRST | SECOND | THIRD | FOURTH
