@@ -133,10 +133,13 @@ class Generation:
         """
         self._loop = loop = call_loop(self.decoder, steps, None if draft is None else guesser_of(draft), guesses)
         prompts, given = len(self.prompts.tokens), 0
-        for row in range(prompts):
-            self._submit(row, int(self.prompts.start[row]), count)
+        states = self.decoder.programs.cache.has_states
+        if states:  # a last token of a prompt that is fed again would change them twice
+            self.decoder.repeat(prompts, self.repeats)
+        for row in range(self.count if states else prompts):
+            self._submit(row, int(self.prompts.start[row % prompts]), count)
         try:
-            if self.repeats > 1:  # the others begin with the same tokens
+            if self.repeats > 1 and not states:  # the others begin with the same tokens
                 self._advance(loop)
                 self.decoder.repeat(prompts, self.repeats)
                 for row in range(prompts, self.count):
