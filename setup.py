@@ -33,7 +33,7 @@ FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall".split(
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the compilers' own headers
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-SOURCES = ("attention", "level", "linear", "lora", "memory", "norm", "sample")
+SOURCES = ("attention", "level", "linear", "lora", "memory", "norm", "sample", "states")
 LEVELS = {"portable": []}
 if platform.machine() in ("x86_64", "AMD64"):
     LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi"]}

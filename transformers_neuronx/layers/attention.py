@@ -45,10 +45,11 @@ def attention(
 ) -> tuple[Tensor, Cache]:
     """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache with the active tokens in it.
 
-    `w` has linear layers `q`, `k`, `v` and `out`, and optional norms `q_norm` and `k_norm` of queries and keys. `alibi`
-    f32[heads] are optional slopes by which scores fall with distance. `distances` f32[heads, ·] are optional biases per
-    distance; the last one is for all larger distances. `sinks` f32[heads] are optional scores of one more position,
-    which every token sees, and which has no value. `rotate` is applied to queries and keys, [b, n, heads, d]; of two,
+    `w` has linear layers `q`, `k`, `v` and `out`, an optional layer `gate`, by whose sigmoid what heads return is
+    multiplied, and optional norms `q_norm` and `k_norm` of queries and keys. `alibi` f32[heads] are optional slopes by
+    which scores fall with distance. `distances` f32[heads, ·] are optional biases per distance; the last one is for all
+    larger distances. `sinks` f32[heads] are optional scores of one more position, which every token sees, and which has
+    no value. `rotate` is applied to queries and keys, [b, n, heads, d]; of two,
     each has its own. With `norm_last`, that comes before the norms. Scores are multiplied by `scale`, by default
     1 / sqrt(d), and soft-capped at `softcap`. Tokens attend to `window` positions, including their own. Products with
     `q`, `k` and `v` are limited to the interval from -`clip` to `clip`.
@@ -61,14 +62,26 @@ def attention(
         _normed_and_turned(x, getattr(w, norm, None), norm_eps, turn, norm_last)
         for x, norm, turn in zip((q, k), ("q_norm", "k_norm"), turns, strict=True)
     )
+    scale = head_dim**-0.5 if scale is None else scale
+    context, *after = _attended(q, k, v, w, cache, step, window, scale=scale, softcap=softcap)
+    context = hlo.reshape(context, b, n, -1)
+    context = context * hlo.logistic(linear(x, w.gate)) if hasattr(w, "gate") else context
+    return linear(context, w.out), tuple(after)
+
+
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, w: Any, cache: Cache, step: Step, window: int | None, **how: float | None
+) -> tuple[Tensor, ...]:
+    """Return the context of queries [b, n, heads, d], and the cache with keys and values [b, n, kv_heads, d] in it."""
     attend, window = _attends(step, window)
-    named: dict[str, Any] = dict(scale=head_dim**-0.5 if scale is None else scale, window=window, softcap=softcap)
-    named |= {name: getattr(w, name).tensor for name in ("alibi", "distances", "sinks") if hasattr(w, name)}
+    named = how | {name: getattr(w, name).tensor for name in ("alibi", "distances", "sinks") if hasattr(w, name)}
+    made: tuple[Tensor, ...]
     if step.segments is not None:
-        context, *after = paged_attention(q, k, v, step.segments, cache, **named)
+        made = paged_attention(q, k, v, step.segments, cache, window=window, **named)
     else:
-        context, *after = attend(q, k, v, step.start, step.length, cache, step.slots, width=step.width, **named)
-    return linear(hlo.reshape(context, b, n, -1), w.out), tuple(after)
+        where = step.start, step.length, cache, step.slots
+        made = attend(q, k, v, *where, width=step.width, window=window, **named)
+    return made
 
 
 def _normed_and_turned(x: Tensor, norm: Any, eps: float, turn: Rotate | None, norm_last: bool) -> Tensor:

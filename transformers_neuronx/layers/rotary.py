@@ -202,8 +202,9 @@ class RopeType(NamedTuple):
     keys: tuple[str, ...] = ()
 
 
-# `type` is an older name of `rope_type`; Transformers adds the newer one and keeps both.
-OF_EVERY_TYPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+# `type` is an older name of `rope_type`; Transformers adds the newer one and keeps both. `mrope_…` says how positions
+# with three parts rotate features: for text, the parts are the same.
+OF_EVERY_TYPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 _FROM, _MAGNITUDE = "original_max_position_embeddings", "attention_factor"
 ROPE_TYPES = {
     "default": RopeType(_default),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from transformers_neuronx import hlo
-from transformers_neuronx.layers.rows import field
+from transformers_neuronx.layers.rows import field, row_of
 from transformers_neuronx.layers.step import SEGMENT, Step, located
 from transformers_neuronx.layers.storage import put_rows
 from transformers_neuronx.pyhlo import Tensor
@@ -26,46 +26,66 @@ class State(NamedTuple):
         return self.split.share(self.sizes, degree) if self.split else self.sizes
 
 
-# What each row's token has, [b, ·], and the row's states [b, ...] -> y [b, h], and the states after the token
+# What each row's token has, [b, ...], and the row's states [b, ...] -> y [b, ...], and the states after the token
 Cell = Callable[[list[Tensor], list[Tensor]], tuple[Tensor, list[Tensor]]]
+
+# A sequence in a step: its first token among those of the step, in order; their number; the position of the first one;
+# and the places of its states, before the step and after it. The first three are those of a `SEGMENT`.
+SEQUENCE = row_of(first=None, count=None, start=None, before=None, after=None)
+
+
+def sequences(step: Step) -> Tensor:
+    """Return the sequences of a step, as rows of `SEQUENCE`. s32[sequences, 5]"""
+    if step.segments is None:
+        rows, n = step.ids.sizes
+        slots = hlo.iota("s32", [rows]) if step.slots is None else step.slots
+        parts = [hlo.iota("s32", [rows]) * n, step.length, step.start, slots, slots]
+        return hlo.concatenate([hlo.reshape(part, rows, 1) for part in parts], 1)
+    assert step.places is not None
+    found = [field(step.segments, SEGMENT, name) for name in ("first", "count", "start")]
+    return hlo.concatenate([*(hlo.reshape(part, -1, 1) for part in found), step.places], 1)
 
 
 def scan(
     cell: Cell, inputs: Sequence[Tensor], states: Sequence[Tensor], step: Step
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Apply `cell` to the tokens of each sequence in order. Return y [b, n, h], and the states after the step.
+    """Apply `cell` to the tokens of each sequence in order. Return y [b, n, ...], and the states after the step.
 
-    inputs [b, n, ·], the first with the sizes and the type of y; states [places, ...], of the types that a cell makes.
-    A sequence that starts at position 0 starts with zeros. Padding leaves states as they are. The tokens of a step run
-    one after the other, which is slow for long prompts.
+    inputs [b, n, ...], the first with the sizes and the type of y; states [places, ...], of the types that a cell
+    makes. A sequence that starts at position 0 starts with zeros. Padding leaves states as they are. The tokens of a
+    step run one after the other, which is slow for long prompts.
     """
-    if step.segments is not None:
-        return _scan_tokens(cell, inputs, states, step, step.segments)
-    fresh = hlo.equal(step.start, 0)
-    own = [_where(fresh, hlo.full(0, old.dtype, old.sizes), old) for old in map(step.of_slots, states)]
+    return scan_sequences(cell, inputs, states, sequences(step), together=step.segments is None)
+
+
+def scan_sequences(
+    cell: Cell, inputs: Sequence[Tensor], states: Sequence[Tensor], table: Tensor, together: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Do the same, given the `sequences` of a step. If they are `together`, a row of inputs is one; else a token is."""
+    if not together:
+        return _scan_tokens(cell, inputs, states, table)
+    count, tokens = field(table, SEQUENCE, "count"), inputs[0].sizes[1]
 
     def one(i: Tensor, y: Tensor, *before: Tensor) -> list[Tensor]:
         made, after = cell([_row_of(x, 1, i) for x in inputs], list(before))
-        real = i < step.length
-        kept = [_where(real, new, old) for new, old in zip(after, before, strict=True)]
+        kept = [_where(i < count, new, old) for new, old in zip(after, before, strict=True)]
         made = hlo.reshape(made, made.sizes[0], 1, *made.sizes[1:])
-        return [i + 1, hlo.dynamic_update_slice(y, made, [_zero(), i, _zero()]), *kept]
+        return [i + 1, hlo.dynamic_update_slice(y, made, [_zero(), i, *(_zero() for _ in y.sizes[2:])]), *kept]
 
+    own = [states_before(state, table) for state in states]
     first = [hlo.constant(0, "s32"), hlo.full(0, inputs[0].dtype, inputs[0].sizes), *own]
-    count = inputs[0].sizes[1]
-    _, y, *after = one(*first) if count == 1 else hlo.while_loop(lambda i, *_: i < count, one, first, count)
-    return y, tuple(_stored(old, new, step) for old, new in zip(states, after, strict=True))
+    _, y, *after = one(*first) if tokens == 1 else hlo.while_loop(lambda i, *_: i < tokens, one, first, tokens)
+    return y, tuple(states_after(old, new, table) for old, new in zip(states, after, strict=True))
 
 
 def _scan_tokens(
-    cell: Cell, inputs: Sequence[Tensor], states: Sequence[Tensor], step: Step, segments: Tensor
+    cell: Cell, inputs: Sequence[Tensor], states: Sequence[Tensor], table: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Do the same for a step of single tokens, inputs [b, 1, ·]: a token's state is where the one before it left it."""
-    assert step.places is not None
-    b, _, h = inputs[0].sizes
-    real, segment, position = located(segments, b)
-    begins = hlo.equal(hlo.take(field(segments, SEGMENT, "first"), segment), hlo.iota("s32", [b], 0))
-    before, after = (hlo.take(hlo.reshape(hlo.slice(step.places, 1, i, i + 1), -1), segment) for i in range(2))
+    """Do the same for a step of single tokens, inputs [b, 1, ...]: a token's state is where the one before left it."""
+    b = inputs[0].sizes[0]
+    real, sequence, position = located(table, b)
+    begins = hlo.equal(hlo.take(field(table, SEQUENCE, "first"), sequence), hlo.iota("s32", [b], 0))
+    before, after = (hlo.take(field(table, SEQUENCE, name), sequence) for name in ("before", "after"))
     source = hlo.select(begins, before, after)
 
     def one(i: Tensor, y: Tensor, *states: Tensor) -> list[Tensor]:
@@ -78,19 +98,26 @@ def _scan_tokens(
         for state, now in zip(states, new, strict=True):
             there_now = _row_of(state, 0, here, keep=True)
             written.append(put_rows(state, hlo.select(counts, now, there_now), here))
-        return [i + 1, put_rows(y, hlo.reshape(made, 1, 1, h), i), *written]
+        return [i + 1, put_rows(y, hlo.reshape(made, 1, *y.sizes[1:]), i), *written]
 
     first = [hlo.constant(0, "s32"), hlo.full(0, inputs[0].dtype, inputs[0].sizes), *states]
     _, y, *left = hlo.while_loop(lambda i, *_: i < b, one, first, b)
     return y, tuple(left)
 
 
-def _stored(states: Tensor, new: Tensor, step: Step) -> Tensor:
-    """Put new [b, ...] to the slots of their rows in states [slots, ...], for rows with a token."""
+def states_before(states: Tensor, table: Tensor) -> Tensor:
+    """Return the state of each sequence before a step. [places, ...] -> [sequences, ...]"""
+    own = hlo.take(states, field(table, SEQUENCE, "before"))
+    return _where(hlo.equal(field(table, SEQUENCE, "start"), 0), hlo.full(0, own.dtype, own.sizes), own)
+
+
+def states_after(states: Tensor, new: Tensor, table: Tensor) -> Tensor:
+    """Put the states of sequences after a step, [sequences, ...], into their places, if they have a token there."""
+    counts, places = (field(table, SEQUENCE, name) for name in ("count", "after"))
     for row in range(new.sizes[0]):
-        here = hlo.constant(row, "s32") if step.slots is None else _scalar(step.slots, row)
+        here = _scalar(places, row)
         old = _row_of(states, 0, here, keep=True)
-        states = put_rows(states, hlo.select(_scalar(step.length, row) > 0, hlo.slice(new, 0, row, row + 1), old), here)
+        states = put_rows(states, hlo.select(_scalar(counts, row) > 0, hlo.slice(new, 0, row, row + 1), old), here)
     return states
 
 

@@ -183,7 +183,7 @@ def _within(limit: str, size: int) -> bool:
     return size <= limits().get(limit, size)
 
 
-_PER_ROW = Operand(["s32"], 1)
+_PER_ROW, _TABLE = Operand(["s32"], 1), Operand(["s32"], 2)
 _NEW = dict(q=Operand(FLOATS, 4), k=Operand("q", 4), v=Operand("q", 4))
 _CACHE = Operand((*FLOATS, "s8"), 3)
 _OF_HEADS = Operand(["f32"], 1, optional=True)
@@ -213,7 +213,7 @@ KERNELS: Mapping[str, Kernel] = dict(
         updated="cache",
     ),
     paged_attention=Kernel(
-        _NEW | dict(segments=Operand(["s32"], 2), cache=_CACHE) | _BIASES, _RULES, _paged_attention, updated="cache"
+        _NEW | dict(segments=_TABLE, cache=_CACHE) | _BIASES, _RULES, _paged_attention, updated="cache"
     ),
     attend_to=Kernel(
         dict(
@@ -227,9 +227,7 @@ KERNELS: Mapping[str, Kernel] = dict(
         dict(scale="f32"),
         _attend_to,
     ),
-    sample=Kernel(
-        dict(logits=Operand(["f32"], 2), seen=Operand(["pred"], 2), policy=Operand(["s32"], 2), position=_PER_ROW)
-    ),
+    sample=Kernel(dict(logits=Operand(["f32"], 2), seen=Operand(["pred"], 2), policy=_TABLE, position=_PER_ROW)),
     put_rows=Kernel(
         dict(x=Operand((*FLOATS, "s8")), rows=Operand("x"), at=Operand(["s32"], 0)), fits=_put_rows, updated="x"
     ),
@@ -240,6 +238,18 @@ KERNELS: Mapping[str, Kernel] = dict(
         dict(rank="i64"),
         _lora,
         updated="y",
+    ),
+    short_convolution=Kernel(
+        dict(x=Operand(FLOATS, 3), weight=Operand(["f32"], 2), table=_TABLE, state=Operand(["f32"], 3)),
+        dict(activation="string"),
+        lambda _, operands: _within("taps", operands["weight"][0].dimensions[0]),
+        updated="state",
+    ),
+    gated_delta_rule=Kernel(
+        {name: Operand(["f32"], 4) for name in "qkv"}
+        | dict(decay=Operand(["f32"], 3), beta=Operand(["f32"], 3), table=_TABLE, memory=Operand(["f32"], 4)),
+        fits=lambda _, operands: _within("head", operands["k"][0].dimensions[-1]),
+        updated="memory",
     ),
 )
 

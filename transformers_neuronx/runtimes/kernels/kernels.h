@@ -158,6 +158,46 @@ struct LoraArguments {
   void* scratch;
 };
 
+// The sequences of a step, for layers that keep states of them in so many `places`:
+//   table   [sequences, kSequenceColumns]: the first token of each among those of the step, the number of its tokens, the
+//           position of the first one, and the places of its states, before the step and after it
+constexpr int64_t kSequenceColumns = 5;
+
+struct StepArguments {
+  int64_t sequences, tokens, places;
+  const int32_t* table;
+};
+
+// A convolution of each feature over `size` tokens, with an activation of the sums:
+//   x, y    [tokens, features]
+//   weight  [size, features], the last one for the token itself
+//   state   [places, size - 1, features], the inputs of the tokens before
+constexpr int64_t kMostTaps = 16;  // of a convolution
+
+struct ConvolutionArguments {
+  StepArguments step;
+  int64_t features, size;
+  Type type;  // of x
+  Activation activation;
+  const void* x;
+  const float* weight;
+  float *state, *y;
+};
+
+// Linear attention by the gated delta rule:
+//   q, k         [tokens, key_heads, key_size], which are scaled
+//   v, y         [tokens, heads, value_size]
+//   decay, beta  [tokens, heads]
+//   memory       [places, heads, key_size, value_size]
+constexpr float kDeltaEps = 1e-6f;
+
+struct DeltaArguments {
+  StepArguments step;
+  int64_t key_heads, heads, key_size, value_size;
+  const float *q, *k, *v, *decay, *beta;
+  float *memory, *y;
+};
+
 struct Kernels {
   const char* name;
   int64_t (*linear_scratch)(const LinearArguments&);  // bytes
@@ -169,6 +209,8 @@ struct Kernels {
   void (*normalize)(const NormArguments&, const Pool&);
   int64_t (*lora_scratch)(const LoraArguments&);  // bytes
   void (*add_adapters)(const LoraArguments&, const Pool&);
+  void (*short_convolution)(const ConvolutionArguments&, const Pool&);
+  void (*gated_delta_rule)(const DeltaArguments&, const Pool&);
 };
 
 namespace portable { extern const Kernels kernels; }

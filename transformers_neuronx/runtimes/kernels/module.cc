@@ -29,7 +29,7 @@ struct Spent {
   std::atomic<int64_t> calls{0}, nanoseconds{0};
 };
 Spent linear_spent{"linear"}, attention_spent{"attention"}, memory_spent{"attend_to"}, sample_spent{"sample"},
-    rows_spent{"put_rows"}, norm_spent{"norm"}, lora_spent{"lora"};
+    rows_spent{"put_rows"}, norm_spent{"norm"}, lora_spent{"lora"}, states_spent{"states"};
 
 class Counted {
  public:
@@ -402,6 +402,49 @@ void Lora(Call& call, const Pool& pool) {
   Level().add_adapters(arguments, pool);
 }
 
+// Reads the sequences of a step and the array of their states, which is updated in place: the result after y.
+StepArguments StepOf(Call& call, const Array& states, const Array& table, const Array& after, int64_t tokens) {
+  call.Must(after.data == states.data, after, "returned in its own memory");
+  return {table.Size(0), tokens, states.Size(0), table.As<int32_t>()};
+}
+
+void ShortConvolution(Call& call, const Pool& pool) {
+  int64_t rows = kAny, tokens = kAny, features = kAny, size = kAny, sequences = kAny, places = kAny, kept = kAny;
+  int64_t columns = kSequenceColumns;
+  const Array x = call.Operand("x", kFloats, {&rows, &tokens, &features});
+  const Array weight = call.Operand("weight", {ffi::F32}, {&size, &features});
+  const Array table = call.Operand("table", {ffi::S32}, {&sequences, &columns});
+  const Array state = call.Operand("state", {ffi::F32}, {&places, &kept, &features});
+  const Array y = call.Result("y", {ffi::F32}, {&rows, &tokens, &features});
+  const Array after = call.Result("state", {ffi::F32}, {&places, &kept, &features});
+  call.Done();
+  call.Must(size > 1 && size <= kMostTaps, weight, "of two tokens or more, and no more than the kernel takes");
+  call.Must(kept == size - 1, state, "of one token less than weight");
+  const StepArguments step = StepOf(call, state, table, after, rows * tokens);
+  Level().short_convolution({step, features, size, TypeOf(x.type), ActivationOf(call), x.data, weight.As<float>(),
+                             after.As<float>(), y.As<float>()}, pool);
+}
+
+void GatedDeltaRule(Call& call, const Pool& pool) {
+  int64_t rows = kAny, tokens = kAny, key_heads = kAny, heads = kAny, keys = kAny, values = kAny, sequences = kAny;
+  int64_t places = kAny, columns = kSequenceColumns;
+  const Array q = call.Operand("q", {ffi::F32}, {&rows, &tokens, &key_heads, &keys});
+  const Array k = call.Operand("k", {ffi::F32}, {&rows, &tokens, &key_heads, &keys});
+  const Array v = call.Operand("v", {ffi::F32}, {&rows, &tokens, &heads, &values});
+  const Array decay = call.Operand("decay", {ffi::F32}, {&rows, &tokens, &heads});
+  const Array beta = call.Operand("beta", {ffi::F32}, {&rows, &tokens, &heads});
+  const Array table = call.Operand("table", {ffi::S32}, {&sequences, &columns});
+  const Array memory = call.Operand("memory", {ffi::F32}, {&places, &heads, &keys, &values});
+  const Array y = call.Result("y", {ffi::F32}, {&rows, &tokens, &heads, &values});
+  const Array after = call.Result("memory", {ffi::F32}, {&places, &heads, &keys, &values});
+  call.Done();
+  call.Must(keys <= kLongestHead, k, "of no more features than the kernel takes");
+  call.Must(key_heads > 0 && heads % key_heads == 0, v, "of as many heads for each key");
+  const StepArguments step = StepOf(call, memory, table, after, rows * tokens);
+  Level().gated_delta_rule({step, key_heads, heads, keys, values, q.As<float>(), k.As<float>(), v.As<float>(),
+                            decay.As<float>(), beta.As<float>(), after.As<float>(), y.As<float>()}, pool);
+}
+
 struct Kernel {
   const char* name;  // of the composite
   void (*run)(Call& call, const Pool& pool);
@@ -415,7 +458,9 @@ constexpr Kernel all_kernels[] = {{"linear", Linear, linear_spent},
                                   {"put_rows", PutRows, rows_spent},
                                   {"layer_norm", LayerNorm, norm_spent},
                                   {"rms_norm", RmsNorm, norm_spent},
-                                  {"lora", Lora, lora_spent}};
+                                  {"lora", Lora, lora_spent},
+                                  {"short_convolution", ShortConvolution, states_spent},
+                                  {"gated_delta_rule", GatedDeltaRule, states_spent}};
 
 template <size_t kNumber>
 ffi::Error Run(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -453,15 +498,16 @@ PyObject* HandlersOf(std::index_sequence<kNumbers...>) {
 PyObject* Handlers(PyObject*, PyObject*) { return HandlersOf(std::make_index_sequence<std::size(all_kernels)>()); }
 
 PyObject* Limits(PyObject*, PyObject*) {
-  return Py_BuildValue("{sLsLsLsLsL}", "parts", static_cast<long long>(kMostParts), "group",
+  return Py_BuildValue("{sLsLsLsLsLsL}", "parts", static_cast<long long>(kMostParts), "group",
                        static_cast<long long>(kLargestGroup), "head", static_cast<long long>(kLongestHead), "biases",
-                       static_cast<long long>(kMostBiases), "page", static_cast<long long>(kPage));
+                       static_cast<long long>(kMostBiases), "page", static_cast<long long>(kPage), "taps",
+                       static_cast<long long>(kMostTaps));
 }
 
 PyObject* SpentSoFar(PyObject*, PyObject*) {
   PyObject* all = PyDict_New();
   for (const Spent* each : {&linear_spent, &attention_spent, &memory_spent, &sample_spent, &rows_spent, &norm_spent,
-                           &lora_spent}) {
+                           &lora_spent, &states_spent}) {
     const double seconds = static_cast<double>(each->nanoseconds.load()) * 1e-9;
     PyObject* pair = Py_BuildValue("(Ld)", static_cast<long long>(each->calls.load()), seconds);
     if (!all || !pair || PyDict_SetItemString(all, each->name, pair)) return nullptr;
