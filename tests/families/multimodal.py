@@ -34,6 +34,23 @@ IDEFICS3 = dict(
     text_config=TEXT | dict(model_type="llama", rms_norm_eps=1e-5, rope_theta=500000.0), torch_dtype="float32",
     vision_config=TOWER,
 )  # fmt: skip
+QWEN3_5 = TOKENS | dict(
+    architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", tie_word_embeddings=True,
+    text_config=QWEN | dict(
+        attention_bias=False, attn_output_gate=True, dtype="float32", eos_token_id=2, full_attention_interval=2,
+        head_dim=32, layer_types=["linear_attention", "full_attention"], linear_conv_kernel_dim=4,
+        linear_key_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_value_head_dim=16,
+        mamba_ssm_dtype="float32", mlp_only_layers=[], model_type="qwen3_5_text", mtp_num_hidden_layers=1,
+        mtp_use_dedicated_embeddings=False, partial_rotary_factor=0.25, tie_word_embeddings=True,
+        rope_parameters=dict(
+            mrope_interleaved=True, mrope_section=[2, 1, 1], partial_rotary_factor=0.25, rope_theta=10000000,
+            rope_type="default",
+        ),
+    ),
+    transformers_version="4.57.0.dev0",
+    vision_config=dict(deepstack_visual_indexes=[], depth=2, hidden_size=32, intermediate_size=32, num_heads=2,
+                       model_type="qwen3_5", num_position_embeddings=16, out_hidden_size=48),
+)  # fmt: skip
 ATTRIBUTES = {
     "qwen2_vl": QWEN2_VL,
     "qwen2_5_vl": QWEN2_VL | dict(
@@ -54,6 +71,15 @@ ATTRIBUTES = {
         transformers_version="4.57.0.dev0",
         vision_config=dict(deepstack_visual_indexes=[0], depth=2, hidden_size=32, intermediate_size=32, num_heads=2,
                            model_type="qwen3_vl", num_position_embeddings=16, out_hidden_size=48),
+    ),
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5 | dict(
+        architectures=["Qwen3_5MoeForConditionalGeneration"], model_type="qwen3_5_moe", tie_word_embeddings=False,
+        text_config=QWEN3_5["text_config"] | dict(
+            model_type="qwen3_5_moe_text", moe_intermediate_size=40, num_experts=5, num_experts_per_tok=2,
+            router_aux_loss_coef=0.001, shared_expert_intermediate_size=56, tie_word_embeddings=False,
+        ),
+        vision_config=QWEN3_5["vision_config"] | dict(model_type="qwen3_5_moe"),
     ),
     "gemma3": dict(
         architectures=["Gemma3ForConditionalGeneration"], boi_token_index=127, eoi_token_index=128,

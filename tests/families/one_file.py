@@ -23,6 +23,11 @@ GROUPS = dict(n_routed_experts=12, num_experts_per_tok=3, n_group=4, topk_group=
 OF_ERNIE = dict(moe_intermediate_size=40, moe_num_experts=5, moe_k=2)
 SAME_KEYS = dict(num_key_value_heads=6)
 TIED, UNTIED = dict(tie_word_embeddings=True), dict(tie_word_embeddings=False)
+HYBRID = WIDE | dict(
+    head_dim=32, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+    linear_num_value_heads=6, linear_key_head_dim=16, linear_value_head_dim=24,
+    rope_parameters=DEFAULT | dict(partial_rotary_factor=0.25, mrope_section=[2, 1, 1]),
+)  # fmt: skip
 
 # Families with other names of sizes.
 FALCON = dict(
@@ -244,11 +249,34 @@ FAMILIES = {
             "as many heads as a power of two": dict(n_heads=8),
         },
     ),
+    "qwen3_5_text": (
+        HYBRID,
+        {
+            "biases": dict(attention_bias=True),
+            "a tied head": TIED,
+            # With 16 features, a query and a key are at right angles, and the norm of a head enlarges rounding errors.
+            "every head has its keys": dict(linear_num_key_heads=6, linear_key_head_dim=20),
+            "a longer convolution": dict(linear_conv_kernel_dim=6),
+        },
+    ),
+    "qwen3_5_moe_text": (
+        HYBRID | EXPERTS | dict(num_experts=5, shared_expert_intermediate_size=56),
+        {"many experts": dict(num_experts=40, num_experts_per_tok=8), "a tied head": TIED},
+    ),
+    "qwen3_next": (
+        HYBRID | EXPERTS | dict(num_experts=5, shared_expert_intermediate_size=56),
+        {
+            "shares are not normalized": dict(norm_topk_prob=False),
+            "a layer without experts": dict(mlp_only_layers=[1]),
+            "experts in every other layer": dict(decoder_sparse_step=2),
+        },
+    ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip
 
 
 NAMES = {model_type.replace("_", ""): model_type for model_type in FAMILIES}  # of the files
+WITH_STATES = {"qwen35text", "qwen35moetext", "qwen3next"}
 
 
 def tiny(model_type, variant=None):

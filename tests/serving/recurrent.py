@@ -40,15 +40,12 @@ class RecurrentConfig(LlamaConfig):
 
 def table(config):
     h = config.hidden_size
-    rows = weights.table(config)
     recurrent = [
         row
         for part, split in PARTS.items()
         for row in rows_of_linear(f"mix.{part}", f"model.layers.{{}}.mix.{part}", h, h, split, bias=False)
     ]
-    own = {row.name for row in rows if row.name.startswith("attn.")}
-    attention = of_kinds(["attention"], [row for row in rows if row.name in own])
-    return [row for row in rows if row.name not in own] + attention + of_kinds(["recurrent"], recurrent)
+    return weights.table(config) + of_kinds(["recurrent"], recurrent)
 
 
 def layer(config, w, x, cache, step, rotate, kind):

@@ -63,6 +63,8 @@ def _read_by_transformers(folder: str) -> frozenset[str] | None:
     if found is None or found.origin is None:
         return None
     package = Path(found.origin).parent
+    if not (package / "models" / folder).exists():  # the text half of a model is in the whole model's
+        folder = folder.removesuffix("_text")
     own = [package / "models" / folder / f"{part}_{folder}.py" for part in ("configuration", "modeling")]
     try:
         helpers = {package / "configuration_utils.py"}.union(*map(_imported, own)).difference(own)

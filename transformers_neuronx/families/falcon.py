@@ -10,7 +10,7 @@ from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.llama.like import LlamaLike
 from transformers_neuronx.models.sampling import ForSampling
-from transformers_neuronx.weights import Heads, Weight, part_per_group, renamed
+from transformers_neuronx.weights import Heads, Weight, renamed, section_per_head
 
 PREFIX, ignored = "transformer.", weights.ignored
 NAMES = {weights.BLOCK: "transformer.h.{}.", "model.embed_tokens": "transformer.word_embeddings", "model.": PREFIX}
@@ -51,8 +51,9 @@ class FalconConfig(LlamaLike):
 
 def table(config: FalconConfig) -> list[Weight]:
     """LLaMA's with other names, and parts of one layer."""
-    sizes = config.attention_heads.group, config.head_dim
-    layouts = {f"attn.{part}": part_per_group(i, *sizes) for i, part in enumerate("qkv")}
+    d = config.head_dim
+    sizes = config.attention_heads.group * d, d, d  # the queries of a group, and the key and the value that they share
+    layouts = {f"attn.{part}": section_per_head(i, sizes) for i, part in enumerate("qkv")}
     rows = renamed(weights.table(config), NAMES)
     return [replace(row, layout=layouts.get(row.name.rpartition(".")[0], row.layout)) for row in rows]
 

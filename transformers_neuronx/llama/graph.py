@@ -12,6 +12,7 @@ from transformers_neuronx.layers import (
     Rotate,
     Step,
     attention,
+    delta_net,
     embedding,
     experts,
     gated_mlp,
@@ -21,6 +22,7 @@ from transformers_neuronx.layers import (
     rotaries,
     rotation,
 )
+from transformers_neuronx.llama.hybrid import HybridLike
 from transformers_neuronx.llama.like import LlamaLike
 from transformers_neuronx.llama.mixture import MixtureLike
 from transformers_neuronx.pyhlo import Tensor
@@ -40,15 +42,7 @@ def layer(
     config: LlamaLike, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotations, kind: str = ""
 ) -> tuple[Tensor, Cache]:
     before = normed(config, w, "attn_norm", x)
-    h, cache = attention(
-        *(before, w.attn, cache, step, config.head_dim, rotate[kind]),
-        scale=config.attention_scale,
-        window=config.window_of(kind),
-        softcap=config.softcap,
-        clip=config.clip,
-        norm_eps=config.eps,
-        norm_last=config.qk_norm_last,
-    )
+    h, cache = mix(config, w, before, cache, step, rotate[kind], config.window_of(kind))
     attended = x + scaled(normed(config, w, "attn_out_norm", h), config.residual_scale)
     if config.parallel:
         h = normed(config, w, "mlp_norm", x) if hasattr(w, "mlp_norm") else before
@@ -56,6 +50,23 @@ def layer(
         h = normed(config, w, "mlp_norm", attended)
     h = feed_forward(config, w, h)
     return attended + scaled(normed(config, w, "mlp_out_norm", h), config.residual_scale), cache
+
+
+def mix(
+    config: LlamaLike, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate | tuple[Rotate, Rotate] | None,
+    window: int | None,
+) -> tuple[Tensor, Cache]:  # fmt: skip
+    if isinstance(config, HybridLike) and hasattr(w, "delta"):
+        return delta_net(x, w.delta, cache, step, config.delta, config.eps)
+    return attention(
+        *(x, w.attn, cache, step, config.head_dim, rotate),
+        scale=config.attention_scale,
+        window=window,
+        softcap=config.softcap,
+        clip=config.clip,
+        norm_eps=config.eps,
+        norm_last=config.qk_norm_last,
+    )
 
 
 def feed_forward(config: LlamaLike, w: Any, x: Tensor) -> Tensor:

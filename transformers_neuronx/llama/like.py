@@ -57,6 +57,7 @@ class LlamaLike(RotaryConfig):
     attention_bias: bool = False  # of queries, keys, values and output
     qkv_bias: bool = False  # of queries, keys and values, whatever attention_bias is
     out_bias: bool = False  # of the output
+    attention_gate: bool = False  # the projection of queries has gates, too, of what each head returns
     mlp_bias: bool = False
     head_bias: bool = False
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from transformers_neuronx.llama.hybrid import mixers
 from transformers_neuronx.llama.like import LlamaLike
 from transformers_neuronx.llama.mixture import feed_forward
 from transformers_neuronx.weights import (
@@ -11,8 +12,10 @@ from transformers_neuronx.weights import (
     as_is,
     attention,
     for_each_head,
+    linear,
     norm,
     pairs_as_halves,
+    part_per_head,
     parts_of,
     plus_one,
 )
@@ -22,16 +25,12 @@ BLOCK = PREFIX + "layers.{}."
 
 
 def table(config: LlamaLike) -> list[Weight]:
-    h, heads, biased = config.hidden_size, config.attention_heads, config.attention_bias
-    outputs = [count * heads.head_dim for count in (heads.heads, heads.kv_heads, heads.kv_heads)]
-    q, k, *others = parts_of(BLOCK, config.projections, [*outputs, h])
-    projections = [*((name, _turned(config, layout)) for name, layout in (q, k)), *others]
+    h = config.hidden_size
     vocabulary, head = (config.vocab_size, h), PREFIX + "embed_tokens" if config.tied else "lm_head"
     return [
         Weight("embed", PREFIX + "embed_tokens.weight", vocabulary, split=COLUMNS),
         *(row for name, source in config.norms.items() for row in _norm(config, name, BLOCK + source, h)),
-        *attention("attn", heads, h, projections, bias=biased or config.qkv_bias, out_bias=biased or config.out_bias),
-        *(_norms_of_heads(config) if config.qk_norm else []),
+        *mixers(config, BLOCK, _attention(config)),
         *feed_forward(config, BLOCK),
         *_norm(config, "final_norm", PREFIX + config.final_norm, h),
         Weight("head.weight", head + ".weight", vocabulary, split=COLUMNS),
@@ -41,6 +40,22 @@ def table(config: LlamaLike) -> list[Weight]:
 
 def ignored(config: LlamaLike) -> list[str]:
     return [*([r"lm_head\.weight"] if config.tied else []), *config.unread]
+
+
+def _attention(config: LlamaLike) -> list[Weight]:
+    h, heads, biased = config.hidden_size, config.attention_heads, config.attention_bias
+    outputs = [count * heads.head_dim for count in (heads.heads, heads.kv_heads, heads.kv_heads)]
+    q, k, *others = parts_of(BLOCK, config.projections, [*outputs, h])
+    gate = []
+    if config.attention_gate:
+        (name, _), (first, second) = q, (part_per_head(index, 2, heads.head_dim) for index in range(2))
+        gate, q = linear("attn.gate", name, outputs[0], h, heads.split(0), layout=second, bias=biased), (name, first)
+    projections = [*((name, _turned(config, layout)) for name, layout in (q, k)), *others]
+    return [
+        *attention("attn", heads, h, projections, bias=biased or config.qkv_bias, out_bias=biased or config.out_bias),
+        *gate,
+        *(_norms_of_heads(config) if config.qk_norm else []),
+    ]
 
 
 def _turned(config: LlamaLike, layout: Layout = as_is) -> Layout:

@@ -8,10 +8,11 @@ from transformers_neuronx.weights.layouts import (
     in_turns as in_turns,
     pairs_as_halves as pairs_as_halves,
     part as part,
-    part_per_group as part_per_group,
     part_per_head as part_per_head,
     plus_one as plus_one,
     section as section,
+    section_per_head as section_per_head,
+    taps as taps,
     transposed as transposed,
 )
 from transformers_neuronx.weights.rows import (

@@ -40,20 +40,21 @@ def in_turns(index: int, parts: int, layout: Layout = as_is) -> Layout:
     return lambda tensor: layout(tensor)[index::parts]
 
 
-@functools.cache
 def part_per_head(index: int, parts: int, head_dim: int) -> Layout:
     """Layout: piece `index` of `parts` equal ones of a fused layer whose outputs are [heads, parts, d]."""
-    return lambda tensor: torch.unflatten(tensor, 0, (-1, parts, head_dim))[:, index].flatten(0, 1)
+    return section_per_head(index, (head_dim,) * parts)
 
 
 @functools.cache
-def part_per_group(index: int, group: int, head_dim: int) -> Layout:
-    """Layout: queries (0), keys (1) or values (2) of a fused layer whose outputs are [kv_heads, group + 2, d].
+def section_per_head(index: int, sizes: tuple[int, ...]) -> Layout:
+    """Layout: piece `index` of pieces of `sizes` of each head, of a fused layer with outputs [heads, all pieces]."""
+    return lambda tensor: torch.unflatten(tensor, 0, (-1, sum(sizes))).split_with_sizes(sizes, 1)[index].flatten(0, 1)
 
-    The queries of a group come first, then the key and the value that they share.
-    """
-    first, count = ((0, group), (group, 1), (group + 1, 1))[index]
-    return lambda tensor: torch.unflatten(tensor, 0, (-1, group + 2, head_dim)).narrow(1, first, count).flatten(0, 2)
+
+@functools.cache
+def taps(layout: Layout) -> Layout:
+    """Layout: make the weights of a convolution of single features [c, 1, size], after `layout`, f32[size, c]."""
+    return lambda tensor: layout(tensor).squeeze(1).movedim(0, -1).float()
 
 
 @functools.cache

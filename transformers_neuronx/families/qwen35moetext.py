@@ -1,0 +1,38 @@
+"""Qwen 3.5 with a mixture of experts in every layer, and a gated block for all tokens."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from transformers_neuronx.config import hf
+from transformers_neuronx.engine.family import Family
+from transformers_neuronx.layers import ACTIVATIONS
+from transformers_neuronx.llama import graph, weights
+from transformers_neuronx.llama.hybrid import HYBRID_KINDS, HybridLike
+from transformers_neuronx.llama.mixture import MixtureLike
+from transformers_neuronx.models.sampling import ForSampling
+
+
+@dataclass(frozen=True)
+class Qwen35MoeTextConfig(HybridLike, MixtureLike):
+    inner_size: int = hf("moe_intermediate_size")
+    activation: str = hf("hidden_act", among=ACTIVATIONS)
+    tied: bool = hf("tie_word_embeddings")
+    attention_bias: bool = hf("attention_bias")
+    attention_kinds: list[str] = hf("layer_types", among=HYBRID_KINDS)
+    n_expert: int = hf("num_experts")
+    active_experts: int = hf("num_experts_per_tok")
+    shared_size: int = hf("shared_expert_intermediate_size")
+
+    shared = tuple(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down"))
+    shared_gate = "mlp.shared_expert_gate"
+
+    # layer_types follows from the first; the rest is for training.
+    WITHOUT_EFFECT: ClassVar = frozenset(
+        {"full_attention_interval", "intermediate_size", "output_router_logits", "router_aux_loss_coef"}
+    )
+
+
+class Qwen35MoeTextForSampling(ForSampling):
+    """Transformers' `Qwen3_5MoeForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
+
+    family = Family(Qwen35MoeTextConfig.from_hf, weights, graph, prepare=graph.prepare, folder="qwen35moetext")
