@@ -31,8 +31,18 @@ from transformers_neuronx.runtimes import get_runtime
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 KEPT = (
-    "lm_head", "embed", "wte", "wpe", "router", "mlp.gate.weight", "project_in", "project_out", "_proj_bias", "conv1d",
-)  # fmt: skip
+    "lm_head",
+    "embed",
+    "wte",
+    "wpe",
+    "router",
+    "project_in",
+    "project_out",
+    "_proj_bias",
+    "conv1d",
+    "mlp.gate.",
+    "shared_expert_gate",
+)
 TOLERANCE = 1e-4  # relative to the largest logit
 
 
