@@ -5,6 +5,7 @@ import json
 import torch
 from eight_bits import PLAIN
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 _FP4 = torch.tensor([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12
@@ -23,8 +24,10 @@ NUMBERS = dict(
 def store_in_codes(reference, directory, layout, group, change=lambda stored: None):
     """Make the checkpoint that a model of Transformers has saved one in codes. Return the model with its numbers.
 
-    `layout` is that of `drawn`; `change` may change what is stored.
+    `layout` is that of `drawn`, or "experts"; `change` may change what is stored.
     """
+    if layout == "experts":
+        return store_experts(reference, directory)
     file, generator = directory / "model.safetensors", torch.Generator().manual_seed(0)
     numbers = load_file(file)
     stored = {name: tensor.clone() for name, tensor in numbers.items()}
@@ -38,6 +41,25 @@ def store_in_codes(reference, directory, layout, group, change=lambda stored: No
     change(stored)
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, file)
     return changed
+
+
+def store_experts(reference, directory, whole=(), exponents=(121, 125)):
+    """Make the checkpoint of gpt-oss that a model has saved one with experts in MXFP4, but for layers `whole`.
+
+    Return the model with the numbers that Transformers makes of these.
+    """
+    stored, generator = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(1)
+    for name in [name for name in sorted(stored) if name.endswith(("gate_up_proj", "down_proj"))]:
+        if any(f"layers.{layer}." in name for layer in whole):
+            continue
+        count, inputs, outputs = stored.pop(name).shape
+        sizes = count, outputs, inputs // 32
+        blocks = torch.randint(0, 256, (*sizes, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(*exponents, sizes, generator=generator, dtype=torch.uint8)
+        reference.get_parameter(name).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(stored, directory / "model.safetensors", metadata=dict(format="pt"))
+    return reference
 
 
 def drawn(shape, layout, group, generator):

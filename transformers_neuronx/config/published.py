@@ -2,8 +2,8 @@
 
 These are read: compressed-tensors with whole numbers of 4 or 8 bits, FP8, MXFP4 or NVFP4; the FP8 of Qwen, DeepSeek and
 others, with a scale for each block of a matrix; GPTQ and AWQ; nf4 and fp4 of bitsandbytes; what torchao has in 8 bits;
-and files of GGUF, where each matrix has its own type. What they say of activations is not followed: these stay in the
-model's type.
+experts in MXFP4, as gpt-oss has them; and files of GGUF, where each matrix has its own type. What they say of
+activations is not followed: these stay in the model's type.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from transformers_neuronx.config.gguf import GGUF, storage
 QUANTIZATION = "quantization_config"  # the attribute of a configuration
 CONV1D = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc)\.weight")  # matrices of GPT-2 that are [in, out]
 CODED = {"mxfp4-pack-quantized": ("mxfp4", "group"), "nvfp4-pack-quantized": ("nvfp4", "tensor_group")}
+EXPERTS = ".mlp.experts."  # in the names of what is in MXFP4 in gpt-oss
+MX = 32  # numbers of MXFP4 with a scale
 BLOCK = 64  # of bitsandbytes: numbers with a scale; its files may have a multiple
 OF_TORCHAO = {  # its configurations, and the type of their weights
     "Int8WeightOnlyConfig": "s8", "Int8DynamicActivationInt8WeightConfig": "s8",
@@ -32,7 +34,8 @@ class Form:
 
     `ignored` are names of modules that are not quantized, or patterns of them after "re:". `packing` is how whole
     numbers are packed into words of 32 bits, if they are: as in "compressed", "gptq", "gptq_v2" or "awq"; or codes of
-    four bits into bytes: as in "mxfp4", "nvfp4" or "bitsandbytes". With "torchao", only names differ. With `zeros`,
+    four bits into bytes: as in "mxfp4", "nvfp4" or "bitsandbytes", or "experts", whose matrices are in one tensor of
+    blocks. With "torchao", only names differ. With `zeros`,
     each group of inputs has a number that stands for zero. In words, matrices are by outputs, also those that are
     [in, out] otherwise, whose names `turned` matches. With `by_group`, inputs of a group need not be beside each other
     (act-order).
@@ -49,7 +52,7 @@ class Form:
     @property
     def storage(self) -> str:
         """How a model stores such a matrix. Scales in f32 hold those of every type, and minima, exactly."""
-        scales = "bf16" if self.packing == "mxfp4" else "f32"
+        scales = "bf16" if self.packing in ("mxfp4", "experts") else "f32"
         return storage(self.dtype, self.block[1], scales, self.zeros, by_group=self.by_group)
 
     def ignores(self, module: str) -> bool:
@@ -84,6 +87,8 @@ def form_of(attributes: Mapping[str, Any]) -> Form | Mixed | None:
         "torchao": _torchao,
         GGUF: _gguf,
     }
+    if attributes.get("model_type") == "gpt_oss":
+        forms["mxfp4"] = _mxfp4
     form = forms.get(str(how.get("quant_method")), lambda _: None)(how)
     if isinstance(form, Form) and attributes.get("model_type") == "gpt2":
         return replace(form, turned=CONV1D)
@@ -131,6 +136,13 @@ def _of_codes(how: Mapping[str, Any]) -> Form | None:
     if not alike or not isinstance(size, int) or size < 2 or size % 2:
         return None
     return Form("e2m1", (1, size), tuple(how.get("ignore") or ()), packing)
+
+
+def _mxfp4(how: Mapping[str, Any]) -> Form | None:
+    """Experts of gpt-oss; nothing else is in this form. Names of modules that are not have `*` for any layer."""
+    kept = [re.escape(name).replace(r"\*", "[^.]+") for name in how.get("modules_to_not_convert") or ()]
+    ignored = (rf"re:(?!.*{re.escape(EXPERTS)})", *(rf"re:{name}(\.|$)" for name in kept))
+    return Form("e2m1", (1, MX), ignored, "experts")
 
 
 def _bitsandbytes(how: Mapping[str, Any]) -> Form | None:

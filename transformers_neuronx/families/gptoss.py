@@ -10,7 +10,7 @@ from transformers_neuronx.layers import LAYER_KINDS, Gate, clamped_swiglu
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.llama.mixture import MixtureLike
 from transformers_neuronx.models.sampling import ForSampling
-from transformers_neuronx.weights import Weight, as_is, bias_of, in_turns, transposed
+from transformers_neuronx.weights import Weight, bias_of, in_turns, transposed
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,20 @@ class GptOssConfig(MixtureLike):
 
 
 PREFIX, ignored = weights.PREFIX, weights.ignored
-# Matrices of experts are [in, out] in the checkpoint, and those of gate and up are one, with rows in turns.
-LAYOUTS = dict(router=as_is, gate=in_turns(0, 2, transposed), up=in_turns(1, 2, transposed), down=transposed)
+# Experts are [in, out] in the checkpoint, gate and up as one, with rows in turns; in MXFP4, each has a name, with `#`.
+LAYOUTS = dict(gate=in_turns(0, 2, transposed), up=in_turns(1, 2, transposed), down=transposed)
 
 
 def table(config: GptOssConfig) -> list[Weight]:
     heads, name = config.attention_heads, f"{weights.BLOCK}self_attn.sinks"
     rows = [Weight("attn.sinks", name, (heads.heads,), split=heads.split(0, unit=1), dtype="f32")]
     for row in weights.table(config):
-        if row.name.startswith("moe."):
+        if row.name == "moe.router.weight":
+            rows.append(bias_of(row, row.source.replace(".weight", ".bias")))
+        elif row.name.startswith("moe."):
             part, name = row.name.split(".")[1], row.source.split("|")[-1]
-            row = replace(row, source=name, layout=LAYOUTS[part])
-            rows.append(bias_of(row, name.replace(".weight", ".bias") if part == "router" else f"{name}_bias"))
+            row = replace(row, source=f"{name}|{name.replace('experts', 'experts.#')}", layout=LAYOUTS[part])
+            rows.append(bias_of(row, f"{name}_bias"))
         rows.append(row)
     return rows
 

@@ -73,8 +73,8 @@ class Checkpoint:
         """Sizes of one tensor; raises as `read` does."""
         if name in self.shapes:
             return self.shapes[name]
-        packed = self.packed(name)
-        return tuple(self.read(name).shape) if packed is None else packed.shape
+        few = self.in_few_bits(name)
+        return tuple(self.read(name).shape) if few is None else few.shape
 
     def dtype(self, name: str) -> torch.dtype:
         """Stored element type of one tensor; raises as `read` does."""

@@ -1,4 +1,7 @@
-"""Matrices of codes of four bits, two in a byte: MXFP4 and NVFP4 of compressed-tensors, nf4 and fp4 of bitsandbytes."""
+"""Matrices of codes of four bits, two in a byte: MXFP4 and NVFP4 of compressed-tensors, nf4 and fp4 of bitsandbytes.
+
+And the experts of gpt-oss in MXFP4, whose groups of codes are an axis of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 from transformers_neuronx.config.published import Form
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.weights.codes import CODES, unpacked
-from transformers_neuronx.weights.packed import Packed
+from transformers_neuronx.weights.packed import Packed, Unread
 
 _OF_SCALES = {"mxfp4": torch.uint8, "nvfp4": torch.float8_e4m3fn}
 NAN, SMALLEST = 255, 1 << 22  # the exponent that stands for NaN; the bits of 2^-127, which is subnormal
@@ -20,6 +23,26 @@ NAN, SMALLEST = 255, 1 << 22  # the exponent that stands for NaN; the bits of 2^
 def packed(what: str, form: Form, parts: Mapping[str, torch.Tensor]) -> Packed:
     """Return the matrix of these parts. CheckpointError, which begins with `what`, if they do not fit each other."""
     return (_of_blocks if form.packing == "bitsandbytes" else _of_groups)(what, form, parts)
+
+
+def expert(what: str, form: Form, parts: Mapping[str, torch.Tensor], number: int) -> Unread:
+    """Return the matrix of an expert of gpt-oss, which is [in, out] otherwise.
+
+    Parts are those of all experts: values u8[experts, out, groups, ·], and scales, exponents u8[experts, out, groups].
+    CheckpointError, which begins with `what`, if they do not fit each other.
+    """
+    values, scales = (_part(what, parts, name) for name in ("values", "scales"))
+    size = form.block[1] or 1
+    _want(what, "values", values, torch.uint8, (None, None, None, size // 2))
+    _want(what, "scales", scales, torch.uint8, tuple(values.shape[:3]))
+    own, exponents = values[number], scales[number]
+    outputs, groups = exponents.shape
+
+    def read(numbers: torch.Tensor) -> Packed:
+        codes = unpacked(own[numbers].flatten(1))
+        return Packed(form.dtype, codes, of_exponents(what, exponents[numbers]), size)
+
+    return Unread((outputs, groups * size), read, transposed=True)
 
 
 def of_exponents(what: str, exponents: torch.Tensor) -> torch.Tensor:

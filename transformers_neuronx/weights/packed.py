@@ -140,6 +140,11 @@ class Unread:
     outputs: Callable[[torch.Tensor], Packed]
     transposed: bool = False
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes in the checkpoint."""
+        return self.sizes[::-1] if self.transposed else self.sizes
+
     def whole(self) -> Packed:
         return replace(self.outputs(torch.arange(self.sizes[0])), transposed=self.transposed)
 

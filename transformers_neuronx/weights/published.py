@@ -22,7 +22,7 @@ from transformers_neuronx.support.files import read_json
 from transformers_neuronx.weights import coded, words
 from transformers_neuronx.weights.codes import CODES
 from transformers_neuronx.weights.formats import Readers
-from transformers_neuronx.weights.packed import Packed, PackedReaders
+from transformers_neuronx.weights.packed import Packed, PackedReaders, Unread
 from transformers_neuronx.weights.quantization import PLAIN
 from transformers_neuronx.weights.rows import Weight
 
@@ -32,6 +32,7 @@ _MXFP4 = dict(values=".weight_packed", scales=".weight_scale")
 PARTS = dict(  # the ends of the names of a matrix's parts, for each packing
     compressed=_MXFP4 | dict(zeros=".weight_zero_point", groups=".weight_g_idx", sizes=".weight_shape"),
     mxfp4=_MXFP4,
+    experts=dict(values="_blocks", scales="_scales"),
     nvfp4=_MXFP4 | dict(divisor=".weight_global_scale"),
     **dict.fromkeys(("gptq", "gptq_v2", "awq"), _GPTQ),
     torchao=dict(values="._weight_qdata", scales="._weight_scale", zeros="._weight_zero_point"),
@@ -81,6 +82,8 @@ def parts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, Pa
 
     Those of matrices in few bits come as numbers, and for themselves as they are stored.
     """
+    if form.packing == "experts":
+        return _experts_of(directory, readers, form)
     if form.packing:
         return _packed_of(directory, readers, form)
     scales = {name.rpartition("_scale")[0]: name for name in readers if name.endswith(SCALES)}
@@ -112,6 +115,26 @@ def _packed_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, 
     matrices = [f"{module}.weight" for module in modules]
     whole = {name: reader for name, reader in readers.items() if name not in hidden}
     return whole | dict.fromkeys(matrices, lambda name: _numbers(read(name))), dict.fromkeys(matrices, read)
+
+
+def _experts_of(directory: Path, readers: Readers, form: Form) -> tuple[Readers, PackedReaders]:
+    """The same for experts that are in one tensor. The matrix of each gets a name of its own, with its number."""
+    ends = PARTS[form.packing]
+    stacks = {name.removesuffix(ends["values"]) for name in readers if name.endswith(ends["values"])}
+    places: dict[str, tuple[str, int]] = {}
+    for stack in stacks:
+        module, _, part = stack.rpartition(".")
+        sizes = readers[stack + ends["values"]](stack + ends["values"]).shape
+        places |= {f"{module}.{number}.{part}": (stack, number) for number in range(sizes[0] if sizes else 0)}
+
+    def read(name: str) -> Unread:
+        stack, number = places[name]
+        parts = {part: readers[stack + end](stack + end) for part, end in ends.items() if stack + end in readers}
+        return coded.expert(f"{directory}: {stack}", form, parts, number)
+
+    hidden = {stack + end for stack in stacks for end in ends.values()}
+    whole = {name: reader for name, reader in readers.items() if name not in hidden}
+    return whole | dict.fromkeys(places, lambda name: _numbers(read(name).whole())), dict.fromkeys(places, read)
 
 
 def _is_turned(form: Form, name: str) -> bool:
