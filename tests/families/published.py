@@ -473,4 +473,32 @@ SEVENTH = {
     "tencent/Hunyuan-A13B-Instruct": Published(HUNYUAN, tuple(UNREAD["hunyuan"].split())),
 }  # fmt: skip
 
-PUBLISHED = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH
+# gpt-oss.
+
+GPT_OSS = dict(
+    architectures=["GptOssForCausalLM"], attention_bias=True, attention_dropout=0.0, eos_token_id=2,
+    experts_per_token=2, head_dim=16, hidden_act="silu", hidden_size=64, initial_context_length=16,
+    initializer_range=0.02, intermediate_size=96, layer_types=["sliding_attention", "full_attention"],
+    max_position_embeddings=64, model_type="gpt_oss", num_attention_heads=6, num_experts_per_tok=2,
+    num_hidden_layers=2, num_key_value_heads=2, num_local_experts=5, output_router_logits=False, pad_token_id=1,
+    quantization_config=dict(
+        modules_to_not_convert=[
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+        ],
+        quant_method="mxfp4",
+    ),
+    rms_norm_eps=1e-05,
+    rope_scaling=dict(
+        beta_fast=32.0, beta_slow=1.0, factor=4.0, original_max_position_embeddings=16, rope_type="yarn",
+        truncate=False,
+    ),
+    rope_theta=150000, router_aux_loss_coef=0.9, sliding_window=8, swiglu_limit=7.0, tie_word_embeddings=False,
+    transformers_version="4.55.0.dev0", use_cache=True, vocab_size=131,
+)  # fmt: skip
+EIGHTH = {
+    "openai/gpt-oss-20b": Published(
+        GPT_OSS, ("experts_per_token", "initial_context_length"), coded=("experts", 32)
+    ),
+}  # fmt: skip
+
+PUBLISHED = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH
