@@ -3,6 +3,8 @@
 import pytest
 from one_file import FAMILIES, tiny
 
+from transformers_neuronx.config import completed
+from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.huggingface.auto import family_of
 
 CASES = [(model_type, variant) for model_type, (_, variants) in FAMILIES.items() for variant in variants]
@@ -39,3 +41,25 @@ def test_in_bf16(model_type, degree, parity):
         # A few tokens still have errors that are ten times as large as those of others, here and in Transformers.
         config.num_experts_per_tok = experts
     parity(family_of(model_type), config, degree=degree, amp="bf16", largest=not experts)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("falcon", dict(alibi=True), "the falcon configuration has alibi=True; supported: False"),
+        ("codegen", dict(n_head=6), "the codegen configuration needs a multiple of 4 as n_head, got 6"),
+        ("gpt_neo", dict(attention_layers=["global", "other"]), r"attention_layers=\['global', 'other'\]; supported"),
+        (
+            "mpt",
+            dict(attn_config=dict(qk_ln=True)),
+            "attn_config of the mpt configuration has qk_ln=True; supported: F",
+        ),
+        ("mpt", dict(attn_config=dict(alibi=False)), "the mpt configuration has alibi=False; supported: True"),
+        ("mpt", dict(expansion_ratio=2), "the mpt configuration has expansion_ratio=2; supported: 4"),
+    ],
+)
+def test_what_is_not_supported_is_refused(model_type, changes, message):
+    attributes = completed(tiny(model_type).to_dict())
+    attributes.update(changes)
+    with pytest.raises(ConfigError, match=message):
+        family_of(model_type).family.read_config(attributes)
