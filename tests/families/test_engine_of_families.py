@@ -14,6 +14,7 @@ from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
 from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.speculation import PromptLookup
 from transformers_neuronx.t5.model import T5ForSampling
 
 EACH_TIME = {"bloom", "gemma2", "mixtral"}  # slopes; windows, soft caps and rotations; experts
@@ -44,6 +45,25 @@ def test_tokens_and_vectors_are_those_of_transformers(family, degree, tmp_path):
             handle.result()
             hidden = reference.base_model(torch.tensor([prompt])).last_hidden_state
             assert_close(torch.from_numpy(handle.embedding), hidden[0, -1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", DECODERS + ONE_FILE)
+def test_draft_tokens_change_nothing(family, tmp_path):
+    """A model that drafts for itself is right; what followed the last token before is wrong most times."""
+    reference = randomized(tiny(family))
+    reference.save_pretrained(tmp_path)
+    model = NeuronAutoModelForCausalLM.from_pretrained(tmp_path, n_positions=48)
+    model.to_neuron(ahead=False)
+    greedy = dict(max_new_tokens=15, do_sample=False, eos_token_id=None, pad_token_id=0)
+    wanted = [reference.generate(torch.tensor([ids]), **greedy)[0, len(ids) :].tolist() for ids in PROMPTS]
+    params = SamplingParams(max_tokens=15, temperature=0, ignore_eos=True)
+    for draft in (model, PromptLookup(ngram=1)):
+        with Engine(model, rows=4, step_tokens=16, draft=draft, draft_tokens=3) as engine:
+            handles = [engine.submit(prompt, params) for prompt in PROMPTS]
+            assert [handle.result() for handle in handles] == wanted
+            accepted = sum(handle.usage.accepted_tokens for handle in handles)
+        assert accepted > 30 or draft is not model
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2"])

@@ -14,6 +14,7 @@ from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM, families, family_of
 from transformers_neuronx.runtimes.absent import absent_runtime
+from transformers_neuronx.runtimes.xla import XlaRuntime
 from transformers_neuronx.weights.checkpoint import Checkpoint, checkpoint_of
 from transformers_neuronx.weights.reading import expand
 
@@ -116,6 +117,19 @@ def test_beams_of_unequal_prompts(pair):
     want = reference.generate(ids, **options)
     assert torch.equal(HuggingFaceGenerationModelAdapter(reference.config, model).generate(ids, **options), want)
     assert (want[:, ids.shape[1] :] == eos).any()
+
+
+@pytest.mark.slow
+def test_an_artifact_has_the_programs_and_the_weights(pair, tmp_path, monkeypatch):
+    model, _ = pair
+    ids, mask = padded(prompts(131, [13, 7]), "right")
+    want = model.forward(ids, attention_mask=mask)
+    model.save(tmp_path, sharded_weights=True)
+    loaded = NeuronAutoModelForCausalLM.from_pretrained(tmp_path)
+    monkeypatch.setattr(XlaRuntime, "compile", None)
+    monkeypatch.setenv("NEURONX_CACHE", "off")
+    loaded.to_neuron()
+    assert torch.equal(loaded.forward(ids, attention_mask=mask), want)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from parity import EVERY_DECODER, assert_close, continued, prompts, randomized
+from parity import DECODERS, EVERY_DECODER, ONE_FILE, assert_close, continued, prompts, randomized
 from test_every_family import tiny
 from transformers import AutoTokenizer
 from transformers.pytorch_utils import Conv1D
@@ -26,23 +26,18 @@ from transformers_neuronx.engine.rectangles import LoopKey, StepKey
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.config import GPT2Config
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
+from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM, family_of
 from transformers_neuronx.runtimes import get_runtime
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 KEPT = (
-    "lm_head",
-    "embed",
-    "wte",
-    "wpe",
-    "router",
-    "project_in",
-    "project_out",
-    "_proj_bias",
-    "conv1d",
-    "mlp.gate.",
+    "lm_head", "embed", "wte", "wpe", "router", "project_in", "project_out", "_proj_bias", "conv1d", "mlp.gate.",
     "shared_expert_gate",
-)
+)  # fmt: skip
+OTHERS = [family for family in DECODERS + ONE_FILE if family != "gpt2"]
+# Matrices whose inputs are heads, and those at the end of a feed-forward.
+OF_HEADS = ("attn.c_proj", "o_proj", "out_proj", "attn.dense", "attention.dense")
+DOWN = ("mlp.c_proj", "down_proj", "4h_to_h", "fc2", "fc_out", "w2")
 TOLERANCE = 1e-4  # relative to the largest logit
 
 
@@ -54,13 +49,13 @@ def rounded(matrix):
 
 def in_groups_of(group, matrix):
     """Round `matrix` [out, in] in steps of an eighth of the largest value of each group of an output's inputs."""
-    outputs, size = matrix.shape
-    padded = np.pad(matrix, [(0, 0), (0, -size % group)])
-    grouped = padded.reshape(outputs, -1, group)
+    *lead, size = matrix.shape
+    padded = np.pad(matrix, [*((0, 0) for _ in lead), (0, -size % group)])
+    grouped = padded.reshape(*lead, -1, group)
     largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1)[..., None], -1)
     step = (largest / -8).astype(ml_dtypes.bfloat16).astype(np.float32)
     values = np.clip(np.rint(grouped / np.where(step == 0, 1, step)), -8, 7)
-    return (values * step).reshape(padded.shape)[:, :size]
+    return (values * step).reshape(padded.shape)[..., :size]
 
 
 def emulated(reference, change):
@@ -117,17 +112,17 @@ def test_int8_as_in_numpy(saved, family, degree):
 
 
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow), 5])
-@pytest.mark.parametrize("family", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["gpt2", *(pytest.param(f, marks=pytest.mark.slow) for f in OTHERS)])
 def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
     """A group has 32 inputs, or fewer that divide them, and stays inside a head if heads are the inputs."""
     reference, directory = saved(family)
-    head_dim = reference.config.hidden_size // reference.config.num_attention_heads
+    heads = family_of(reference.config.model_type).family.read_config(reference.config.to_dict()).attention_heads
 
     def in_groups(name, matrix):
-        if "attn.c_proj" in name or "o_proj" in name:
-            group = np.gcd(32, head_dim)
+        if any(of_heads in name for of_heads in OF_HEADS):
+            group = np.gcd(32, heads.head_dim)
         else:
-            group = 32 if "mlp.c_proj" in name or "down_proj" in name else np.gcd(32, matrix.shape[1])
+            group = 32 if any(down in name for down in DOWN) else np.gcd(32, matrix.shape[-1])
         return in_groups_of(group, matrix)
 
     [ids] = prompts(131, [20])
