@@ -41,7 +41,7 @@ NEO = dict(
     vocab_size=131, hidden_size=48, intermediate_size=72, num_layers=2, num_heads=6, max_position_embeddings=64,
     bos_token_id=0, eos_token_id=1,
 )  # fmt: skip
-MPT = dict(vocab_size=131, d_model=48, n_layers=2, n_heads=6, max_seq_len=64)
+MPT = dict(vocab_size=131, d_model=48, n_layers=2, n_heads=6, max_seq_len=64, use_cache=True)  # drafts need a cache
 
 # The attributes of the plain case, and variants: changes by name.
 FAMILIES = {

@@ -319,7 +319,8 @@ IN_FOLDERS = [name for name in families() if family_of(name).__module__.endswith
 def test_every_family(family):
     """Every parameter is a weight, a cache or an input, also for two devices and quantized weights."""
     names = {re.sub("[^a-z0-9]", "", model_type): model_type for model_type in CONFIG_MAPPING}
-    config = AutoConfig.for_model(names[family], num_hidden_layers=2)
+    kinds = dict(attention_types=[[["global", "local"], 1]]) if family == "gptneo" else {}  # as many as layers
+    config = AutoConfig.for_model(names[family], num_hidden_layers=2, **kinds)
     switches = NeuronConfig(quant=QuantizationConfig("s8"), kv_cache_quant=KVCacheQuantizationConfig())
     options = dict(n_positions=48, context_length_estimate=16, tp_degree=2, neuron_config=switches)
     facts = facts_of_model(decoder(family_of(family), config, **options))
