@@ -249,6 +249,15 @@ class ModelConfig:
         """Each `State` that layers of this kind keep: arrays of a sequence that each step replaces."""
         return ()
 
+    # What an encoder reads, if the family has one: token ids, or numbers, which it makes so many positions of.
+
+    @property
+    def source_sizes(self) -> tuple[int, ...]:
+        """Sizes of a source of numbers; none if it is token ids."""
+        return ()
+
+    source_positions: ClassVar[int | None] = None
+
     @classmethod
     def from_hf(cls, attributes: Mapping[str, Any]) -> Self:
         """Read the attributes. An unknown attribute is refused, unless Transformers' own code does not read it either;

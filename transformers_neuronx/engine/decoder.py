@@ -207,10 +207,10 @@ class Decoder(ABC):
             first = layers.stop
         return [operands[1], *own[1:]]
 
-    def encode(self, tokens: Sequence[Array], slots: Array) -> None:
-        """Encode sources, s32[·] each. From now on these slots attend to them."""
+    def encode(self, sources: Sequence[Array], slots: Array) -> None:
+        """Encode sources, s32[·] each, or f32[*source_sizes]. From now on these slots attend to them."""
         with self.guarded():
-            self.memory.encode(tokens, slots)
+            self.memory.encode(sources, slots)
 
     def redirect(self, source: Array) -> None:
         """Let slot `i` attend to the source of slot `source[i]` from now on. s32[slots]"""

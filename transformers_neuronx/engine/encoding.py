@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class EncodeKey(ProgramKey):
-    """Encoding sources: rows, and the most tokens of each."""
+    """Encoding sources: rows, and the most tokens of each, or the positions that are made of numbers."""
 
     kind = "encode"
     rows: int
@@ -54,8 +54,8 @@ class RedirectKey(ProgramKey):
 
 
 def source_row(tokens: int) -> Row:
-    """Return the row of a source of up to so many tokens."""
-    return row_of(place=None, length=None, ids=tokens)
+    """Return the row of a source of up to so many tokens, or of 0 if it is numbers."""
+    return row_of(place=None, length=None, **({"ids": tokens} if tokens else {}))
 
 
 class EncoderRows(NamedTuple):
@@ -66,11 +66,12 @@ class EncoderRows(NamedTuple):
     to_memory: list[Weight]
 
     @classmethod
-    def of(cls, table: Sequence[Weight]) -> EncoderRows:
+    def of(cls, table: Sequence[Weight], config: EncoderDecoderConfig) -> EncoderRows:
         def named(*prefixes: str, layered: bool = True) -> list[Weight]:
             return [row for row in table if row.layered == layered and row.name.startswith(prefixes)]
 
-        return cls(named(WHOLE_ENCODER, "embed", layered=False), named(ENCODER_LAYER), named(*TO_MEMORY))
+        whole = [WHOLE_ENCODER] if config.source_sizes else [WHOLE_ENCODER, "embed"]
+        return cls(named(*whole, layered=False), named(ENCODER_LAYER), named(*TO_MEMORY))
 
     def keys(self, config: EncoderDecoderConfig) -> list[Key]:
         """Return the keys of these weights in the order of the program's parameters."""
@@ -82,18 +83,21 @@ class EncoderRows(NamedTuple):
 def encode_module(programs: Programs, key: EncodeKey) -> HloModuleProto:
     """Write the program that encodes sources.
 
-    Parameters: a `source_row` for each source, where one of length 0 is none; the memory; the weights. Results: the
-    memory, in place.
+    Parameters: a `source_row` for each source, where one of length 0 is none; the sources if they are numbers,
+    f32[rows, ...]; the memory; the weights. Results: the memory, in place.
     """
     layout, graph, config = programs.cache.memory, programs.family.encoder, cast(EncoderDecoderConfig, programs.config)
     assert layout is not None and graph is not None
-    rows = EncoderRows.of(programs.table)
+    rows = EncoderRows.of(programs.table, config)
 
     def program(scribe: HloScribe) -> list[Tensor]:
         parameters = hlo.Parameters()
-        row = source_row(key.tokens)
+        row = source_row(0 if config.source_sizes else key.tokens)
         packed = declare_rows(parameters, row, key.rows, "sources")
-        places, lengths, ids = (field(packed, row, name) for name in ("place", "length", "ids"))
+        places, lengths, *ids = (field(packed, row, name) for name in row.names or ())
+        if config.source_sizes:
+            numbers = parameters.add(dtype_named("f32")[(key.rows, *config.source_sizes)], "features")
+            ids = [hlo.convert(numbers, programs.dtype)]
         before = layout.declare(parameters, config.n_layer)
         w = declare(rows.whole, parameters, programs.dtype, programs.degree)
         # The encoder's layers get the names that the decoder's have.
@@ -101,7 +105,7 @@ def encode_module(programs: Programs, key: EncodeKey) -> HloModuleProto:
         encoder = _declare_layers(programs, parameters, named, "encoder", config.encoder_layers)
         to_memory = _declare_layers(programs, parameters, rows.to_memory, "cross", config.n_layer)
         with scribe.scope("embed"):
-            x, shared = graph.embed_source(config, w, ids)
+            x, shared = graph.embed_source(config, w, *ids)
         for number, weights in enumerate(encoder):
             with scribe.scope(f"encoder.{number}"):
                 x = graph.encoder_layer(config, weights, x, lengths, shared)
@@ -191,23 +195,40 @@ class SourceMemory:
             self.arrays = [self._runtime.put([each]) for each in zeros]
             self.sources[:] = -1
 
-    def encode(self, tokens: Sequence[Array], places: Array) -> None:
-        """Encode sources, s32[·] each. From now on these places have them."""
-        for first in range(0, len(tokens), self._rows):
-            group = tokens[first : first + self._rows]
-            longest = max(map(len, group))
-            key = next(key for key in self.keys() if key.tokens >= longest)
-            packed = np.zeros(key.rows, source_row(key.tokens))
-            for row, ids, place in zip(packed, group, places[first:], strict=False):
-                row["place"], row["length"], row["ids"][: len(ids)] = place, len(ids), ids
+    def encode(self, sources: Sequence[Array], places: Array) -> None:
+        """Encode sources, s32[·] each, or f32[*source_sizes]. From now on these places have them."""
+        pack = self._numbers if self._config.source_sizes else self._ids
+        for first in range(0, len(sources), self._rows):
+            key, *packed = pack(sources[first : first + self._rows], places[first:])
             [(_, program)] = self._store.parts(key)
-            self.arrays = program(self._runtime.put([words(packed)]), *self.arrays, *self._encoder_operands())
+            operands = [self._runtime.put([each]) for each in packed]
+            self.arrays = program(*operands, *self.arrays, *self._encoder_operands())
         self.sources[places] = self._read + np.arange(len(places))
         self._read += len(places)
 
+    @property
+    def _config(self) -> EncoderDecoderConfig:
+        return cast(EncoderDecoderConfig, self._store.programs.config)
+
+    def _ids(self, group: Sequence[Array], places: Array) -> tuple[EncodeKey, Array]:
+        """Return the program for sources of ids, and its rows."""
+        longest = max(map(len, group))
+        key = next(key for key in self.keys() if key.tokens >= longest)
+        packed = np.zeros(key.rows, source_row(key.tokens))
+        for row, ids, place in zip(packed, group, places, strict=False):
+            row["place"], row["length"], row["ids"][: len(ids)] = place, len(ids), ids
+        return key, words(packed)
+
+    def _numbers(self, group: Sequence[Array], places: Array) -> tuple[EncodeKey, Array, Array]:
+        """Return the program for sources of numbers, its rows, and the numbers."""
+        [key], count = self.keys(), len(group)
+        packed = np.zeros(key.rows, source_row(0))
+        numbers = np.zeros((key.rows, *self._config.source_sizes), np.float32)
+        packed["place"][:count], packed["length"][:count], numbers[:count] = places[:count], key.tokens, group
+        return key, words(packed), numbers
+
     def _encoder_operands(self) -> list[DeviceTensor]:
-        programs = self._store.programs
-        keys = EncoderRows.of(programs.table).keys(cast(EncoderDecoderConfig, programs.config))
+        keys = EncoderRows.of(self._store.programs.table, self._config).keys(self._config)
         return [self._weights[key] for key in keys]
 
     def check(self, slots: Array) -> None:

@@ -40,10 +40,18 @@ class DecoderConfig(Protocol):
 
 
 class EncoderDecoderConfig(DecoderConfig, Protocol):
-    """Attributes that the engine also reads if the family has an encoder."""
+    """Attributes that the engine also reads if the family has an encoder.
+
+    Sources are token ids unless there are `source_sizes`: then each is numbers, f32[*source_sizes], that the encoder
+    makes `source_positions` positions of.
+    """
 
     @property
     def encoder_layers(self) -> int: ...
+    @property
+    def source_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def source_positions(self) -> int | None: ...
     @property
     def decoder_start_token_id(self) -> int: ...
 
@@ -92,11 +100,14 @@ class Graph(Protocol):
 class EncoderGraph(Protocol):
     """A module with the forward pass of a family's encoder."""
 
-    def embed_source(self, config: Any, w: Any, ids: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Return the hidden states [b, m, h] of sources s32[b, m], and what all layers of the encoder share."""
+    def embed_source(self, config: Any, w: Any, source: Tensor, /) -> tuple[Tensor, Any]:
+        """Return the hidden states [b, m, h] of sources, and what all layers of the encoder share.
+
+        They are ids s32[b, m], or numbers [b, *source_sizes] in the type of activations.
+        """
         ...
 
-    def encoder_layer(self, config: Any, w: Any, x: Tensor, lengths: Tensor, shared: Tensor, /) -> Tensor:
+    def encoder_layer(self, config: Any, w: Any, x: Tensor, lengths: Tensor, shared: Any, /) -> Tensor:
         """Return the hidden states [b, m, h] after a layer, for sources of these lengths, s32[b]."""
         ...
 

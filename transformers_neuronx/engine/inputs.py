@@ -113,6 +113,19 @@ def read_slots(
     return _rows(ids, real, positions[:, 0], where, vocab_size, longest)
 
 
+def read_numbers(sources: Any, sizes: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return sources of numbers as f32[batch, *sizes]. Raises InputError for other sizes, and for NaN and infinity."""
+    values = sources.detach().cpu().float() if isinstance(sources, torch.Tensor) else sources
+    array: np.ndarray[Any, Any] = np.asarray(values)
+    if array.dtype.kind not in "fiu" or array.ndim != 1 + len(sizes) or array.shape[1:] != sizes or not len(array):
+        wanted = f"numbers [batch, {', '.join(map(str, sizes))}], with at least one row"
+        raise InputError(f"the sources of this model are {wanted}, got {array.dtype}{list(array.shape)}")
+    numbers: np.ndarray[Any, Any] = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(numbers).all():
+        raise InputError("sources must be finite numbers, got NaN or infinity")
+    return numbers
+
+
 def _check_not_empty(real: np.ndarray[Any, Any]) -> None:
     empty = np.flatnonzero(~real.any(1))
     if empty.size:
