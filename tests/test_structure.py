@@ -48,7 +48,7 @@ INSIDE = {
         "weight_loading", "block_calls", "generation", "base", "methods", "sampling", "encoder_decoder", "worker",
     ],
     "speculation": ["acceptors", "drafts", "fused"],
-    "huggingface": ["auto", "device_cache", "adapter"],
+    "huggingface": ["auto", "device_cache", "speech", "adapter"],
     "server": [
         "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "prompts", "answers",
         "scores", "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running", "on_ray",

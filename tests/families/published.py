@@ -378,6 +378,33 @@ SIXTH = {
     ),
 }  # fmt: skip
 
+# Whisper. These are not decoders alone: they are in a list of their own.
+
+WHISPER = dict(
+    activation_dropout=0.0, activation_function="gelu", architectures=["WhisperForConditionalGeneration"],
+    attention_dropout=0.0, begin_suppress_tokens=[20, 1], bos_token_id=1, d_model=48, decoder_attention_heads=6,
+    decoder_ffn_dim=72, decoder_layerdrop=0.0, decoder_layers=2, decoder_start_token_id=92, dropout=0.0,
+    encoder_attention_heads=6, encoder_ffn_dim=72, encoder_layerdrop=0.0, encoder_layers=2, eos_token_id=1,
+    forced_decoder_ids=[[1, 93], [2, 96], [3, 99]], init_std=0.02, is_encoder_decoder=True, max_length=64,
+    max_source_positions=50, max_target_positions=64, model_type="whisper", num_hidden_layers=2, num_mel_bins=8,
+    pad_token_id=1, scale_embedding=False, suppress_tokens=[5, 11], torch_dtype="float32",
+    transformers_version="4.27.0.dev0", use_cache=True, vocab_size=131, _name_or_path="openai/whisper-tiny",
+)  # fmt: skip
+LARGE = but(
+    WHISPER, "forced_decoder_ids", "max_length", "suppress_tokens", apply_spec_augment=False, classifier_proj_size=256,
+    mask_feature_length=10, mask_feature_min_masks=0, mask_feature_prob=0.0, mask_time_length=10,
+    mask_time_min_masks=2, mask_time_prob=0.05, median_filter_width=7, num_mel_bins=12, torch_dtype="float16",
+    use_weighted_layer_sum=False, _name_or_path="openai/whisper-large-v3", transformers_version="4.36.0.dev0",
+)  # fmt: skip
+SPEECH = {
+    "openai/whisper-tiny": Published(WHISPER),
+    "openai/whisper-large-v3": Published(LARGE),
+    "openai/whisper-large-v3-turbo": Published(but(LARGE, decoder_layers=1, encoder_layers=3, num_hidden_layers=3)),
+    "distil-whisper/distil-large-v3": Published(
+        but(LARGE, decoder_layers=2, encoder_layers=3, num_hidden_layers=3, max_length=64)
+    ),
+}
+
 # Mixtures of experts.
 
 QWEN2_MOE = but(

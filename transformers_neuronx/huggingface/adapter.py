@@ -20,6 +20,7 @@ from transformers.utils.generic import ModelOutput, TransformersKwargs
 from transformers_neuronx.config import Configuration
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.huggingface.device_cache import GENERATE, DeviceCache
+from transformers_neuronx.huggingface.speech import SpeechGeneration
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.support.turns import Turns
@@ -64,7 +65,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     - `model`: the compiled model. Call its `to_neuron` before `generate()`.
 
     The number of prompts, times `num_beams` or `num_return_sequences`, must be at most the model's `batch_size`. For a
-    model with an encoder, the instance is an `EncoderDecoderAdapter`.
+    model with an encoder, the instance is an `EncoderDecoderAdapter`, and for Whisper a `SpeechAdapter`.
 
     Raises ConfigError if the model has `log_softmax_scores` in its NeuronConfig: `generate()` needs logits alone.
     """
@@ -80,7 +81,9 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         return True
 
     def __new__(cls, config: PreTrainedConfig | Configuration, model: ForSampling) -> HuggingFaceGenerationModelAdapter:
-        return super().__new__(EncoderDecoderAdapter if isinstance(model, EncoderDecoderForSampling) else cls)
+        if isinstance(model, EncoderDecoderForSampling):
+            cls = SpeechAdapter if config.model_type == "whisper" else EncoderDecoderAdapter
+        return super().__new__(cls)
 
     def __init__(self, config: PreTrainedConfig | Configuration, model: ForSampling) -> None:
         if isinstance(config, Configuration):
@@ -272,26 +275,35 @@ class _Encoder(torch.nn.Module):
     def __init__(self, model: EncoderDecoderForSampling) -> None:
         super().__init__()
         object.__setattr__(self, "model", model)  # its weights are the adapter's, not also the encoder's
+        if model.model_config.source_sizes:
+            self.main_input_name = "input_features"
 
     def forward(
-        self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **others: Any
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        input_features: torch.Tensor | None = None,
+        **others: Any,
     ) -> BaseModelOutput:
         _refuse(others)
         with self.model.turns.take("encode()", within=GENERATE):
-            return self.read(input_ids, attention_mask)
+            return self.read(input_ids if input_features is None else input_features, attention_mask)
 
-    def read(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
-        if input_ids is None:
-            raise InputError("input_ids is missing: the encoder needs a source")
-        self.model.read_sources(input_ids, attention_mask=attention_mask)
-        numbers = torch.from_numpy(self.model.decoder.memory.sources[: len(input_ids)].copy())
-        return BaseModelOutput(last_hidden_state=numbers[:, None, None].double())
+    def read(self, sources: torch.Tensor | None, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
+        if sources is None:
+            raise InputError(f"{self.main_input_name} is missing: the encoder needs a source")
+        config = self.model.model_config
+        # Frames past the end of a sound are read, too, as by Transformers' encoder.
+        self.model.read_sources(sources, attention_mask=None if config.source_sizes else attention_mask)
+        numbers = torch.from_numpy(self.model.decoder.memory.sources[: len(sources)].copy())[:, None, None]
+        return BaseModelOutput(last_hidden_state=numbers.double().expand(-1, config.source_positions or 1, 1))
 
 
 class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[no-untyped-call]
     """The adapter of a model with an encoder. The encoder's output stays on the devices.
 
-    In place of the encoder's hidden states, Transformers gets numbers that identify sources: f64[batch, 1, 1].
+    In place of the encoder's hidden states, Transformers gets numbers that identify sources: f64[batch, 1, 1]; of
+    sources that all have the same positions, f64[batch, positions, 1].
     """
 
     model: EncoderDecoderForSampling
@@ -340,6 +352,30 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
         slots = np.arange(decoder.slots)
         slots[: len(numbers)] = np.where(sources[: len(numbers)] == numbers, slots[: len(numbers)], found.argmax(1))
         decoder.redirect(slots)
+
+
+class SpeechAdapter(SpeechGeneration, EncoderDecoderAdapter):  # type: ignore[no-untyped-call]
+    """The adapter of Whisper, with the `generate()` of Transformers' `WhisperForConditionalGeneration`."""
+
+    main_input_name = "input_features"
+
+    def forward(  # type: ignore[override]
+        self,
+        input_features: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: ModelOutput | tuple[Any, ...] | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        return_dict: bool | None = None,
+        **options: Any,
+    ) -> ModelOutput | tuple[Any, ...]:
+        """Feed the decoder's tokens, as `EncoderDecoderAdapter.forward` does.
+
+        - `input_features`: f32[batch, mel bins, frames], the sources. `attention_mask` changes nothing.
+        """
+        ids, mask, read = decoder_input_ids, decoder_attention_mask, encoder_outputs
+        return super().forward(input_features, None, ids, mask, read, logits_to_keep, return_dict, **options)
 
 
 def _ids(input_ids: torch.Tensor | None) -> torch.Tensor:
