@@ -8,7 +8,8 @@ from test_every_family import tiny
 from test_llama import config as llama
 from test_phi3 import config as phi3, longrope
 from test_t5 import config as t5
-from transformers import AutoModelForSeq2SeqLM, Gemma2Config, MistralConfig
+from test_whisper import config as whisper, features
+from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, Gemma2Config, MistralConfig
 
 from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
 from transformers_neuronx.config import NeuronConfig
@@ -16,6 +17,7 @@ from transformers_neuronx.errors import InputError
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM
 from transformers_neuronx.speculation import PromptLookup
 from transformers_neuronx.t5.model import T5ForSampling
+from transformers_neuronx.whisper.model import WhisperForSampling
 
 EACH_TIME = {"bloom", "gemma2", "mixtral"}  # slopes; windows, soft caps and rotations; experts
 DRAW = np.random.default_rng(0)
@@ -138,3 +140,41 @@ def test_sources_of_an_encoder(pages, tmp_path):
         with pytest.raises(InputError, match=r"from 1 to 32 tokens \(context_length_estimate\), got 33"):
             engine.submit([5] * 33)
         assert engine.scheduler.cache.unused
+
+
+@pytest.mark.parametrize("pages", [True, False])
+def test_sources_of_numbers(pages, tmp_path):
+    """Requests with sounds and the beginnings of their texts get what each gets alone. They share no pages."""
+    randomized(whisper(max_target_positions=160), AutoModelForSpeechSeq2Seq).save_pretrained(tmp_path)
+    sizes = dict(n_positions=160, batch_size=3, prompt_batch_size=1, unroll=None if pages else 1)
+    model = WhisperForSampling.from_pretrained(tmp_path, **sizes)
+    model.to_neuron()
+    sounds = features(3)[0]
+    begun = [[92], [92, 93, 96, 99], [92, *range(20, 120)]]
+    wanted = {
+        (sound, prompt): model.sample(
+            sounds[[sound] * 3], len(begun[prompt]) + 9, decoder_input_ids=[begun[prompt]] * 3, top_k=1,
+            eos_token_override=-1,
+        )[0, len(begun[prompt]) :].tolist()
+        for sound in range(3) for prompt in range(3)
+    }  # fmt: skip
+    assert len(set(map(tuple, wanted.values()))) > 3, "the sounds make no difference"
+    with Engine(model, **dict(rows=3, step_tokens=32) if pages else {}) as engine:
+        params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+        asked = [*wanted] * 2
+        handles = [engine.submit(begun[prompt], params, sounds[sound]) for sound, prompt in asked]
+        assert [handle.result() for handle in handles] == [wanted[each] for each in asked]
+        assert {handle.usage.prompt_tokens for handle in handles} == {1, 4, 101}
+        assert {handle.usage.cached_tokens for handle in handles} == {0}, "keys and values depend on the sound"
+        assert engine.submit([], params, sounds[0].numpy()).result() == wanted[0, 0]
+        with pytest.raises(InputError, match=r"sources of this model are numbers \[batch, 8, 100\]"):
+            engine.submit([92], params)
+        assert engine.scheduler.cache.unused
+
+
+def test_a_source_is_for_models_that_read_numbers(tmp_path):
+    randomized(t5(), AutoModelForSeq2SeqLM).save_pretrained(tmp_path)
+    model = T5ForSampling.from_pretrained(tmp_path, n_positions=32, context_length_estimate=16, batch_size=2)
+    model.to_neuron(ahead=False)
+    with Engine(model, rows=2) as engine, pytest.raises(InputError, match="source is for models whose encoder reads"):
+        engine.submit([5, 6], source=[0.5])

@@ -15,9 +15,14 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from time import monotonic
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+import torch
 
 from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.family import EncoderDecoderConfig
+from transformers_neuronx.engine.inputs import read_numbers
 from transformers_neuronx.engine.outputs import labels_of, want_head, want_score
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
@@ -39,7 +44,7 @@ from transformers_neuronx.serving.parts import (
     steps_of,
 )
 from transformers_neuronx.serving.records import EngineMetrics, Records
-from transformers_neuronx.serving.request import Request, SamplingParams
+from transformers_neuronx.serving.request import NO_SOURCE, Array, Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler
 from transformers_neuronx.serving.structured import Grammars
 from transformers_neuronx.serving.text import TextStream
@@ -114,10 +119,14 @@ class Engine:
         self._thread.start()
         atexit.register(self.close)  # a thread must not be inside a program when the interpreter goes
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Handle:
+    def submit(self, prompt: Sequence[int], params: SamplingParams | None = None, source: Any = None) -> Handle:
         """Let a prompt, token ids, be continued. Return at once. For a model with an encoder it is the source.
 
-        Raises InputError for a prompt that the model cannot serve, and QueueFullError if too much is waiting.
+        If a model's sources are numbers, `source` is one of them, such as f32[mel bins, frames]. The prompt is then
+        what the decoder begins with, by default its start token.
+
+        Raises InputError for a prompt or a source that the model cannot serve, and QueueFullError if too much is
+        waiting.
         """
         params = params or SamplingParams()
         want_head(self._model.decoder.options, self._model.tag, "generate")
@@ -130,7 +139,7 @@ class Engine:
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._ends)
         adapter = self.scheduler.adapters.named(params.adapter)
         salt = self._salt(tokens, params.cache_salt, adapter)
-        source, tokens = self._divided(tokens)
+        source, tokens = _divided(self._model.decoder, tokens, source)
         outputs = params.structured_outputs
         parsers = self._grammars.parsers(outputs, params.n) if outputs else [None] * params.n
 
@@ -217,17 +226,6 @@ class Engine:
     def _salt(self, tokens: list[int], salt: str, adapter: HostAdapter | None = None) -> bytes:
         own = f"{adapter.number} " if adapter else ""
         return f"{own}{rotation_group(self._model.decoder.config, len(tokens))} {salt}".encode()
-
-    def _divided(self, tokens: list[int]) -> tuple[list[int], list[int]]:
-        """Return what an encoder reads of a prompt, and what the decoder continues."""
-        decoder = self._model.decoder
-        if not decoder.memory.layout:
-            return [], tokens
-        if not 1 <= len(tokens) <= (longest := decoder.options.buckets.sources[-1]):
-            raise InputError(
-                f"a source must have from 1 to {longest} tokens (context_length_estimate), got {len(tokens)}"
-            )
-        return tokens, [decoder.config.decoder_start_token_id]
 
     def _take(self, requests: list[Request]) -> Handle:
         with self._turn:
@@ -366,3 +364,18 @@ class Engine:
     def _end_all(self, reason: str, error: BaseException | None = None) -> None:
         requests = [handle.request for handle in self._handles.values()]
         wake([task for request in requests for task in self._end(request, reason, error)])
+
+
+def _divided(decoder: Decoder, tokens: list[int], source: Any) -> tuple[Array, list[int]]:
+    """Return what an encoder reads, and what the decoder continues."""
+    config, reads = cast(EncoderDecoderConfig, decoder.config), decoder.memory.layout is not None
+    if reads and config.source_sizes:
+        numbers = read_numbers(torch.zeros(0) if source is None else torch.as_tensor(source)[None], config.source_sizes)
+        return numbers[0], tokens or [config.decoder_start_token_id]
+    if source is not None:
+        raise InputError("source is for models whose encoder reads numbers: pass what is read as the prompt")
+    if not reads:
+        return NO_SOURCE, tokens
+    if not 1 <= len(tokens) <= (longest := decoder.options.buckets.sources[-1]):
+        raise InputError(f"a source must have from 1 to {longest} tokens (context_length_estimate), got {len(tokens)}")
+    return np.array(tokens, np.int32), [config.decoder_start_token_id]

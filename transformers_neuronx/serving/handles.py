@@ -96,7 +96,8 @@ class Handle:
     def usage(self) -> Usage:
         """The numbers of tokens so far."""
         request = self.request
-        return Usage(len(request.source) or request.prompt_length, len(self._tokens), request.cached, request.accepted)
+        read = request.source.size if request.source.ndim == 1 else 0  # tokens; numbers are none
+        return Usage(read or request.prompt_length, len(self._tokens), request.cached, request.accepted)
 
     @property
     def logprobs(self) -> list[Logprob]:

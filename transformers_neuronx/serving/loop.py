@@ -149,7 +149,7 @@ class Loop:
         """Bring a step into the form of its programs, after what must come before it."""
         self.steps.copy(self.scheduler.copies)
         self.steps.load(self.scheduler.adapters.loads)
-        self.steps.encode([work.request for work in step if work.request.source and not work.start])
+        self.steps.encode([work.request for work in step if work.request.source.size and not work.start])
         if self.guesser:
             self.guesser.copy(self.scheduler.copies)
             step[:] = with_guesses(step, self.guesser)

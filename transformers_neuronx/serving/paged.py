@@ -199,7 +199,7 @@ class PagedSteps:
     def encode(self, requests: Sequence[Request]) -> None:
         """Encode the sources of requests, each to the first of its places."""
         for request in requests:
-            self.memory.encode([np.array(request.source, np.int32)], np.array(request.places[:1]))
+            self.memory.encode([request.source], np.array(request.places[:1]))
 
     def segments(self, key: TokensKey) -> Array:
         """Return rows of no sequence."""

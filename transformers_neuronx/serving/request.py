@@ -17,6 +17,7 @@ from transformers_neuronx.serving.structured import Parser, StructuredOutputs
 from transformers_neuronx.serving.text import TextStream
 
 Array = np.ndarray[Any, Any]
+NO_SOURCE = np.zeros(0, np.int32)
 Mask = Callable[[list[int]], Array | None]
 Logprob = tuple[float, dict[int, float]]  # of a token, and of the likeliest ones in its place
 GREEDY = 1e-5  # a temperature; logits that less divides may not be finite
@@ -141,7 +142,9 @@ class Request:
     params: SamplingParams
     ends: frozenset[int] = frozenset()  # tokens that end it
     salt: bytes = b""  # requests share pages only with those of the same salt
-    source: list[int] = field(default_factory=list)  # what an encoder reads, if the model has one
+    source: Array = field(
+        default_factory=lambda: NO_SOURCE
+    )  # what an encoder reads, if the model has one: s32[·], or f32[*source_sizes]
     adapter: HostAdapter | None = None
     text: TextStream | None = None
     parser: Parser | None = None

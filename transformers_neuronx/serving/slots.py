@@ -107,7 +107,7 @@ class SlotSteps:
     def encode(self, requests: Sequence[Request]) -> None:
         """Encode the sources of requests, each to its slot."""
         if requests:
-            sources = [np.array(request.source, np.int32) for request in requests]
+            sources = [request.source for request in requests]
             self.decoder.encode(sources, np.array([slot_of(request) for request in requests]))
 
     def pack(self, step: Sequence[Work]) -> PackedWork:
