@@ -18,8 +18,10 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- tests/families/checked.py writes what follows -->", "<!-- until here -->"
 
-# Tests of logits are those with the fixture `parity`, those of GPT-2's `reference`, and these of T5.
-LOGITS = {"test_t5.py": ("test_logits_are_those_of_transformers", "test_at_other_degrees")}
+# Tests of logits have the fixture `parity`, or GPT-2's `reference`, or are these where there is an encoder.
+OF_ENCODERS = "test_logits_are_those_of_transformers", "test_at_other_degrees"
+LOGITS = {"test_t5.py": OF_ENCODERS, "test_whisper.py": OF_ENCODERS}
+AS_PUBLISHED = ("test_it_is_read_as_transformers_reads_it", "test_published_configurations")
 HALF = {
     "test_in_bf16", "test_in_half_precision", "test_half_precision_is_as_near_to_the_truth_as_transformers",
     "test_scores_scaled_by_the_layer_in_bf16",
@@ -93,7 +95,7 @@ def table():
             row["degrees"].add(degree)
             if "degrees" not in name:
                 row["variants"].add(tuple(sorted((k, str(v)) for k, v in params.items() if k not in NOT_VARIANTS)))
-        elif name == "test_it_is_read_as_transformers_reads_it":
+        elif name in AS_PUBLISHED:
             row["published"].add(params["name"])
         full = f"{name} {params['kind']}" if "kind" in params else name
         for column, names in CHECKS.items():

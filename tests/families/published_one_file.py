@@ -364,4 +364,62 @@ FOURTH = {
     ),
 }  # fmt: skip
 
-ONE_FILE = FIRST | SECOND | THIRD | FOURTH
+# Hybrids, and more mixtures.
+
+EXPERTS = dict(moe_intermediate_size=40, num_experts_per_tok=2)
+HYBRID = of(
+    "Qwen3NextForCausalLM", "qwen3_next", attention_bias=False, full_attention_interval=2, head_dim=32,
+    linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+    linear_value_head_dim=16, partial_rotary_factor=0.25, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=10000000,
+    tie_word_embeddings=False,
+)  # fmt: skip
+NEXT = EXPERTS | HYBRID | dict(
+    decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=True, num_experts=6, output_router_logits=False,
+    router_aux_loss_coef=0.001, shared_expert_intermediate_size=40, use_sliding_window=False,
+)  # fmt: skip
+TEXT = but(
+    HYBRID, "rope_scaling", "rope_theta", architectures=["Qwen3_5ForCausalLM"], attn_output_gate=True,
+    layer_types=["linear_attention", "full_attention"], mamba_ssm_dtype="float32", model_type="qwen3_5_text",
+    mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False,
+    rope_parameters=dict(
+        mrope_interleaved=True, mrope_section=[2, 1, 1], partial_rotary_factor=0.25, rope_theta=10000000,
+        rope_type="default",
+    ),
+)  # fmt: skip
+ALSO = ("attn_output_gate", "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+GUESSING = ("mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight")
+FIFTH = {
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": Published(NEXT, ("use_sliding_window",), buffers=GUESSING),
+    "Qwen/Qwen3.5-0.8B, its text part": Published(but(TEXT, tie_word_embeddings=True), ALSO, buffers=GUESSING),
+    "Qwen/Qwen3.5-35B-A3B, its text part": Published(
+        but(
+            TEXT, "intermediate_size", architectures=["Qwen3_5MoeForCausalLM"], model_type="qwen3_5_moe_text",
+            num_experts=6, router_aux_loss_coef=0.001, shared_expert_intermediate_size=40, **EXPERTS,
+        ),
+        ALSO, buffers=GUESSING,
+    ),
+    "LGAI-EXAONE/K-EXAONE-236B-A23B": Published(
+        of(
+            "ExaoneMoEForCausalLM", "exaone_moe", first_k_dense_replace=1, layer_types=KINDS, n_group=1,
+            norm_topk_prob=True, num_experts=6, num_shared_experts=1, rms_norm_eps=1e-5, rope_theta=1000000,
+            routed_scaling_factor=2.5, sliding_window=8, sliding_window_pattern="LG", tie_word_embeddings=False,
+            topk_group=1, **EXPERTS,
+        )
+    ),
+    "allenai/FlexOlmo-7x7B-1T": Published(
+        of(
+            "FlexOlmoForCausalLM", "flex_olmo", attention_bias=False, norm_topk_prob=False, num_experts=6,
+            num_experts_per_tok=3, num_key_value_heads=6, output_router_logits=False, pad_token_id=3, rms_norm_eps=1e-6,
+            rope_scaling=None, rope_theta=500000, router_aux_loss_coef=0.01, tie_word_embeddings=False,
+        )
+    ),
+    "upstage/Solar-Open-100B": Published(
+        of(
+            "SolarOpenForCausalLM", "solar_open", "intermediate_size", attention_bias=False, head_dim=16, n_group=1,
+            n_routed_experts=6, n_shared_experts=1, norm_topk_prob=True, rms_norm_eps=1e-5, rope_theta=1000000,
+            routed_scaling_factor=1.0, tie_word_embeddings=False, topk_group=1, **EXPERTS,
+        )
+    ),
+}  # fmt: skip
+
+ONE_FILE = FIRST | SECOND | THIRD | FOURTH | FIFTH
