@@ -5,7 +5,7 @@ import re
 
 import pytest
 from bundled import TINY_KJV
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from transformers import XGLMConfig, XGLMForCausalLM
 
 TEXT = (TINY_KJV / "heldout.txt").read_text()
 FEW = ("--sequence-length", 128, "--samples", 24)
@@ -55,18 +55,17 @@ def test_the_last_tenth_of_the_calibration_is_measured(command):
 
 @pytest.mark.usefixtures("texts")
 def test_a_family_of_transformers_alone(command, tmp_path):
-    config = GPTNeoConfig(
-        vocab_size=1023, hidden_size=32, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]],
-        max_position_embeddings=64, intermediate_size=64,
-    )  # fmt: skip
-    GPTNeoForCausalLM(config).save_pretrained("neo")
+    config = XGLMConfig(
+        vocab_size=1023, d_model=32, num_layers=2, attention_heads=2, max_position_embeddings=64, ffn_dim=64
+    )
+    XGLMForCausalLM(config).save_pretrained("xglm")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "neo" / name).write_bytes((TINY_KJV / name).read_bytes())
-    printed, said = command("quantize", "neo", "few", "--scheme", "W8A16", "--calibration", "calibration.txt")
+        (tmp_path / "xglm" / name).write_bytes((TINY_KJV / name).read_bytes())
+    printed, said = command("quantize", "xglm", "few", "--scheme", "W8A16", "--calibration", "calibration.txt")
     assert printed.startswith("12 matrices   W8A16, GPTQ with 86 windows of 64 tokens\n")
     assert "perplexity" not in printed and said.startswith("perplexity is not measured: ")
-    _, said = command("quantize", "neo", "other", "--perplexity", "measured.txt", status=1)
-    assert "model_type 'gpt_neo'" in said and not (tmp_path / "other").exists()
+    _, said = command("quantize", "xglm", "other", "--perplexity", "measured.txt", status=1)
+    assert "model_type 'xglm'" in said and not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

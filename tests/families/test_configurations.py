@@ -147,7 +147,8 @@ def test_what_a_type_of_rotation_does_not_have_is_refused(family, kind):
     """Ministral 3 scales queries by position: as Mistral, it would be wrong beyond the original length."""
     rope = ROPES[kind] | dict(rope_type=kind, rope_theta=1e4, partial_rotary_factor=1.0)
     read(family, rope_parameters=rope)
-    for name, value in dict(llama_4_scaling_beta=0.1, mrope_section=[2, 1, 1]).items():
+    read(family, rope_parameters=rope | dict(mrope_section=[2, 1, 1]))  # of no effect for text
+    for name, value in dict(llama_4_scaling_beta=0.1, sections=[2, 1, 1]).items():
         message = rf"rope_parameters of type '{kind}' have keys that are not supported: {name}={re.escape(repr(value))}"
         with pytest.raises(ConfigError, match=message):
             read(family, rope_parameters=rope | {name: value})
