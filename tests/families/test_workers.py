@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 import time
 from contextlib import closing
 
@@ -17,6 +18,7 @@ from transformers_neuronx.config import NeuronConfig, QuantizationConfig, Worker
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.runtimes import get_runtime, remote, worker_processes
+from transformers_neuronx.runtimes.crew import Answer, Crew
 from transformers_neuronx.runtimes.wire import Wire
 from transformers_neuronx.runtimes.worker_processes import Leader, follow
 from transformers_neuronx.serving.request import SamplingParams
@@ -133,6 +135,19 @@ def test_a_lost_worker_fails_requests_and_is_replaced(gpt2, rank, sent):
     with pytest.raises(EngineError, match="lost with the workers"):  # the model has a cache of its own
         gpt2[0].sample(IDS, 24, top_k=1)
     assert torch.equal(gpt2[0].sample(IDS, 24, top_k=1), gpt2[1].sample(IDS, 24, top_k=1))
+
+
+def test_a_lost_worker_explains_what_fails_on_the_others():
+    """Another worker's collective may fail before the leader knows that one is gone."""
+    crew = object.__new__(Crew)
+    crew.lost = ""
+    failed = Answer(lambda done: None)
+    failed.set_exception(EngineError("the program failed: connection closed by peer"))
+    with pytest.raises(EngineError, match="connection closed"):
+        crew.answers([failed])
+    threading.Timer(0.1, setattr, (crew, "lost", "worker 1 is gone")).start()
+    with pytest.raises(EngineError, match="worker 1 is gone"):
+        crew.answers([failed])
 
 
 def until_lost(engine, running):
