@@ -17,6 +17,7 @@ class Ernie45MoeConfig(MixtureLike):
     tied: bool = hf("tie_word_embeddings")
     attention_bias: bool = hf("use_bias", False)
     mlp_bias: bool = hf("use_bias", False)
+    head_bias: bool = hf("use_bias", False)
     n_expert: int = hf("moe_num_experts")
     active_experts: int = hf("moe_k")
     expert_size: int = hf("moe_intermediate_size")
@@ -32,7 +33,7 @@ class Ernie45MoeConfig(MixtureLike):
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef"})  # for training
 
     @property
-    def dense_layers(self) -> set[int]:  # type: ignore[override]
+    def dense_layers(self) -> set[int]:
         some = range(self.first, self.last + 1)
         return {n for n in range(self.n_layer) if n not in some or (n + 1) % self.interval}
 
