@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import ACTIVATIONS
 from transformers_neuronx.layers.rows import field
-from transformers_neuronx.layers.state import SEQUENCE, states_after, states_before
-from transformers_neuronx.layers.step import located
+from transformers_neuronx.layers.state import states_after, states_before
+from transformers_neuronx.layers.step import SEQUENCE, located
 from transformers_neuronx.pyhlo import Tensor
 
 
@@ -16,7 +16,7 @@ def _short_convolution_body(
     """Convolve each feature with its own weights over a token and those before it, in f32, and activate the sums.
 
     x [b, n, c]; weight f32[size, c], the last one for the token itself; state f32[places, size - 1, c], the inputs of
-    the tokens before; table, the `sequences` of a step, and `together` as `scan_sequences` has it. Before the first
+    the tokens before; table, `Step.sequences`, and `together` as `scan_sequences` has it. Before the first
     token of a sequence, inputs are 0. -> f32[b, n, c], and the states after the step
     """
     size = weight.sizes[0]

@@ -11,7 +11,7 @@ from transformers_neuronx.layers.activation import silu
 from transformers_neuronx.layers.convolution import short_convolution
 from transformers_neuronx.layers.linear import linear, linears
 from transformers_neuronx.layers.norm import rms_norm
-from transformers_neuronx.layers.state import State, scan_sequences, sequences
+from transformers_neuronx.layers.state import State, scan_sequences
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights.splits import Heads
@@ -54,7 +54,7 @@ def delta_net(x: Tensor, w: Any, cache: Cache, step: Step, sizes: DeltaNet, eps:
     head. `cache` are the `states` of `sizes`.
     """
     b, n, _ = x.sizes
-    table, how = sequences(step), dict(together=step.segments is None)
+    table, how = step.sequences, dict(together=step.segments is None)
     inputs, after = [], []
     for part, y, state in zip("qkv", linears(x, w.q, w.k, w.v), cache, strict=False):
         y, kept = short_convolution(y, getattr(w, f"conv_{part}").tensor, table, state, activation="silu", **how)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from transformers_neuronx import hlo
-from transformers_neuronx.layers.rows import field, row_of
-from transformers_neuronx.layers.step import SEGMENT, Step, located
+from transformers_neuronx.layers.rows import field
+from transformers_neuronx.layers.step import SEQUENCE, Step, located
 from transformers_neuronx.layers.storage import put_rows
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights.splits import Split
@@ -29,22 +29,6 @@ class State(NamedTuple):
 # What each row's token has, [b, ...], and the row's states [b, ...] -> y [b, ...], and the states after the token
 Cell = Callable[[list[Tensor], list[Tensor]], tuple[Tensor, list[Tensor]]]
 
-# A sequence in a step: its first token among those of the step, in order; their number; the position of the first one;
-# and the places of its states, before the step and after it. The first three are those of a `SEGMENT`.
-SEQUENCE = row_of(first=None, count=None, start=None, before=None, after=None)
-
-
-def sequences(step: Step) -> Tensor:
-    """Return the sequences of a step, as rows of `SEQUENCE`. s32[sequences, 5]"""
-    if step.segments is None:
-        rows, n = step.ids.sizes
-        slots = hlo.iota("s32", [rows]) if step.slots is None else step.slots
-        parts = [hlo.iota("s32", [rows]) * n, step.length, step.start, slots, slots]
-        return hlo.concatenate([hlo.reshape(part, rows, 1) for part in parts], 1)
-    assert step.places is not None
-    found = [field(step.segments, SEGMENT, name) for name in ("first", "count", "start")]
-    return hlo.concatenate([*(hlo.reshape(part, -1, 1) for part in found), step.places], 1)
-
 
 def scan(
     cell: Cell, inputs: Sequence[Tensor], states: Sequence[Tensor], step: Step
@@ -55,13 +39,13 @@ def scan(
     makes. A sequence that starts at position 0 starts with zeros. Padding leaves states as they are. The tokens of a
     step run one after the other, which is slow for long prompts.
     """
-    return scan_sequences(cell, inputs, states, sequences(step), together=step.segments is None)
+    return scan_sequences(cell, inputs, states, step.sequences, together=step.segments is None)
 
 
 def scan_sequences(
     cell: Cell, inputs: Sequence[Tensor], states: Sequence[Tensor], table: Tensor, together: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Do the same, given the `sequences` of a step. If they are `together`, a row of inputs is one; else a token is."""
+    """Do the same, given `Step.sequences`. If they are `together`, a row of inputs is one; else a token is."""
     if not together:
         return _scan_tokens(cell, inputs, states, table)
     count, tokens = field(table, SEQUENCE, "count"), inputs[0].sizes[1]

@@ -65,6 +65,18 @@ class Step:
         rows = hlo.constant(self.pattern.rows(self.width), "pred")
         return hlo.take(rows, hlo.divide(self.positions, self.pattern.block))
 
+    @cached_property
+    def sequences(self) -> Tensor:
+        """The sequences of the step, as rows of `SEQUENCE`. s32[sequences, 5]"""
+        if self.segments is None:
+            rows, n = self.ids.sizes
+            slots = hlo.iota("s32", [rows]) if self.slots is None else self.slots
+            parts = [hlo.iota("s32", [rows]) * n, self.length, self.start, slots, slots]
+            return hlo.concatenate([hlo.reshape(part, rows, 1) for part in parts], 1)
+        assert self.places is not None
+        found = [field(self.segments, SEGMENT, name) for name in ("first", "count", "start")]
+        return hlo.concatenate([*(hlo.reshape(part, -1, 1) for part in found), self.places], 1)
+
     def of_slots(self, x: Tensor) -> Tensor:
         """Gather per-slot values into row order. [slots, ...] -> [b, ...]"""
         return x if self.slots is None else hlo.take(x, self.slots)
@@ -89,6 +101,10 @@ def step_row(n: int) -> Row:
 # A sequence in a step of single tokens: its first token among those of the step, their number, the position of the
 # first one, and whether they are of a prompt.
 SEGMENT = row_of(first=None, count=None, start=None, of_prompt=None)
+
+# A sequence for layers that keep states: as the first three of `SEGMENT`, and the places of its states, before the step
+# and after it.
+SEQUENCE = row_of(first=None, count=None, start=None, before=None, after=None)
 
 
 def segment_row(pages: int) -> Row:
