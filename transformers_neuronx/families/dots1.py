@@ -36,7 +36,7 @@ class Dots1Config(MixtureLike):
     WITHOUT_EFFECT: ClassVar = frozenset({"max_window_layers", "output_router_logits"})
 
     @property
-    def dense_layers(self) -> range:  # type: ignore[override]
+    def dense_layers(self) -> range:
         return range(self.first_dense)
 
     @property

@@ -34,7 +34,7 @@ class Glm4MoeConfig(MixtureLike):
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits"})
 
     @property
-    def dense_layers(self) -> range:  # type: ignore[override]
+    def dense_layers(self) -> range:
         return range(self.first_dense)
 
     @property

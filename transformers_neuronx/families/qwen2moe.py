@@ -24,7 +24,7 @@ class Qwen2MoeConfig(MixtureLike):
     normalized: bool = hf("norm_topk_prob")
     shared_size: int = hf("shared_expert_intermediate_size")
     sparse_step: int = hf("decoder_sparse_step")
-    mlp_only: list[int] = hf("mlp_only_layers")
+    dense_too: list[int] = hf("mlp_only_layers")
 
     shared = tuple(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down"))
     shared_gate = "mlp.shared_expert_gate"
@@ -33,11 +33,6 @@ class Qwen2MoeConfig(MixtureLike):
     WITHOUT_EFFECT: ClassVar = frozenset(
         {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"}
     )
-
-    @property
-    def dense_layers(self) -> set[int]:  # type: ignore[override]
-        others = {n for n in range(self.n_layer) if (n + 1) % self.sparse_step}
-        return others.union(self.mlp_only)
 
 
 class Qwen2MoeForSampling(ForSampling):

@@ -23,7 +23,7 @@ class Qwen3MoeConfig(MixtureLike):
     expert_size: int = hf("moe_intermediate_size")
     normalized: bool = hf("norm_topk_prob")
     sparse_step: int = hf("decoder_sparse_step")
-    mlp_only: list[int] = hf("mlp_only_layers")
+    dense_too: list[int] = hf("mlp_only_layers")
 
     qk_norm = True
 
@@ -31,11 +31,6 @@ class Qwen3MoeConfig(MixtureLike):
     WITHOUT_EFFECT: ClassVar = frozenset(
         {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"}
     )
-
-    @property
-    def dense_layers(self) -> set[int]:  # type: ignore[override]
-        others = {n for n in range(self.n_layer) if (n + 1) % self.sparse_step}
-        return others.union(self.mlp_only)
 
 
 class Qwen3MoeForSampling(ForSampling):

@@ -24,7 +24,7 @@ class Qwen3NextConfig(HybridLike, MixtureLike):
     shared_size: int = hf("shared_expert_intermediate_size")
     normalized: bool = hf("norm_topk_prob")
     sparse_step: int = hf("decoder_sparse_step")
-    mlp_only: list[int] = hf("mlp_only_layers")
+    dense_too: list[int] = hf("mlp_only_layers")
 
     shared = tuple(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down"))
     shared_gate = "mlp.shared_expert_gate"
@@ -33,10 +33,6 @@ class Qwen3NextConfig(HybridLike, MixtureLike):
 
     # layer_types follows from the first; the rest is for training.
     WITHOUT_EFFECT: ClassVar = frozenset({"full_attention_interval", "output_router_logits", "router_aux_loss_coef"})
-
-    @property
-    def dense_layers(self) -> set[int]:  # type: ignore[override]
-        return {n for n in range(self.n_layer) if (n + 1) % self.sparse_step}.union(self.mlp_only)
 
 
 class Qwen3NextForSampling(ForSampling):

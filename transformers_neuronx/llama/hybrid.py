@@ -67,7 +67,7 @@ def mixers(config: LlamaLike, block: str, attention: Sequence[Weight]) -> list[W
     kinds = {*getattr(config, "layer_kinds", [""])}
     without = {kind for kind in kinds if config.heads_of(kind) is None}
     rows = of_kinds(kinds - without, attention) if without else [*attention]
-    return rows + of_kinds(without, _delta_net(config, block)) if isinstance(config, HybridLike) else rows
+    return rows + (of_kinds(without, _delta_net(config, block)) if isinstance(config, HybridLike) else [])
 
 
 def _linear(kind: str) -> bool:

@@ -11,13 +11,9 @@ DENSE = " without experts"  # the end of the kind of a layer that has LLaMA's fe
 
 
 class MixtureLike(LlamaLike):
-    """A configuration for LLaMA's graph with a mixture of experts in place of the feed-forward, in some layers or all.
+    """A `LlamaLike` with a mixture of experts in place of the feed-forward, in some layers or all."""
 
-    A family overrides what differs, as with `LlamaLike`.
-    """
-
-    # How many experts there are, how many of them are for a token, and the inner size of each: by default inner_size,
-    # which layers without experts have.
+    # How many experts there are, how many are for a token, and the inner size of each, by default that of other layers.
     n_expert: int
     active_experts: int
     expert_size: int | None = None
@@ -41,9 +37,14 @@ class MixtureLike(LlamaLike):
     shared: ClassVar[tuple[str, ...]] = tuple(f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down"))
     shared_gate: ClassVar[str] = ""
 
-    # What attention of each layer reads, if they differ, and the numbers of layers without experts.
+    # What attention of each layer reads, if they differ. All but each `sparse_step`th layer, and more, have no experts.
     attention_kinds: list[str] | None = None
-    dense_layers: Collection[int] = ()
+    sparse_step: int = 1
+    dense_too: Collection[int] = ()
+
+    @property
+    def dense_layers(self) -> Collection[int]:
+        return {n for n in range(self.n_layer) if (n + 1) % self.sparse_step}.union(self.dense_too)
 
     @property
     def layer_kinds(self) -> list[str]:
@@ -76,5 +77,4 @@ def feed_forward(config: LlamaLike, block: str) -> list[Weight]:
         rows.append(Weight("moe.shared_gate.weight", f"{block}{config.shared_gate}.weight", (1, hidden)))
     kinds = set(config.layer_kinds)
     without = {kind for kind in kinds if kind.endswith(DENSE)}
-    parts = (without, dense), (kinds - without, rows)
-    return [row for found, part in parts if found for row in of_kinds(found, part)]
+    return [*of_kinds(without, dense), *of_kinds(kinds - without, rows)]

@@ -112,8 +112,8 @@ def matrix_of(name: str) -> str:
 
 
 def of_kinds(kinds: Collection[str], rows: Sequence[Weight]) -> list[Weight]:
-    """Return rows that only layers of these kinds have."""
-    return [replace(row, kinds=frozenset(kinds)) for row in rows]
+    """Return rows that only layers of these kinds have; none if there is no kind."""
+    return [replace(row, kinds=frozenset(kinds)) for row in rows] if kinds else []
 
 
 def parts_of(block: str, names: Sequence[str], outputs: Sequence[int]) -> list[tuple[str, Layout]]:
