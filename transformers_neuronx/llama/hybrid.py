@@ -9,16 +9,14 @@ from transformers_neuronx.layers import DeltaNet, State
 from transformers_neuronx.llama.like import LlamaLike
 from transformers_neuronx.weights import (
     Heads,
-    Layout,
     Weight,
     linear,
     norm,
     of_kinds,
     parts_of,
     section,
-    section_per_head,
     taps,
-)  # fmt: skip
+)
 
 HYBRID_KINDS = ("linear_attention", "full_attention")
 
@@ -83,7 +81,7 @@ def _delta_net(config: HybridLike, block: str) -> list[Weight]:
     outputs = keys, keys, values, values, sizes.value_heads, sizes.value_heads
     rows = []
     names = "q", "k", "v", "gate", "beta", "decay"
-    found = _parts(config, block, outputs)
+    found = parts_of(block, config.delta_projections, outputs, sizes.key_heads if config.delta_by_head else 1)
     for part, split, size, (source, layout) in zip(names, splits, outputs, found, strict=True):
         rows += linear(f"delta.{part}", source, size, h, split, layout=layout, bias=False)
     for index, part in enumerate("qkv"):
@@ -98,16 +96,3 @@ def _delta_net(config: HybridLike, block: str) -> list[Weight]:
         *norm("delta.norm", prefix + "norm", sizes.value_dim, bias=False),
         *linear("delta.out", prefix + "out_proj", h, values, heads.split(1), bias=False),
     ]
-
-
-def _parts(config: HybridLike, block: str, outputs: Sequence[int]) -> list[tuple[str, Layout]]:
-    """Return names of projections in the checkpoint, with layouts."""
-    names = config.delta_projections
-    if not config.delta_by_head:
-        return parts_of(block, names, outputs)
-    found = []
-    for number, name in enumerate(names):
-        own = [other for other, given in enumerate(names) if given == name]
-        sizes = tuple(outputs[other] // config.delta_key_heads for other in own)
-        found.append((block + name, section_per_head(own.index(number), sizes)))
-    return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from transformers_neuronx.weights import panels
-from transformers_neuronx.weights.layouts import Layout, as_is, part_if_fused, section
+from transformers_neuronx.weights.layouts import Layout, as_is, part_if_fused, section, section_per_head
 from transformers_neuronx.weights.packed import Store
 from transformers_neuronx.weights.splits import Heads, Split
 
@@ -116,15 +116,16 @@ def of_kinds(kinds: Collection[str], rows: Sequence[Weight]) -> list[Weight]:
     return [replace(row, kinds=frozenset(kinds)) for row in rows] if kinds else []
 
 
-def parts_of(block: str, names: Sequence[str], outputs: Sequence[int]) -> list[tuple[str, Layout]]:
+def parts_of(block: str, names: Sequence[str], outputs: Sequence[int], heads: int = 1) -> list[tuple[str, Layout]]:
     """Return names in the checkpoint, which begin with `block`, with layouts, for layers with so many outputs.
 
-    A layer whose name is repeated has several parts.
+    A layer whose name is repeated has several parts, which follow each other; with several `heads`, in each head.
     """
     parts = []
     for number, name in enumerate(names):
-        sizes = tuple(size for other, size in zip(names, outputs, strict=False) if other == name)
-        parts.append((block + name, section(names[:number].count(name), sizes) if len(sizes) > 1 else as_is))
+        sizes = tuple(size // heads for size, other in zip(outputs, names, strict=False) if other == name)
+        piece = section if heads == 1 else section_per_head
+        parts.append((block + name, piece(names[:number].count(name), sizes) if len(sizes) > 1 else as_is))
     return parts
 
 
