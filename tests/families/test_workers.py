@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.runtimes import get_runtime, remote, worker_processes
 from transformers_neuronx.runtimes.crew import Answer, Crew
-from transformers_neuronx.runtimes.wire import Wire
+from transformers_neuronx.runtimes.wire import Message, Wire
 from transformers_neuronx.runtimes.worker_processes import Leader, follow
 from transformers_neuronx.serving.request import SamplingParams
 
@@ -137,17 +138,18 @@ def test_a_lost_worker_fails_requests_and_is_replaced(gpt2, rank, sent):
     assert torch.equal(gpt2[0].sample(IDS, 24, top_k=1), gpt2[1].sample(IDS, 24, top_k=1))
 
 
-def test_a_lost_worker_explains_what_fails_on_the_others():
-    """Another worker's collective may fail before the leader knows that one is gone."""
-    crew = object.__new__(Crew)
-    crew.lost = ""
+@pytest.mark.parametrize("gone", ["worker 1 is gone", ""])
+def test_a_worker_that_has_ended_explains_what_fails_on_the_others(gone):
+    """Another worker's collective may fail before the leader knows that one has ended."""
+    crew, failure = object.__new__(Crew), "worker 0: EngineError: connection closed by peer"
+    crew.lost, crew._answers, crew._losing = "", {}, threading.Lock()
+    crew._leader = SimpleNamespace(ended=lambda but=None: gone, end=lambda: None)
     failed = Answer(lambda done: None)
-    failed.set_exception(EngineError("the program failed: connection closed by peer"))
-    with pytest.raises(EngineError, match="connection closed"):
+    failed.set_exception(EngineError(failure))
+    with pytest.raises(EngineError, match=gone or "connection closed"):
         crew.answers([failed])
-    threading.Timer(0.1, setattr, (crew, "lost", "worker 1 is gone")).start()
-    with pytest.raises(EngineError, match="worker 1 is gone"):
-        crew.answers([failed])
+    crew._listen(0, SimpleNamespace(receive=lambda: Message(dict(lost=failure), [])))
+    assert crew.lost == (gone or failure)
 
 
 def until_lost(engine, running):

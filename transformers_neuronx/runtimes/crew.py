@@ -6,12 +6,11 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from time import monotonic, sleep
 from typing import Any
 
 from transformers_neuronx import errors
 from transformers_neuronx.errors import EngineError
-from transformers_neuronx.runtimes.meeting import BEAT, SILENCE
+from transformers_neuronx.runtimes.meeting import SILENCE
 from transformers_neuronx.runtimes.wire import Bytes, Message, Wire
 from transformers_neuronx.runtimes.worker_processes import Leader
 
@@ -66,16 +65,13 @@ class Crew:
         return answers
 
     def answers(self, asked: Sequence[Answer]) -> list[Message]:
-        """Wait for answers. Raises the error of the first worker that has one, or why workers are lost."""
+        """Wait for answers. Raises the error of the first worker that has one, or why another has ended."""
         try:
             return [answer.result() for answer in asked]
-        except EngineError as error:  # perhaps since another worker is lost, which this one told first
-            until = monotonic() + BEAT
-            while not self.lost and monotonic() < until:
-                sleep(0.01)
-            if not self.lost:
-                raise
-            raise EngineError(self.lost) from error
+        except EngineError as error:
+            if why := self._leader.ended() or self.lost:
+                raise EngineError(why) from error
+            raise
 
     def lose(self, why: Callable[[], str]) -> None:
         """End all workers, since one is lost, and fail all answers that have not come."""
@@ -97,7 +93,7 @@ class Crew:
         try:
             while "lost" not in (message := wire.receive()).says:
                 self._take(rank, message)
-            self.lose(lambda: str(message.says["lost"]))
+            self.lose(lambda: self._leader.ended(rank) or str(message.says["lost"]))
         except OSError as error:
             self._lose_rank(rank, error)
 

@@ -30,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 MODULE = "transformers_neuronx.models.worker"
 LAST_WORDS = 1.0  # seconds in which a worker that has closed its connection ends
+MOMENT = 0.5  # seconds in which it does, once others have noticed that it is gone
 RETRY = 0.2  # seconds between two tries to reach the first node
 
 
@@ -142,6 +143,18 @@ class Leader:
         """Return why the connection to a worker has ended."""
         of_this_host = [process for process in self._processes if process.rank == rank]
         return of_this_host[0].why() if of_this_host else f"worker {rank} is gone"
+
+    def ended(self, but: int | None = None) -> str:
+        """Return why a worker of this host has ended, or "" if all but this one run.
+
+        What one computes with others fails when one of them ends, and it may say so before that is known here.
+        """
+        until = monotonic() + MOMENT
+        while monotonic() < until:
+            if gone := [each for each in self._processes if each.rank != but and not each.running]:
+                return gone[0].why()
+            sleep(0.02)
+        return ""
 
     def end(self) -> None:
         """End all workers. Other nodes come again for the next ones."""
