@@ -375,7 +375,7 @@ def test_what_a_program_returns_goes_into_the_next_one_also_without_jax(degree):
     runtime = get_runtime("cpu", {degree})
     add = runtime.compile(compile_py_func(lambda scribe: scribe.f32[3].Parameter(parameter_number=0) + 1.0))
     (x,) = add(*add(runtime.put([np.zeros(3, np.float32)])))
-    assert x.shape == (3,)
+    assert x.shape == (3,) and x.nbytes == {12 * degree}
     assert x.numpy().tolist() == [2, 2, 2]
     """
     python(SETUP + code)

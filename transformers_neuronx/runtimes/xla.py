@@ -87,7 +87,7 @@ class XlaTensor:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
+        return self.aval.nbytes * len(self.arrays)  # jaxlib's arrays know it only if jax is imported
 
     @functools.cached_property
     def argument(self) -> Any:
