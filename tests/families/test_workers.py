@@ -148,6 +148,7 @@ def test_a_worker_that_has_ended_explains_what_fails_on_the_others(gone):
     failed.set_exception(EngineError(failure))
     with pytest.raises(EngineError, match=gone or "connection closed"):
         crew.answers([failed])
+    assert crew.lost == gone, "what follows starts the next workers"
     crew._listen(0, SimpleNamespace(receive=lambda: Message(dict(lost=failure), [])))
     assert crew.lost == (gone or failure)
 

@@ -69,8 +69,10 @@ class Crew:
         try:
             return [answer.result() for answer in asked]
         except EngineError as error:
-            if why := self._leader.ended() or self.lost:
-                raise EngineError(why) from error
+            if not self.lost and (gone := self._leader.ended()):
+                self.lose(lambda: gone)  # else what follows would be sent to these workers
+            if self.lost:
+                raise EngineError(self.lost) from error
             raise
 
     def lose(self, why: Callable[[], str]) -> None:
