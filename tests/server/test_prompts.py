@@ -1,9 +1,12 @@
-"""Texts and bytes of single tokens."""
+"""Texts and bytes of single tokens, and prompts of pairs of texts."""
+
+import copy
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.prompts import Prompts
 
 
@@ -34,3 +37,41 @@ def test_a_character_for_what_is_no_text_has_its_bytes(tokenizer):
     prompts = Prompts(tokenizer)
     ids = prompts.encoded("\N{REPLACEMENT CHARACTER}")
     assert b"".join(map(prompts.bytes_of_token, ids)).decode() == "\N{REPLACEMENT CHARACTER}"
+
+
+# Templates of rerankers read the content of a message as text, or as a list of parts.
+PAIRS = {
+    "text": """{%- for m in messages -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}
+        {%- if add_generation_prompt -%}<{{ "query" ~ "document" }}>{%- endif -%}""",
+    "parts": """<query>{{ (messages | selectattr("role", "eq", "query") | first).content[0].text -}}
+        <document>{{ (messages | selectattr("role", "eq", "document") | first).content[0].text -}}<querydocument>""",
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_template_with_both_roles_makes_a_prompt_of_a_pair(kind, tokenizer):
+    prompts = Prompts(copy.copy(tokenizer))
+    prompts.tokenizer.chat_template = PAIRS[kind]
+    wanted = tokenizer("<query>Who is wise?<document>a king<querydocument>", add_special_tokens=False).input_ids
+    assert prompts.of_pair("Who is wise?", "a king") == wanted
+
+
+def test_other_templates_leave_pairs_to_the_tokenizer(tokenizer):
+    prompts = Prompts(copy.copy(tokenizer))
+    prompts.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    assert prompts.of_pair("a", "b") == tokenizer("a", "b").input_ids
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("query: {{ messages[0].content }} document", "does not show"),
+        ("query document {{ raise_exception('no') }}", "no"),
+    ],
+)
+def test_templates_that_make_no_prompt_of_a_pair(template, message, tokenizer):
+    prompts = Prompts(copy.copy(tokenizer))
+    prompts.tokenizer.chat_template = template
+    with pytest.raises(ApiError, match=message) as caught:
+        prompts.of_pair("Who is wise?", "a king")
+    assert caught.value.status == 400

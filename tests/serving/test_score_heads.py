@@ -1,4 +1,4 @@
-"""Classifiers, reward models and bare models: what comes after the last norm is a score head, or nothing."""
+"""Classifiers, reward models, rerankers and bare models: after the last norm comes a score head, or nothing."""
 
 import json
 
@@ -9,6 +9,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    Gemma2Config,
     GPT2Config,
     GPTJConfig,
     LlamaConfig,
@@ -19,7 +20,7 @@ from transformers import (
 
 from transformers_neuronx import Engine, NeuronAutoModelForCausalLM, QuantizationConfig, SamplingParams
 from transformers_neuronx.config import NeuronConfig
-from transformers_neuronx.errors import CheckpointError, InputError
+from transformers_neuronx.errors import CheckpointError, ConfigError, InputError
 from transformers_neuronx.qwen3.model import Qwen3ForSampling
 from transformers_neuronx.weights.checkpoint import checkpoint_of
 from transformers_neuronx.weights.directories import load_pooling
@@ -159,6 +160,59 @@ def test_a_whole_model_that_lacks_its_output_layer_is_incomplete(tmp_path):
         opened(tmp_path)
 
 
+RERANKERS = {
+    "Qwen3, yes and no": ("Qwen3", (96, 21)),
+    "Qwen2, tied, only yes": ("Qwen2, tied", (96, None)),
+    "OPT, narrower than its layers": ("OPT, narrower than its layers", (5, 130)),
+}
+
+
+def says_tokens(folder, yes, no):
+    (folder / "1_LogitScore").mkdir(exist_ok=True)
+    said = json.dumps(dict(true_token_id=yes, false_token_id=no))
+    (folder / "1_LogitScore" / "config.json").write_text(said)
+
+
+@pytest.mark.parametrize("name", RERANKERS)
+def test_a_reranker_scores_by_logits_of_tokens(name, tmp_path):
+    config, (yes, no) = RERANKERS[name]
+    reference = random(CONFIGS[config], AutoModelForCausalLM)
+    reference.save_pretrained(tmp_path)
+    says_tokens(tmp_path, yes, no)
+    with torch.inference_mode():
+        logits = torch.stack([reference(torch.tensor([row])).logits[0, -1] for row in ROWS])
+    want = (logits[:, yes] - (0 if no is None else logits[:, no]))[:, None].numpy()
+    model = opened(tmp_path, tp_degree=2)
+    check(classified(model), want)
+    with pytest.raises(InputError, match="cannot generate"):
+        model.sample([ROWS[0]], 20)
+    model.save(tmp_path / "artifact")  # without weights
+    check(classified(opened(tmp_path / "artifact", weights=tmp_path)), want)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "config", "error", "message"),
+    [
+        ((96, 131), "Qwen3", ConfigError, "a score is by tokens from 0 to 130, got 131"),
+        ((None, 21), "Qwen3", CheckpointError, r"config\.json: expected token ids true_token_id .* got None, 21"),
+        ((1, 2), "GPT-J, whose head has a bias", ConfigError, r"only a matrix, got head\.bias"),
+    ],
+)  # fmt: skip
+def test_tokens_that_make_no_score(tokens, config, error, message, tmp_path):
+    random(CONFIGS[config], AutoModelForCausalLM).save_pretrained(tmp_path)
+    says_tokens(tmp_path, *tokens)
+    with pytest.raises(error, match=message):
+        opened(tmp_path)
+
+
+def test_scores_of_capped_logits_are_refused(tmp_path):
+    config = Gemma2Config(**LLAMA | dict(tie_word_embeddings=True), head_dim=16)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    says_tokens(tmp_path, 3, None)
+    with pytest.raises(ConfigError, match="only a matrix, got final_logit_softcapping"):
+        opened(tmp_path)
+
+
 def test_modules_of_sentence_transformers(tmp_path):
     def written(*kinds):
         modules = [dict(idx=n, name=str(n), path="", type=f"sentence_transformers.models.{kind}")
@@ -166,6 +220,8 @@ def test_modules_of_sentence_transformers(tmp_path):
         (tmp_path / "modules.json").write_text(json.dumps(modules))
 
     written("Transformer", "Pooling", "Normalize")
+    assert load_pooling(tmp_path) == "last"
+    written("Transformer", "LogitScore")
     assert load_pooling(tmp_path) == "last"
     written("Transformer", "Pooling", "Dense", "Normalize")
     with pytest.raises(CheckpointError, match=r"modules\.json: vectors need Dense: supported are Transformer, Pooling"):

@@ -92,7 +92,7 @@ class CompileOptions:
     """Options of compilation: sequences and prompts at once, element type, devices, layers per program, and tokens of
     one loop on the devices (0: no loop). `workers` programs are compiled at once; None means one per processor. With
     `blocks`, the cache has these instead of slots. `head` is whether there is an output layer, and `score` the sizes of
-    a score head, [labels, h], if there is one.
+    a score head, [labels, h], if there is one, which is of the output layer's rows of `score_tokens`, if there are any.
     """
 
     buckets: Buckets
@@ -111,6 +111,7 @@ class CompileOptions:
     blocks: Blocks | None = None
     head: bool = True
     score: tuple[int, int] | None = None
+    score_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:

@@ -34,7 +34,7 @@ def description(family: Family, config: Any, options: CompileOptions) -> dict[st
     """Return what a model and an artifact must have in common, in the types of JSON."""
     compiled = dataclasses.asdict(options)
     del compiled["workers"]  # the number of parallel compilations changes no program
-    later = dict(blocks=None, head=True, score=None)  # artifacts of earlier versions do not have them
+    later = dict(blocks=None, head=True, score=None, score_tokens=())  # artifacts of earlier versions do not have them
     compiled = {name: value for name, value in compiled.items() if name not in later or value != later[name]}
     told = dict(family=family.name, config=dataclasses.asdict(config), options=compiled)
     in_json: dict[str, Any] = json.loads(as_json(told))

@@ -66,7 +66,7 @@ class Programs:
         self.reads_pages = self.in_place and family.pages
         self.panels, self.scatters = panels, scatters
         self.adapters: AdapterLayout | None = None
-        rows = Outputs(options.head, options.score).rows(family.weights.table(config))
+        rows = Outputs(options.head, options.score, options.score_tokens).rows(family.weights.table(config))
         table = quantized(rows, options.quant)
         self.table = self._numbered(in_panels(table, self.dtype) if panels else table)
         rows = [row for row in self.table if not (family.encoder and row.name.startswith(ENCODER_ONLY))]

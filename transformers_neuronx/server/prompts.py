@@ -16,6 +16,8 @@ from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Classify, Completion, Embeddings, Tokenize
 from transformers_neuronx.server.tool_formats import knows_tools, told_as_text
 
+PAIR = ("query", "document")  # roles that templates of rerankers have, as Sentence Transformers calls them
+
 
 class Prompts:
     """A model's tokenizer, one of Transformers'. Making prompts may take long: a server does it in other threads."""
@@ -29,8 +31,22 @@ class Prompts:
         return self._several(asked.prompt, asked.add_special_tokens is not False, "prompt")
 
     def of_pair(self, first: str, second: str) -> list[int]:
-        """Return the token ids of two texts as the tokenizer joins them, which may be without anything between them."""
-        return self.encoded(first, second=second)
+        """Return the token ids of two texts, a query and a document.
+
+        A chat template that knows these two roles makes a text of them. Otherwise the tokenizer joins them, which may
+        be without anything between them.
+        """
+        template = getattr(self.tokenizer, "chat_template", None)
+        if not isinstance(template, str) or not all(role in template for role in PAIR):
+            return self.encoded(first, second=second)
+        for content in (str, _as_part):  # templates read a message's content as text, or as a list of parts
+            messages = [
+                dict(role=role, content=content(text)) for role, text in zip(PAIR, (first, second), strict=True)
+            ]
+            text = self._told(messages, "documents", chat_template=template, add_generation_prompt=True)
+            if first.strip() in text and second.strip() in text:
+                return self.encoded(text, special=False)
+        raise ApiError(400, "the chat template does not show the query and the document", param="documents")
 
     def of_embeddings(self, asked: Embeddings | Classify) -> list[list[int]]:
         """Return the token ids of each input."""
@@ -74,14 +90,17 @@ class Prompts:
         if begins and goes_on:
             message = "add_generation_prompt and continue_final_message cannot both be true"
             raise ApiError(400, message, param="continue_final_message")
+        how = dict(tools=told or None, chat_template=template, continue_final_message=goes_on)
+        how |= dict(add_generation_prompt=begins) | (asked.chat_template_kwargs or {})
+        return self.encoded(self._told(messages, "messages", **how), special=False)
+
+    def _told(self, messages: Sequence[Mapping[str, Any]], param: str, **how: Any) -> str:
+        """Return the text of messages by a template. Raises ApiError if it refuses them."""
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tools=told or None, chat_template=template, tokenize=False, add_generation_prompt=begins,
-                continue_final_message=goes_on, **asked.chat_template_kwargs or {},
-            )  # fmt: skip
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **how)
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
-        return self.encoded(text, special=False)
+            raise ApiError(400, f"the chat template refuses these messages: {error}", param=param) from error
+        return text
 
     def encoded(self, text: str, special: bool = True, second: str | None = None) -> list[int]:
         """Return the token ids of a text, or of two, by default with those that a sequence begins or ends with."""
@@ -128,6 +147,10 @@ class Prompts:
         """Return what a client must know to make prompts itself."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
         return {name: getattr(self.tokenizer, name, None) for name in names}
+
+
+def _as_part(text: str) -> list[dict[str, str]]:
+    return [dict(type="text", text=text)]
 
 
 def _plain(message: Mapping[str, Any], number: int) -> dict[str, Any]:

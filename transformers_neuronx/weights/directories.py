@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from huggingface_hub import snapshot_download
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 
+from transformers_neuronx.config import OUTPUTS
 from transformers_neuronx.config.multimodal import MODELS, text_half
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support.files import explain, kind, read_json
@@ -24,7 +25,8 @@ GENERATION_CONFIG = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION_CONFIG]
 POOLING_FILE = "1_Pooling/config.json"  # of Sentence Transformers
 MODULES_FILE = "modules.json"  # also of Sentence Transformers
-MODULES = ("Transformer", "Pooling", "Normalize")  # the server makes all vectors of length 1
+SCORE_FILE = "1_LogitScore/config.json"  # of rerankers, also of Sentence Transformers
+MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")  # the server makes all vectors of length 1
 POOLINGS = dict(lasttoken="last", mean_tokens="mean", cls_token="cls", mean="mean", cls="cls")
 TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
 
@@ -84,7 +86,8 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
         refuse_other_formats(directory)
     config, generation = read_json(directory / "config.json"), load_generation_config(directory)
     tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
-    return text_half(config | {name: value for name, value in tokens.items() if value is not None})
+    given = {name: value for name, value in tokens.items() if value is not None}
+    return text_half(config | given) | _outputs_told(directory / SCORE_FILE)
 
 
 def is_multimodal(directory: Path) -> bool:
@@ -119,6 +122,18 @@ def load_pooling(path_or_name: PathOrName, cache_dir: PathOrName | None = None) 
     return POOLINGS[mode]
 
 
+def _outputs_told(path: Path) -> dict[str, Any]:
+    """Return the attribute of a reranker whose score is of the logits of a token for yes, and maybe one for no."""
+    if not path.exists():
+        return {}
+    given = read_json(path)
+    yes, no = given.get("true_token_id"), given.get("false_token_id")
+    if not isinstance(yes, int) or not isinstance(no, int | None):
+        raise CheckpointError(f"{path}: expected token ids true_token_id and maybe false_token_id, got {yes!r}, {no!r}")
+    tokens = [yes] if no is None else [yes, no]
+    return {OUTPUTS: dict(score_tokens=tokens)}
+
+
 def _kinds_in(path: Path) -> list[str]:
     """Parse the list of what Sentence Transformers applies one after the other."""
     with explain(f"{path}: expected a list of modules with their types"):
@@ -126,7 +141,7 @@ def _kinds_in(path: Path) -> list[str]:
 
 
 def _config_directory(path_or_name: PathOrName, cache_dir: PathOrName | None) -> Path:
-    files = [*CONFIG_FILES, POOLING_FILE, MODULES_FILE, ADAPTER_FILE]
+    files = [*CONFIG_FILES, POOLING_FILE, MODULES_FILE, SCORE_FILE, ADAPTER_FILE]
     return _local_directory(path_or_name) or _download(os.fspath(path_or_name), files, cache_dir)
 
 
