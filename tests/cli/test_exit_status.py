@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from bundled import TINY_KJV
-from transformers import AutoTokenizer, T5Config
+from transformers import AutoTokenizer, T5Config, WhisperConfig
 
 from transformers_neuronx.models.sampling import ForSampling
 
@@ -161,6 +161,12 @@ def test_what_a_model_or_a_machine_lacks_is_1(command, tmp_path, monkeypatch):
     T5Config(decoder_start_token_id=0).save_pretrained(tmp_path / "t5")
     _, said = command("check", "t5", status=1)
     assert "without an encoder" in said
+    WhisperConfig(num_mel_bins=20, max_source_positions=50).save_pretrained(tmp_path / "whisper")
+    for name in ("generate", "serve", "bench"):
+        _, said = command(name, "whisper", *COMMANDS.get(name, ())[2:], status=1)
+        assert said.startswith(
+            "error: whisper reads numbers, [20, 100] for each source, and commands give text; use Whi"
+        )
     command(*COMPILED, "--no-weights")
     for arguments in (("generate", "artifact", "And"), ("run", "artifact", "--data-dir", "data.jsonl")):
         _, said = command(*arguments, status=1)

@@ -42,10 +42,8 @@ def parity(tmp_path, compiled_when_needed):
         reference = randomized(config)
         reference.save_pretrained(tmp_path / "model")
         step_by_step = NeuronConfig(tokens_per_dispatch=0)
-        options = dict(n_positions=[24, 48], batch_size=3, context_length_estimate=8) | options
-        model = cls.from_pretrained(
-            tmp_path / "model", tp_degree=degree, amp=amp, neuron_config=step_by_step, **options
-        )
+        sizes = dict(n_positions=[24, 48], batch_size=3, context_length_estimate=8, neuron_config=step_by_step)
+        model = cls.from_pretrained(tmp_path / "model", tp_degree=degree, amp=amp, **sizes | options)
         model.to_neuron()
         rows, tokens = prompts(config.vocab_size, [7, 21, 12]), prompts(config.vocab_size, [6, 6, 6], seed=1)
         ids, mask = padded(rows, "left")

@@ -170,6 +170,7 @@ def process_is(model, rank, before):
     ("name", "degree", "switches"),
     [
         ("llama", 2, dict(amp="bf16")), ("llama", 4, {}), ("mixtral", 2, {}), ("t5", 2, {}),
+        ("mixtral", 4, dict(expert_parallel=True)),
         ("gpt2", 4, dict(quant=QuantizationConfig(quant_dtype="s8"))),
     ],
 )  # fmt: skip

@@ -98,7 +98,7 @@ def bench(
     requests: Requests = None, concurrency: Concurrency = None, plot: Plot = None,
     cache_dir: o.CacheDir = None,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
-    runtime: o.Runtime = None,
+    runtime: o.Runtime = None, expert_parallel: o.Experts = False,
     processes: n.Processes = False, nnodes: n.Nodes = 1, node_rank: n.NodeRank = 0,
     master_addr: n.Address = None, master_port: n.Port = n.PORT,
     url: Url = None, model_name: ModelName = None, api_key: Key = None, vocab: Vocabulary = None,
@@ -126,7 +126,7 @@ def bench(
         _check_plot(plot)  # fail before minutes of compiling
     if model is not None:
         others = n.workers(tp, processes, nnodes, node_rank, master_addr, master_port)
-        source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime, others)
+        source, how = o.Source(model, cache_dir), o.How(amp, tp, quant, rounded, runtime, others, expert_parallel)
         lengths = prompt or PROMPTS, new or NEWS
         results = list(_of_model(source, how, *lengths, batch_size, rounds, requests, concurrency))
     else:

@@ -36,6 +36,7 @@ def compile_artifact(
     quant: o.Quant = None,
     rounded: o.Rounded = False,
     runtime: o.Runtime = None,
+    expert_parallel: o.Experts = False,
     as_json: o.Json = False,
 ) -> None:
     """Compile a checkpoint and save the artifact.
@@ -50,7 +51,7 @@ def compile_artifact(
         raise ConfigError(str(error)) from error
     if adapter and not weights:
         raise ConfigError("--adapter changes weights, so it needs --weights")
-    source, how = o.Source(model, cache_dir, adapter), o.How(amp, tp, quant, rounded, runtime)
+    source, how = o.Source(model, cache_dir, adapter), o.How(amp, tp, quant, rounded, runtime, None, expert_parallel)
     sizes: dict[str, Any] = dict(
         n_positions=n_positions, context_length_estimate=context or None, batch_size=batch_size
     )

@@ -31,6 +31,7 @@ def open_for_engine(source: o.Source, how: o.How, rows: int | None, sizes: dict[
     Over pages it needs no slots of its own. Otherwise it has one for each request, and programs take one prompt at a
     time, as prompts seldom come together.
     """
+    source.want_text()
     if has_pages(source.open(how, without_weights=True, **sizes)):
         return source.open(how, **sizes, **where)
     if not source.is_artifact:

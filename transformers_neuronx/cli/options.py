@@ -89,6 +89,15 @@ Amp = Annotated[
     ),
 ]
 Degree = Annotated[int | None, option("--tp", help="Devices that share each layer; 1 by default.", panel=HOW, least=1)]
+Experts = Annotated[
+    bool,
+    option(
+        "--expert-parallel",
+        "--enable-expert-parallel",
+        help="Each device has some experts of a mixture, not a part of each; needs --tp.",
+        panel=HOW,
+    ),
+]
 Batch = Annotated[int | None, option("--batch-size", help="Sequences per batch; 1 by default.", panel=HOW, least=1)]
 Positions = Annotated[
     int | None,
@@ -132,6 +141,7 @@ class How:
     rounded: bool
     runtime: str | None
     workers: Workers | None = None
+    expert_parallel: bool = False
 
     def options(self) -> dict[str, Any]:
         """Return the given options as keywords of a model's constructor."""
@@ -140,10 +150,11 @@ class How:
         if self.runtime not in (None, *RUNTIMES):
             raise ConfigError(f"--runtime must be one of {', '.join(RUNTIMES)}, got {self.runtime!r}")
         switches = None
-        if any(given is not None for given in (self.quant, self.runtime, self.workers)):
+        if self.expert_parallel or any(given is not None for given in (self.quant, self.runtime, self.workers)):
             activations = "s8" if self.rounded else None
             quant = QuantizationConfig(self.quant, activation_dtype=activations) if self.quant else None
-            switches = NeuronConfig(quant=quant, runtime=self.runtime, workers=self.workers)
+            spread = dict(workers=self.workers, expert_parallel=self.expert_parallel)
+            switches = NeuronConfig(quant=quant, runtime=self.runtime, **spread)  # type: ignore[arg-type]
         return said(amp=self.amp, tp_degree=self.tp, neuron_config=switches)
 
 
@@ -203,6 +214,7 @@ class Source:
         They are powers of two, so that other prompts find their programs in the compile cache. A number of positions
         that is `asked` for overrides them.
         """
+        self.want_text()
         if asked > 0:
             return dict(n_positions=asked)
         if self.is_artifact:
@@ -211,6 +223,14 @@ class Source:
             return dict(n_positions=_power(1 + new), context_length_estimate=_power(prompt))
         trained = self.config.n_positions
         return dict(n_positions=min(_power(prompt + new), trained or 2**30))
+
+    def want_text(self) -> None:
+        """Raise CheckpointError if the model reads numbers, as Whisper does, and no text."""
+        if sizes := self.config.source_sizes:
+            raise CheckpointError(
+                f"{self.path} reads numbers, {list(sizes)} for each source, and commands give text; use "
+                f"{self.cls.__name__} in a program: docs/guides/speech.md"
+            )
 
     def tokenizer(self) -> Any:
         """Return the model's tokenizer."""

@@ -64,7 +64,7 @@ def run(
     repetition_penalty: s.Penalty = None, seed: o.Seed = 0,
     batch_size: AtOnce = None,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
-    runtime: o.Runtime = None,
+    runtime: o.Runtime = None, expert_parallel: o.Experts = False,
     processes: n.Processes = False, nnodes: n.Nodes = 1, node_rank: n.NodeRank = 0,
     master_addr: n.Address = None, master_port: n.Port = n.PORT,
     as_json: o.Json = False,
@@ -78,7 +78,7 @@ def run(
     mine = _shard(shard)
     job = Job(_first(data_dir, examples_to_generate, output), mine, source, max_tokens_to_generate, batch_size)
     sizes = source.fitting(job.longest, job.count, max_seq_length)
-    how = o.How(amp, tp, quant, rounded, runtime, others)
+    how = o.How(amp, tp, quant, rounded, runtime, others, expert_parallel)
     rules = s.SamplingOptions(top_k, top_p, temperature, min_p, repetition_penalty).rules(source, GREEDY, seed or 0)
     compiled = job.fitting(open_for_engine(source, how, batch_size, sizes, weights=checkpoint_name))
     made = dict(model=source.path, weights=checkpoint_name, data=data_dir, tokens=job.count, rules=rules)

@@ -106,7 +106,7 @@ def serve(
     adapter: o.Adapter = None, cache_dir: o.CacheDir = None,
     batch_size: AtOnce = None, n_positions: o.Positions = None,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
-    runtime: o.Runtime = None,
+    runtime: o.Runtime = None, expert_parallel: o.Experts = False,
     processes: n.Processes = False, nnodes: n.Nodes = 1, node_rank: n.NodeRank = 0,
     master_addr: n.Address = None, master_port: n.Port = n.PORT,
 ) -> None:  # fmt: skip
@@ -121,7 +121,7 @@ def serve(
     if log_format not in ("lines", "json"):
         raise ConfigError(f"--log-format must be lines or json, got {log_format!r}")
     others = n.workers(tp, processes, nnodes, node_rank, master_addr, master_port)
-    how, paths = o.How(amp, tp, quant, rounded, runtime, others), named(models, served_model_name)
+    how, paths = o.How(amp, tp, quant, rounded, runtime, others, expert_parallel), named(models, served_model_name)
     queue = dict(waiting=max_waiting) | o.said(waiting_tokens=max_waiting_tokens)
     limits: dict[str, Any] = dict(most_per_key=max_per_key, most_seconds=max_seconds)
     limits |= dict(logs_prompts=log_prompts, updates_adapters=allow_lora_updates)

@@ -108,6 +108,7 @@ class CompileOptions:
     kv_cache_quant: KVCacheQuantizationConfig | None = None
     sparse: Pattern | None = None
     shard_over_sequence: bool = False
+    expert_parallel: bool = False
     blocks: Blocks | None = None
     head: bool = True
     score: tuple[int, int] | None = None

@@ -245,7 +245,8 @@ class NeuronConfig(Switches):
     log-softmax; with `on_device_generation` the sampled token instead. `continuous_batching` lets requests join and
     leave. It implies `padding_side="right"`, where calls give positions and slots row by row.
     `compilation_worker_count` programs are compiled at once. `sample` makes `tokens_per_dispatch` tokens in a loop on
-    the devices before the host sees them; with 0, and on Neuron, the loop runs on the host.
+    the devices before the host sees them; with 0, and on Neuron, the loop runs on the host. With `expert_parallel`,
+    each device has some experts of a mixture as a whole, not a part of each.
     """
 
     runtime: str | None = works(None, made_of(str, "a name"))
@@ -267,6 +268,7 @@ class NeuronConfig(Switches):
     sparse_attn: SparseAttnConfig | None = works(None, made_of(SparseAttnConfig, "a SparseAttnConfig"))
     cast_logits_dtype: str = works("float32", _DTYPE)
     shard_over_sequence: bool = works(False, TRUTH)
+    expert_parallel: bool = works(False, TRUTH)
     is_eagle_target: bool = refused(False, "speculation with EAGLE is not supported")
     is_eagle_draft: bool = refused(False, "speculation with EAGLE is not supported")
     has_pre_attention_norm: bool = refused(True, "all models here have it; drafts for EAGLE are not supported")

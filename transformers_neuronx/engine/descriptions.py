@@ -34,7 +34,9 @@ def description(family: Family, config: Any, options: CompileOptions) -> dict[st
     """Return what a model and an artifact must have in common, in the types of JSON."""
     compiled = dataclasses.asdict(options)
     del compiled["workers"]  # the number of parallel compilations changes no program
-    later = dict(blocks=None, head=True, score=None, score_tokens=())  # artifacts of earlier versions do not have them
+    later = dict(
+        blocks=None, head=True, score=None, score_tokens=(), expert_parallel=False
+    )  # artifacts of earlier versions do not have them
     compiled = {name: value for name, value in compiled.items() if name not in later or value != later[name]}
     told = dict(family=family.name, config=dataclasses.asdict(config), options=compiled)
     in_json: dict[str, Any] = json.loads(as_json(told))
@@ -58,6 +60,7 @@ def constructor_options(saved: Mapping[str, Any]) -> dict[str, Any]:
         kv_cache_quant=saved["kv_cache_quant"] and KVCacheQuantizationConfig(**saved["kv_cache_quant"]),
         sparse_attn=saved["sparse"] and Pattern(**saved["sparse"]).config(),
         shard_over_sequence=saved["shard_over_sequence"],
+        expert_parallel=saved.get("expert_parallel", False),
         continuous_batching=_batching(saved),
         output_all_logits=bool((saved.get("blocks") or {}).get("all_logits")),
     )

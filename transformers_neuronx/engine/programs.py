@@ -29,7 +29,7 @@ from transformers_neuronx.weights.lora import AdapterLayout
 from transformers_neuronx.weights.outputs import Outputs
 from transformers_neuronx.weights.parameters import declare
 from transformers_neuronx.weights.quantization import in_panels, quantized
-from transformers_neuronx.weights.rows import Weight
+from transformers_neuronx.weights.rows import Weight, with_whole_experts
 
 
 class Programs:
@@ -67,7 +67,7 @@ class Programs:
         self.panels, self.scatters = panels, scatters
         self.adapters: AdapterLayout | None = None
         rows = Outputs(options.head, options.score, options.score_tokens).rows(family.weights.table(config))
-        table = quantized(rows, options.quant)
+        table = quantized(with_whole_experts(rows) if options.expert_parallel else rows, options.quant)
         self.table = self._numbered(in_panels(table, self.dtype) if panels else table)
         rows = [row for row in self.table if not (family.encoder and row.name.startswith(ENCODER_ONLY))]
         self.shared_table = [row for row in rows if not row.layered]

@@ -85,13 +85,19 @@ def _of_best_groups(scores: Tensor, router: Router) -> Tensor:
 
 
 def _chosen(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str | Gate) -> Tensor:
-    """Sum the blocks of the experts `ids` of each token, times their shares. [b, n, h] -> [b, n, h]"""
+    """Sum the blocks of the experts `ids` of each token, times their shares. [b, n, h] -> [b, n, h]
+
+    If devices have whole experts, each adds those of its own: the others' numbers are those of none there.
+    """
     b, n, h = x.sizes
-    numbers = hlo.reshape(ids, -1)
+    numbers, whole = hlo.reshape(ids, -1), w.down.weight.row.whole_experts
+    if whole and w.down.weight.degree > 1:
+        numbers = numbers - hlo.convert(hlo.replica_id(), "s32") * w.down.weight.tensor.sizes[0]
     rows = hlo.reshape(hlo.broadcast_to(hlo.reshape(x, b * n, 1, h), [b * n, ids.sizes[-1], h]), -1, h)
-    y = product(activated(rows, activation, w.gate, w.up, experts=numbers), w.down, numbers)
+    inner = activated(rows, activation, w.gate, w.up, experts=numbers)
+    y = product(inner, w.down, numbers, biased=whole)
     shares = hlo.reshape(shares, *shares.sizes, 1)
     y = summed(hlo.sum(hlo.reshape(y, b, n, -1, h) * shares, 2), w.down.weight)
-    if hasattr(w.down, "bias"):
+    if hasattr(w.down, "bias") and not whole:
         y = y + hlo.sum(hlo.convert(hlo.take(w.down.bias.tensor, ids), "f32") * shares, 2)
     return hlo.convert(y, x.dtype)

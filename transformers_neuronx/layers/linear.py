@@ -200,18 +200,18 @@ def activated(x: Tensor, activation: str | Gate, *layers: Any, experts: Tensor |
     return y * up[0] if up else y
 
 
-def product(x: Tensor, w: Any, experts: Tensor | None = None) -> Tensor:
-    """Multiply x [..., in] by `w.weight` [out, in], without a bias. -> f32[..., out]
+def product(x: Tensor, w: Any, experts: Tensor | None = None, biased: bool = False) -> Tensor:
+    """Multiply x [..., in] by `w.weight` [out, in], by default without a bias. -> f32[..., out]
 
     If the weight is split by outputs, each device returns its own outputs; if by inputs, its part of the sum. With
     `experts` as `activated`.
     """
-    return adapted(_one(x, [w], "f32", biased=False, experts=experts), x, w)
+    return adapted(_one(x, [w], "f32", biased=biased, experts=experts), x, w)
 
 
 def summed(y: Tensor, weight: Parameter) -> Tensor:
-    """Sum the devices' products with `weight`, or linear functions of them, if it is split by inputs."""
-    return hlo.all_reduce(y, weight.degree) if weight.row.reduces else y
+    """Sum the devices' products with `weight`, or linear functions of them, if each has a part of the sum."""
+    return hlo.all_reduce(y, weight.degree) if weight.row.reduces or weight.row.whole_experts else y
 
 
 def linear(x: Tensor, w: Any, experts: Tensor | None = None) -> Tensor:

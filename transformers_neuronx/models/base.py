@@ -48,6 +48,7 @@ from transformers_neuronx.weights.published import switches_of
 from transformers_neuronx.weights.reading import expand
 from transformers_neuronx.weights.stored_module import PretrainedModel, Readers
 
+_AS_GIVEN = ("kv_cache_quant", "shard_over_sequence", "expert_parallel")  # switches that are also CompileOptions
 _SWITCHES = [switch.name for switch in fields(NeuronConfig)]
 
 
@@ -139,8 +140,7 @@ class Model(PretrainedModel):
             quant=quant,
             chunk=self.switches.tokens_per_dispatch,
             workers=self.switches.compilation_worker_count,
-            kv_cache_quant=self.switches.kv_cache_quant,
-            shard_over_sequence=self.switches.shard_over_sequence,
+            **{name: getattr(self.switches, name) for name in _AS_GIVEN},
             blocks=self._blocks(),
             **vars(outputs),
         )

@@ -84,21 +84,22 @@ class Put(Restorable):
 
 
 class Read(Restorable):
-    """Weights that each worker reads of a model, `count` at most, and what the first one says of them."""
+    """At most `count` weights that each worker reads of a model; what the first one says, and marks of what all read."""
 
     def __init__(self, runtime: RemoteRuntime, model: Mapping[str, Any], count: int, progress: Progress) -> None:
         super().__init__(runtime, count)
         self._model, self._progress = model, progress
-        self.says: Mapping[str, Any] = {}
+        self.says, self.marks = dict[str, Any](), dict[str, str]()
         self.bring()
         self._progress = lambda _: None
 
     def restore(self) -> None:
         command = dict(do="read", first=self.number, model=self._model)
         self.says, *others = (answer.says for answer in self.runtime.ask(command, progress=self._progress))
-        marks = self.says["marks"]
+        self.marks = dict(self.says["marks"])
         for rank, other in enumerate(others, 1):
-            if different := [name for name, mark in marks.items() if other["marks"].get(name) != mark]:
+            read = other["marks"].items()
+            if different := [name for name, mark in read if self.marks.setdefault(name, mark) != mark]:
                 raise CheckpointError(
                     f"worker {rank} has another checkpoint than worker 0: {len(different)} tensors differ, the first "
                     f"is {different[0]}"
@@ -366,7 +367,7 @@ class RemoteRuntime:
         for number, name, shape, keys in read.says["tensors"]:
             tensor = RemoteTensor(self, number, aval_of(tuple(shape), element_type(name).numpy), read)
             found.update(dict.fromkeys(map(tuple, keys), tensor))
-        return found, read.says["marks"]
+        return found, read.marks
 
     def let_go(self) -> None:
         with self.turn, suppress(EngineError):

@@ -131,7 +131,18 @@ class _Tensor(NamedTuple):
     element: str
     shape: tuple[int, ...]  # on a device
     by_outputs: bool  # whether each output of it follows from one of the matrix
-    experts: int | None  # with experts, all of this is about one of them
+    experts: int | None  # how many a device has; the rest of this is about one of them
+    whole_experts: bool  # whether each device has others
+
+    def numbers(self, devices: range) -> range:
+        """The numbers of the experts that these devices have."""
+        experts = self.experts or 0
+        return range(devices.start * experts, devices.stop * experts) if self.whole_experts else range(experts)
+
+    def stacks(self, devices: int) -> list[torch.Tensor]:
+        """Return room for the experts of each device, or once for all."""
+        sizes, dtype = (self.experts or 0, *self.shape), to_torch(self.element)
+        return [torch.zeros(sizes, dtype=dtype) for _ in range(devices if self.split or self.whole_experts else 1)]
 
 
 class _Source:
@@ -153,33 +164,41 @@ class _Source:
             return self._made.pop(how)
 
     def _make(self, how: _Tensor, degree: int, here: range | None) -> dict[_Tensor, list[torch.Tensor]]:
-        stacks: dict[_Tensor, list[torch.Tensor]] = {}
-        for number, matrix in enumerate(self._read(how.store is not None)):
-            made = self._stored(matrix, degree, here) if how.store else {how: _whole(matrix, how, degree, here)}
-            if how.experts is None:
-                return made
-            for each, pieces in made.items():
-                if each not in stacks:
-                    stacks[each] = [piece.new_empty(how.experts, *piece.shape) for piece in pieces]
-                for stack, piece in zip(stacks[each], pieces, strict=True):
-                    stack[number] = piece
+        def made(matrix: torch.Tensor | Packed | Unread) -> dict[_Tensor, list[torch.Tensor]]:
+            return self._stored(matrix, degree, here) if how.store else {how: _whole(matrix, how, degree, here)}
+
+        if how.experts is None:
+            [(_, matrix)] = self._read(how.store is not None)
+            return made(matrix)
+        devices = range(degree) if here is None else here
+        stacks = {each: each.stacks(len(devices)) for each in (self._tensors if how.store else [how])}
+        for number, matrix in self._read(how.store is not None, how.numbers(devices)):
+            for each, pieces in made(matrix).items():
+                device, place = divmod(number, how.experts)
+                own = stacks[each] if not how.whole_experts else [stacks[each][device - devices.start]]
+                for stack, piece in zip(own, pieces, strict=True):
+                    stack[place] = piece
         return stacks
 
-    def _read(self, in_few_bits: bool) -> Iterator[torch.Tensor | Packed | Unread]:
-        """Yield the tensor, or that of each expert."""
+    def _read(
+        self, in_few_bits: bool, experts: range | None = None
+    ) -> Iterator[tuple[int, torch.Tensor | Packed | Unread]]:
+        """Yield the tensor with 0, or those of some experts with their numbers."""
         if self._row.value is not None:
-            yield self._row.value()
-            return
-        if self._row.parts:
-            yield torch.stack([self._checkpoint.read(source) for source in self._row.sources])
-            return
-        for source in self._row.sources:
-            few = self._checkpoint.in_few_bits(source) if in_few_bits else None
-            if few is not None:
-                yield few
-                continue
-            whole = self._checkpoint.read(source)
-            yield from whole if self._row.experts and not self._row.by_expert else [whole]
+            yield 0, self._row.value()
+        elif self._row.parts:
+            yield 0, torch.stack([self._checkpoint.read(source) for source in self._row.sources])
+        elif experts is None or self._row.by_expert:
+            for number, source in enumerate(self._row.sources):
+                if experts is not None and number not in experts:
+                    continue
+                few = self._checkpoint.in_few_bits(source) if in_few_bits else None
+                yield number, self._checkpoint.read(source) if few is None else few
+        else:
+            [source] = self._row.sources
+            for number, matrix in enumerate(self._checkpoint.read(source)):
+                if number in experts:
+                    yield number, matrix
 
     def _stored(
         self, matrix: torch.Tensor | Packed | Unread, degree: int, here: range | None
@@ -218,8 +237,9 @@ def shards(
     rows = {row.value or row.source: row for row in resolved.values()}
     for key, row in resolved.items():
         by_outputs = row.store is not None and not row.name.endswith(ORDER)
-        shape = row.held(degree)[1:] if row.experts else row.held(degree)
-        how = _Tensor(row.layout, row.store, row.split, row.word, row.dtype or dtype, shape, by_outputs, row.experts)
+        experts, shape = (row.held(degree)[0], row.held(degree)[1:]) if row.experts else (None, row.held(degree))
+        stored = row.layout, row.store, row.split, row.word, row.dtype or dtype
+        how = _Tensor(*stored, shape, by_outputs, experts, row.whole_experts)
         sources.setdefault(row.value or row.source, {}).setdefault(how, []).append(key)
     for name, tensors in sources.items():
         source = _Source(tensors, rows[name], checkpoint)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.weights import panels
 from transformers_neuronx.weights.layouts import Layout, as_is, part_if_fused, section, section_per_head
 from transformers_neuronx.weights.packed import Store
@@ -34,7 +35,8 @@ class Weight:
     that of the activations. A row with a `value` is computed, not read; its `source` only says whether every layer has
     it. With a `word`, devices hold their shards in panels of words of that many elements. With `rounded`, activations
     are rounded to 8 bits before the product, with one scale per `rounded` inputs. With `codes`, elements are two codes
-    of that name each. With `experts`, it is a stack of so many tensors, and the rest is about one of them. With
+    of that name each. With `experts`, it is a stack of so many tensors, and the rest is about one of them; with
+    `whole_experts`, each device has some of them, not a piece of each. With
     `parts`, so many tensors are stacked before `layout`. `layers` is the number of layers that have it, if they are not
     the decoder's. `kinds` are the kinds of layers that have it, if not all do, and `only` their numbers.
     """
@@ -52,6 +54,7 @@ class Weight:
     rounded: int | None = None
     codes: str = ""
     experts: int | None = None
+    whole_experts: bool = False
     parts: int | None = None
     layers: int | None = None
     kinds: frozenset[str] | None = None
@@ -85,11 +88,12 @@ class Weight:
     @property
     def multiplies(self) -> bool:
         """Whether it is the matrix of a linear layer that is split; only small, sensitive layers are not."""
-        return self.name.endswith(".weight") and len(self.shape) == 2 and self.split is not None
+        divided = self.split is not None or self.whole_experts
+        return self.name.endswith(".weight") and len(self.shape) == 2 and divided
 
     @property
     def reduces(self) -> bool:
-        """Whether it is split by inputs, so that the devices' products with it must be summed."""
+        """Whether it is split by inputs, so that the devices' products with it must be summed to be used."""
         return self.split is not None and self.split.axis == 1
 
     def at(self, layer: int) -> Weight:
@@ -103,7 +107,12 @@ class Weight:
         """Shape of that shard in memory."""
         share = self.share(degree)
         held = panels.sizes(share, self.word) if self.word else share
-        return (self.experts, *held) if self.experts else held
+        return held if self.experts is None else (self.experts_held(degree), *held)
+
+    def experts_held(self, degree: int) -> int:
+        """The number of experts in the shard of one of `degree` devices; zeros follow the last ones."""
+        experts = self.experts or 0
+        return -(-experts // degree) if self.whole_experts else experts
 
 
 def matrix_of(name: str) -> str:
@@ -127,6 +136,16 @@ def parts_of(block: str, names: Sequence[str], outputs: Sequence[int], heads: in
         piece = section if heads == 1 else section_per_head
         parts.append((block + name, piece(names[:number].count(name), sizes) if len(sizes) > 1 else as_is))
     return parts
+
+
+def with_whole_experts(rows: Sequence[Weight]) -> list[Weight]:
+    """Return rows by which each device has some experts as a whole (Lepikhin et al., arXiv:2006.16668).
+
+    Raises ConfigError if there are no experts.
+    """
+    if all(row.experts is None for row in rows):
+        raise ConfigError("expert_parallel=True needs a model with experts, and this has none")
+    return [replace(row, split=None, whole_experts=True) if row.experts else row for row in rows]
 
 
 def renamed(rows: Sequence[Weight], names: Mapping[str, str]) -> list[Weight]:

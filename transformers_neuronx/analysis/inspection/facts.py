@@ -189,5 +189,5 @@ def _parameter(
 
 def split_of(row: Weight, degree: int) -> dict[str, Any]:
     """Return the fields of a `Parameter` that come from a row of the weight table."""
-    axis = row.split.axis if row.split else None
+    axis = row.split.axis if row.split else 0 if row.whole_experts else None
     return dict(share=list(row.share(degree)), whole=list(row.shape), axis=axis, degree=1 if axis is None else degree)
