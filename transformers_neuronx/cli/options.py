@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig, Workers
 from transformers_neuronx.config.multimodal import text_half
 from transformers_neuronx.engine.artifacts import holds_artifact, open_artifact
+from transformers_neuronx.engine.family import EncoderDecoderConfig
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.huggingface.auto import class_of
 from transformers_neuronx.models.sampling import ForSampling
@@ -226,7 +227,8 @@ class Source:
 
     def want_text(self) -> None:
         """Raise CheckpointError if the model reads numbers, as Whisper does, and no text."""
-        if sizes := self.config.source_sizes:
+        encodes = self.cls.family.encoder is not None
+        if encodes and (sizes := cast(EncoderDecoderConfig, self.config).source_sizes):
             raise CheckpointError(
                 f"{self.path} reads numbers, {list(sizes)} for each source, and commands give text; use "
                 f"{self.cls.__name__} in a program: docs/guides/speech.md"

@@ -84,7 +84,7 @@ class Put(Restorable):
 
 
 class Read(Restorable):
-    """At most `count` weights that each worker reads of a model; what the first one says, and marks of what all read."""
+    """At most `count` weights that each worker reads of a model; what the first says, and marks of what all read."""
 
     def __init__(self, runtime: RemoteRuntime, model: Mapping[str, Any], count: int, progress: Progress) -> None:
         super().__init__(runtime, count)
