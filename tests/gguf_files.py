@@ -10,7 +10,13 @@ import torch
 from gguf import GGMLQuantizationType as Types, quants
 from safetensors.torch import save_file
 
-ARCHITECTURES = dict(mistral="llama", mixtral="llama")  # others have the name of the model type
+# Others have the name of the model type.
+ARCHITECTURES = dict(mistral="llama", mixtral="llama", gemma3_text="gemma3", qwen3_moe="qwen3moe")
+PAIRED = ("granite", "llama", "mistral", "mixtral", "smollm3")
+OF_GRANITE = dict(
+    attention_scale="attention_multiplier", embedding_scale="embedding_multiplier",
+    residual_scale="residual_multiplier", logit_scale="logits_scaling",
+)  # fmt: skip
 # The places in a block of its scale and, after it, of the scale of minima, and how large that is beside the first.
 SCALES = dict(
     Q4_0=[(0, 1)], Q4_1=[(0, 1), (2, -7.5)], Q5_0=[(0, 1)], Q5_1=[(0, 1), (2, -15.5)], Q8_0=[(0, 1)],
@@ -62,6 +68,7 @@ def with_numbers(model, held, directory):
 def describe(writer, config):
     """Write the metadata that llama.cpp's converter writes for such a model."""
     rope, family = getattr(config, "rope_parameters", None) or {}, config.model_type
+    rope = rope.get("full_attention", rope)
     writer.add_type("model")
     writer.add_name("a tiny model")
     writer.add_context_length(config.max_position_embeddings)
@@ -77,10 +84,12 @@ def describe(writer, config):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         if family != "gemma2":
             writer.add_rope_freq_base(rope["rope_theta"])
-        if family in ("llama", "mistral", "mixtral"):
+        if family in PAIRED:
             writer.add_vocab_size(config.vocab_size)
             writer.add_rope_dimension_count(head_dim)
-        if family in ("gemma2", "qwen3") or getattr(config, "head_dim", None) not in (None, head_dim):
+        if family in ("gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe") or getattr(
+            config, "head_dim", None
+        ) not in (None, head_dim):
             writer.add_key_length(head_dim)
             writer.add_value_length(head_dim)
     if family == "gemma2":
@@ -90,11 +99,16 @@ def describe(writer, config):
         size = config.hidden_size // config.num_attention_heads
         writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * size))
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
-    if family == "mixtral":
+    if family == "granite":
+        for key, name in OF_GRANITE.items():
+            getattr(writer, f"add_{key}")(getattr(config, name))
+    if family == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family in ("mixtral", "qwen3_moe"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     window = getattr(config, "sliding_window", None)
-    if family in ("gemma2", "phi3") or (family in ("mistral", "mixtral") and window):
+    if family in ("gemma2", "gemma3_text", "phi3") or (family in ("mistral", "mixtral") and window):
         writer.add_sliding_window(window or 0)
     describe_scaling(writer, config, rope)
     describe_tokens(writer, config)
@@ -147,24 +161,25 @@ def converted(model):
             continue
         tensor = tensor.detach().float()
         if ".mlp.experts." in name:
-            yield from stacked(names, name, tensor)
+            yield from stacked(config.model_type, names, name, tensor)
             continue
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         yield stored, *one(config, name, tensor)
 
 
-def stacked(names, name, tensor):
+def stacked(family, names, name, tensor):
     """Yield the tensors of experts, as `converted` does: in the model, gates and ups are one, [experts, 2 inner, h]."""
-    start = name.split(".mlp.")[0]
+    block = f"{name.split('.mlp.')[0]}.{'mlp' if family == 'qwen3_moe' else 'block_sparse_moe'}.experts"
+    parts = ("gate_proj", "up_proj", "down_proj") if family == "qwen3_moe" else ("w1", "w3", "w2")
     gates = name.endswith("gate_up_proj")
-    for end, part in zip(("w1", "w3") if gates else ("w2",), tensor.chunk(1 + gates, 1), strict=True):
-        merged = names.get_name(f"{start}.block_sparse_moe.experts.{end}")
-        each = [f"{start}.block_sparse_moe.experts.{n}.{end}.weight" for n in range(len(tensor))]
+    for end, part in zip(parts[:2] if gates else parts[2:], tensor.chunk(1 + gates, 1), strict=True):
+        merged = names.get_name(f"{block}.{end}")
+        each = [f"{block}.{n}.{end}.weight" for n in range(len(tensor))]
         yield f"{merged}.weight", each, part.contiguous(), list
 
 
 def one(config, name, tensor):
-    if config.model_type in ("llama", "mistral", "mixtral") and re.search(r"\.[qk]_proj\.", name):
+    if config.model_type in PAIRED and re.search(r"\.[qk]_proj\.", name):
         heads = config.num_attention_heads if ".q_proj" in name else config.num_key_value_heads
         rows = torch.arange(len(tensor)).reshape(heads, 2, -1).swapaxes(1, 2).flatten()
         back = torch.empty_like(rows)
@@ -172,9 +187,11 @@ def one(config, name, tensor):
         return [name], tensor[rows], lambda numbers: [numbers[back]]
     if config.model_type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return [name], tensor.T.contiguous(), lambda numbers: [numbers.T]
-    if config.model_type == "gemma2" and name.endswith("norm.weight"):
+    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         return [name], tensor + 1, lambda numbers: [numbers - 1]
-    return [name.replace(".mlp.gate.", ".block_sparse_moe.gate.")], tensor, lambda numbers: [numbers]
+    if config.model_type == "mixtral":
+        name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
+    return [name], tensor, lambda numbers: [numbers]
 
 
 def type_of(types, name, tensor):

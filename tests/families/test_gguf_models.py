@@ -20,7 +20,10 @@ from transformers_neuronx.weights import gguf
 from transformers_neuronx.weights.checkpoint import open_checkpoint
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2")
+FAMILIES = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "gemma", "gemma3_text", "qwen3_moe",
+    "granite", "smollm3",
+)  # fmt: skip
 SIZES = dict(
     vocab_size=96, hidden_size=192, intermediate_size=192, num_hidden_layers=3, num_attention_heads=6,
     num_key_value_heads=3, head_dim=32, max_position_embeddings=32, bos_token_id=1, eos_token_id=2, pad_token_id=0,
@@ -30,6 +33,10 @@ OF_FAMILY = dict(
     gemma2=dict(query_pre_attn_scalar=32, sliding_window=5, attn_logit_softcapping=3.0),
     mistral=dict(sliding_window=5),
     mixtral=dict(num_local_experts=3),
+    gemma3_text=dict(query_pre_attn_scalar=32, sliding_window=5, num_hidden_layers=7),  # the sixth reads all
+    qwen3_moe=dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True),
+    granite=dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=4.0),
+    smollm3=dict(num_hidden_layers=5),  # the fourth does not rotate
 )
 # As files of llama.cpp mix types: another one for some matrices, and for some layers of these. Some matrices are plain.
 MIXED = {
@@ -70,6 +77,8 @@ def test_logits_are_those_of_the_file(family, tmp_path, compiled_when_needed):
     wanted |= {"s5/32, f16"} if family not in ("phi3", "gpt2", "mixtral") else set()  # others have no gate_proj
     assert wanted == {text for plan in stored.values() for text in plan if text != "plain"}
     assert any(len(plan) > 1 for plan in stored.values()), "a layer must differ from others"
+    experts = {"moe.gate.weight", "moe.up.weight", "moe.down.weight"}
+    assert family not in ("mixtral", "qwen3_moe") or experts <= stored.keys(), "experts stay in few bits"
 
 
 @pytest.mark.parametrize("kind", PACKED)

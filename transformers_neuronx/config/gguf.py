@@ -66,14 +66,24 @@ _SIZES = dict(
 _SIZES_OF_GPT2 = dict(
     context_length="n_positions", block_count="n_layer", embedding_length="n_embd", feed_forward_length="n_inner"
 )
+_SCALES_OF_GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+# Layers of the models of Gemma 2 and 3 with 27 billion weights, where queries are scaled otherwise, as in llama.cpp.
+_LARGEST = dict(gemma2=46, gemma3_text=62)
 _KNOWN = frozenset(
     """
     attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_epsilon
-    attention.layer_norm_rms_epsilon attention.sliding_window attention.value_length attn_logit_softcapping block_count
-    context_length embedding_length expert_count expert_used_count feed_forward_length final_logit_softcapping
-    rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.attn_factor rope.scaling.factor
-    rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.type rope.scaling.yarn_attn_factor
-    rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow tensor_data_layout vocab_size
+    attention.layer_norm_rms_epsilon attention.scale attention.sliding_window attention.value_length
+    attn_logit_softcapping block_count context_length embedding_length embedding_scale expert_count
+    expert_feed_forward_length expert_used_count feed_forward_length final_logit_softcapping logit_scale
+    residual_scale rope.dimension_count rope.freq_base rope.freq_base_swa rope.scale_linear rope.scaling.attn_factor
+    rope.scaling.factor rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.type
+    rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow tensor_data_layout
+    vocab_size
     """.split()
 )
 
@@ -134,22 +144,35 @@ def _of_a_rotated(file: Described) -> dict[str, Any]:
 
 def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
     """The attributes that not every model with rotary positions has."""
-    family, window = file.model_type, dict(sliding_window=file.window)
-    if family == "gemma2":
-        # As llama.cpp takes it: in the model of 46 layers, with 27 billion weights, queries are scaled otherwise.
-        share = file.whole("embedding_length") // file.whole("attention.head_count")
-        return window | dict(
-            hidden_activation="gelu_pytorch_tanh",
-            query_pre_attn_scalar=share if file.whole("block_count") == 46 else head_dim,
-            attn_logit_softcapping=file.real("attn_logit_softcapping", 50.0),
-            final_logit_softcapping=file.real("final_logit_softcapping", 30.0),
-        )
-    biased = any(f"blk.0.attn_{part}.bias" in file.shapes for part in ("q", "k", "v", "output"))
-    own: dict[str, Any] = window if family in ("mistral", "mixtral", "phi3") else {}
+    family = file.model_type
+    if family.startswith("gemma"):
+        return _of_gemma(file, head_dim)
+    own: dict[str, Any] = dict(hidden_act="silu")
+    if family in ("mistral", "mixtral", "phi3"):
+        own |= dict(sliding_window=file.window)
     if family == "mixtral":
         own |= dict(num_local_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
-    if family in ("llama", "qwen3"):
-        own |= dict(attention_bias=biased)
-    if family == "llama":
+    if family == "qwen3_moe":
+        own |= dict(num_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
+        own |= dict(moe_intermediate_size=file.whole("expert_feed_forward_length"), norm_topk_prob=True)
+    if family == "granite":
+        own |= {name: file.real(key) for key, name in _SCALES_OF_GRANITE.items()}
+    if family in ("llama", "qwen3", "qwen3_moe", "granite", "smollm3"):
+        parts = ("q", "k", "v", "output")
+        own |= dict(attention_bias=any(f"blk.0.attn_{part}.bias" in file.shapes for part in parts))
+    if family in ("llama", "granite", "smollm3"):
         own |= dict(mlp_bias="blk.0.ffn_up.bias" in file.shapes)
-    return dict(hidden_act="silu", **own)
+    return own
+
+
+def _of_gemma(file: Described, head_dim: int) -> dict[str, Any]:
+    family, gelu = file.model_type, "gelu_pytorch_tanh"
+    if family == "gemma":
+        return dict(hidden_act=gelu)
+    share = file.whole("embedding_length") // file.whole("attention.head_count")
+    scale = share if file.whole("block_count") == _LARGEST[family] else head_dim
+    own = dict(hidden_activation=gelu, query_pre_attn_scalar=scale, sliding_window=file.window)
+    if family == "gemma3_text":
+        return own | dict(rope_local_base_freq=file.real("rope.freq_base_swa", 10000.0))
+    caps = dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    return own | {name: file.real(name, default) for name, default in caps.items()}

@@ -10,7 +10,11 @@ from typing import Any
 
 from transformers_neuronx.errors import CheckpointError
 
-ARCHITECTURES = ("gemma2", "gpt2", "llama", "phi3", "qwen2", "qwen3")  # Mistral's and Mixtral's is llama
+# Architectures, and the model types of Transformers that they are. Mistral's and Mixtral's are llama, too.
+ARCHITECTURES = dict(
+    gemma="gemma", gemma2="gemma2", gemma3="gemma3_text", gpt2="gpt2", granite="granite", llama="llama", phi3="phi3",
+    qwen2="qwen2", qwen3="qwen3", qwen3moe="qwen3_moe", smollm3="smollm3",
+)  # fmt: skip
 AGAIN = "download or convert it again"
 OTHER = "take another model"
 _REQUIRED: Any = object()
@@ -43,7 +47,7 @@ class Described:
         """The model type in Transformers."""
         if self.architecture == "llama" and self.whole("expert_count", 0):
             return "mixtral"
-        return "mistral" if self.architecture == "llama" and self.window else self.architecture
+        return "mistral" if self.architecture == "llama" and self.window else ARCHITECTURES[self.architecture]
 
     @property
     def window(self) -> int | None:

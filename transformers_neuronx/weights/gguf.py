@@ -50,18 +50,25 @@ _EXPERTS = dict(ffn_gate="w1", ffn_down="w2", ffn_up="w3")
 _MIXTRAL = {
     f"blk.{part}{end}": f"block_sparse_moe.experts.{{}}.{n}" for part, n in _EXPERTS.items() for end in ("_exps", ".*")
 }
+_QWEN3_MOE = {f"blk.ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
+_NORMS_OF_HEADS = {"blk.attn_q_norm": "self_attn.q_norm", "blk.attn_k_norm": "self_attn.k_norm"}
+_SANDWICH = {
+    "blk.post_attention_norm": "post_attention_layernorm",
+    "blk.ffn_norm": "pre_feedforward_layernorm",
+    "blk.post_ffw_norm": "post_feedforward_layernorm",
+}
 NAMES: Mapping[str, Mapping[str, str]] = dict(
     llama=_LLAMA,
     mistral=_LLAMA,
     mixtral=_LLAMA | _MIXTRAL | {"blk.ffn_gate_inp": "block_sparse_moe.gate"},
     qwen2=_LLAMA,
-    qwen3=_LLAMA | {"blk.attn_q_norm": "self_attn.q_norm", "blk.attn_k_norm": "self_attn.k_norm"},
-    gemma2=_LLAMA
-    | {
-        "blk.post_attention_norm": "post_attention_layernorm",
-        "blk.ffn_norm": "pre_feedforward_layernorm",
-        "blk.post_ffw_norm": "post_feedforward_layernorm",
-    },
+    qwen3=_LLAMA | _NORMS_OF_HEADS,
+    qwen3_moe=_LLAMA | _NORMS_OF_HEADS | _QWEN3_MOE | {"blk.ffn_gate_inp": "mlp.gate"},
+    smollm3=_LLAMA,
+    granite=_LLAMA,
+    gemma=_LLAMA,
+    gemma2=_LLAMA | _SANDWICH,
+    gemma3_text=_LLAMA | _SANDWICH | _NORMS_OF_HEADS,
     phi3=_LLAMA | {"blk.attn_qkv": "self_attn.qkv_proj", "blk.ffn_up": "mlp.gate_up_proj"},
     gpt2={
         "token_embd": "transformer.wte",
@@ -77,7 +84,8 @@ NAMES: Mapping[str, Mapping[str, str]] = dict(
     },
 )
 LAYERS = dict(gpt2="transformer.h.{}.")
-OF_LLAMA = ("llama", "mistral", "mixtral")  # model types whose files have the architecture llama
+PAIRED = ("granite", "llama", "mistral", "mixtral", "smollm3")  # features that rotate together follow each other
+PLUS_ONE = ("gemma", "gemma2", "gemma3_text")  # norms multiply by one plus their weight, and the converter adds the one
 CONV1D = re.compile(r"blk\..*\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight")  # matrices of GPT-2 that are [in, out]
 
 
@@ -193,7 +201,7 @@ def _named(file: Described, facts: Mapping[str, Any], tensor: StoredTensor) -> I
     if not key.endswith("_exps"):
         yield name.format(int(expert or 0)), tensor
         return
-    count = facts["num_local_experts"]
+    count = file.whole("expert_count")
     if len(tensor.shape) != 3 or tensor.shape[0] != count:
         raise file.refused(f"{tensor.name!r} has sizes {list(tensor.shape)}, expected matrices of {count} experts")
     yield from ((name.format(number), tensor.part(number)) for number in range(count))
@@ -204,12 +212,11 @@ def _source(file: Described, facts: Mapping[str, Any], tensor: StoredTensor) -> 
     family, name, sizes = facts["model_type"], tensor.name, list(tensor.shape)
     if tensor.kind.name in STORED and len(sizes) != 2:
         raise file.refused(f"{name!r} {sizes} has the type {tensor.kind.name}, which only matrices have")
-    if family in OF_LLAMA and (match := re.search(r"\.attn_([qk])\.", name)):
+    if family in PAIRED and (match := re.search(r"\.attn_([qk])\.", name)):
         heads, size = facts["num_attention_heads" if match[1] == "q" else "num_key_value_heads"], facts["head_dim"]
         if sizes[0] != heads * size:
             raise file.refused(f"{name!r} has sizes {sizes}, expected rows of {heads} heads with {size} features")
         return _Source(tensor, pairs_as_halves(size, size))
     if family == "gpt2" and CONV1D.fullmatch(name):
         return _Source(tensor, transposed=True)
-    # Gemma 2's norms multiply by one plus their weight, and the converter adds the one.
-    return _Source(tensor, shift=-1.0 if family == "gemma2" and name.endswith("norm.weight") else 0.0)
+    return _Source(tensor, shift=-1.0 if family in PLUS_ONE and name.endswith("norm.weight") else 0.0)

@@ -63,7 +63,9 @@ def switches_of(form: Form | Mixed, table: Sequence[Weight], layers: int) -> Qua
         for layer in range(row.layers or layers) if row.layered else [0]:
             names = row.at(layer).source.split("|")
             if isinstance(form, Mixed):
-                kind = next((form.kinds[name] for name in names if name in form.kinds), "")
+                each = (name for source in names for name in replace(row, source=source).sources)
+                kinds = {form.kinds[name] for name in each if name in form.kinds}
+                kind = next(iter(kinds)) if len(kinds) == 1 else ""  # experts of old files may have several
                 text = str(STORED[kind]) if kind in STORED else PLAIN
             else:
                 plain = not embeddings.isdisjoint(names) or any(form.ignores(n.removesuffix(".weight")) for n in names)
