@@ -58,14 +58,15 @@ INSIDE = {
 MOST_ENTRIES = 25  # at the top of the package, besides families
 FILE_LINES, FUNCTION_LINES = 400, 40
 CLASS_LINES = 250  # without docstrings: callers read those of public classes first
-SHARED = {f"transformers_neuronx.llama.{name}" for name in ("like", "hybrid", "mixture", "graph", "weights")}
+DIFFERENT = {"like", "hybrid", "delta", "convolution", "mixture"}  # what families with LLaMA's graph have different
+SHARED = {f"transformers_neuronx.llama.{name}" for name in DIFFERENT | {"graph", "weights"}}
 # What families in one file may import: graphs, weight tables and configurations of these.
 BASES = {f"transformers_neuronx.{family}" for family in ("llama", "gpt2", "gptj")}
 BASES |= SHARED | {f"{base}.{part}" for base in BASES for part in ("config", "graph", "weights")}
-# An encoder takes 20 lines of weights. LLaMA's describe 40 families: what these have different is in three more files.
-FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 80, "model.py": 40, "like.py": 80}
-FAMILY_LINES |= {"hybrid.py": 120, "mixture.py": 80}  # a delta net has 13 rows
-OF_LLAMA = {"like.py", "hybrid.py", "mixture.py"}
+# An encoder takes 20 lines of weights. LLaMA's describe 50 families: what these have different is in more files.
+FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 80, "model.py": 40}
+OF_LLAMA = {f"{name}.py" for name in DIFFERENT}
+FAMILY_LINES |= dict.fromkeys(OF_LLAMA, 80)
 ONE_FILE_LINES = 80
 
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if not path.name.endswith("_pb2.py"))

@@ -28,6 +28,7 @@ HYBRID = WIDE | dict(
     linear_num_value_heads=6, linear_key_head_dim=16, linear_value_head_dim=24,
     rope_parameters=DEFAULT | dict(partial_rotary_factor=0.25, mrope_section=[2, 1, 1]),
 )  # fmt: skip
+CONVOLUTIONS = SIZES | dict(layer_types=["conv", "full_attention"])
 
 # Families with other names of sizes.
 FALCON = dict(
@@ -271,12 +272,31 @@ FAMILIES = {
             "experts in every other layer": dict(decoder_sparse_step=2),
         },
     ),
+    "lfm2": (
+        CONVOLUTIONS | dict(block_multiple_of=8),  # 48 inner features
+        {
+            "a longer convolution, biases": dict(conv_L_cache=5, conv_bias=True),
+            "a multiplier": dict(block_ffn_dim_multiplier=1.3),
+            "sizes as they are, a head": dict(block_auto_adjust_ff_dim=False, **UNTIED),
+            "a list of layers with attention": dict(layer_types=None, full_attn_idxs=[0]),
+        },
+    ),
+    "lfm2_moe": (
+        CONVOLUTIONS | EXPERTS | dict(num_experts=5, num_dense_layers=1),
+        {
+            "no correction, experts with convolutions": dict(
+                use_expert_bias=False, layer_types=["full_attention", "conv"]
+            ),
+            "experts everywhere, biases": dict(num_dense_layers=0, conv_bias=True),
+            "shares are not normalized": dict(norm_topk_prob=False, routed_scaling_factor=1.5),
+        },
+    ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip
 
 
 NAMES = {model_type.replace("_", ""): model_type for model_type in FAMILIES}  # of the files
-WITH_STATES = {"qwen35text", "qwen35moetext", "qwen3next"}
+WITH_STATES = {"qwen35text", "qwen35moetext", "qwen3next", "lfm2", "lfm2moe"}
 
 
 def tiny(model_type, variant=None):

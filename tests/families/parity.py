@@ -55,7 +55,7 @@ def randomized(config, kind=AutoModelForCausalLM):
             if name.endswith("A_log"):  # fast decays hide a state, and Transformers' sums of them lose 1e-5 in f32
                 weight.sub_(3.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):  # of some sizes, so that it decides which experts are chosen
+            if name.endswith(("score_correction_bias", "expert_bias")):  # of sizes that decide which expert is chosen
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model
 

@@ -388,7 +388,35 @@ TEXT = but(
 )  # fmt: skip
 ALSO = ("attn_output_gate", "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 GUESSING = ("mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight")
+CONVOLUTIONS = of(
+    "Lfm2ForCausalLM", "lfm2", "hidden_act", "attention_dropout", block_auto_adjust_ff_dim=True,
+    block_ffn_dim_multiplier=1.0, block_multiple_of=8, conv_L_cache=3, conv_bias=False, full_attn_idxs=[1],
+    norm_eps=1e-5, num_heads=6, pad_token_id=0, rope_theta=1000000.0,
+)  # fmt: skip
+OF_LIQUID = dict(
+    block_dim=48, block_mlp_init_scale=1.0, block_norm_eps=1e-5, block_out_init_scale=1.0, block_use_swiglu=True,
+    block_use_xavier_init=True, conv_dim=48, conv_dim_out=48, conv_use_xavier_init=True, use_pos_enc=True,
+)  # fmt: skip
 FIFTH = {
+    "LiquidAI/LFM2-1.2B": Published(
+        but(CONVOLUTIONS, "intermediate_size", block_ff_dim=72, **OF_LIQUID), tuple(OF_LIQUID)
+    ),
+    "LiquidAI/LFM2-2.6B": Published(
+        but(
+            CONVOLUTIONS, "full_attn_idxs", block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention"],
+            tie_embedding=True, **OF_LIQUID,
+        ),
+        tuple(OF_LIQUID),
+    ),
+    "LiquidAI/LFM2-8B-A1B": Published(
+        of(
+            "Lfm2MoeForCausalLM", "lfm2_moe", "hidden_act", "attention_dropout", conv_L_cache=3, conv_bias=False,
+            layer_types=["conv", "full_attention"], norm_eps=1e-5, norm_topk_prob=True, num_dense_layers=1,
+            num_experts=6, pad_token_id=0, rope_theta=1000000.0, routed_scaling_factor=1.0, tie_embedding=True,
+            use_expert_bias=True, use_pos_enc=True, **EXPERTS,
+        ),
+        ("use_pos_enc",),
+    ),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": Published(NEXT, ("use_sliding_window",), buffers=GUESSING),
     "Qwen/Qwen3.5-0.8B, its text part": Published(but(TEXT, tie_word_embeddings=True), ALSO, buffers=GUESSING),
     "Qwen/Qwen3.5-35B-A3B, its text part": Published(

@@ -19,10 +19,11 @@ def opened(reference, directory, **options):
     return model
 
 
+@pytest.mark.parametrize("family", ["qwen35text"])
 @pytest.mark.parametrize("degree", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_states_over_two_thousand_tokens(degree, tmp_path):
+def test_states_over_two_thousand_tokens(family, degree, tmp_path):
     """What the first tokens left still matters at the end: the decays are slow."""
-    config = tiny("qwen35text")
+    config = tiny(family)
     config.max_position_embeddings = 2048
     reference = randomized(config)
     with torch.no_grad():

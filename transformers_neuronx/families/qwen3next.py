@@ -7,13 +7,14 @@ from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
 from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.llama import graph, weights
-from transformers_neuronx.llama.hybrid import HYBRID_KINDS, HybridLike
+from transformers_neuronx.llama.delta import DeltaNetLike
+from transformers_neuronx.llama.hybrid import HYBRID_KINDS
 from transformers_neuronx.llama.mixture import MixtureLike
 from transformers_neuronx.models.sampling import ForSampling
 
 
 @dataclass(frozen=True)
-class Qwen3NextConfig(HybridLike, MixtureLike):
+class Qwen3NextConfig(DeltaNetLike, MixtureLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     attention_bias: bool = hf("attention_bias")

@@ -12,6 +12,7 @@ from transformers_neuronx.layers.attention import (
     attention as attention,
     window_of as window_of,
 )
+from transformers_neuronx.layers.convolution import gated_convolution as gated_convolution
 from transformers_neuronx.layers.delta_net import DeltaNet as DeltaNet, delta_net as delta_net
 from transformers_neuronx.layers.distance import (
     causal_distances as causal_distances,

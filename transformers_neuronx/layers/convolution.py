@@ -1,13 +1,29 @@
-"""Short convolutions over the tokens of a sequence, which keep the last inputs as a state."""
+"""Short convolutions over the tokens of a sequence, which keep the last inputs as a state, and layers of them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import ACTIVATIONS
+from transformers_neuronx.layers.linear import linear, linears
 from transformers_neuronx.layers.rows import field
 from transformers_neuronx.layers.state import states_after, states_before
-from transformers_neuronx.layers.step import SEQUENCE, located
+from transformers_neuronx.layers.step import SEQUENCE, Cache, Step, located
 from transformers_neuronx.pyhlo import Tensor
+
+
+def gated_convolution(x: Tensor, w: Any, cache: Cache, step: Step) -> tuple[Tensor, Cache]:
+    """Project, gate, convolve, gate again, project back. x [b, n, h] -> [b, n, h], and the state
+
+    Liquid AI, arXiv:2511.23404. `w` has linear layers `before`, `after` and `inputs`, for the two gates and what passes
+    them, and `out`; `taps`, f32[size, h], and an optional bias of the convolution, `bias`, f32[h].
+    """
+    before, after, inputs = (hlo.convert(y, "f32") for y in linears(x, w.before, w.after, w.inputs))
+    [state] = cache
+    y, state = short_convolution(before * inputs, w.taps.tensor, step.sequences, state, together=step.segments is None)
+    y = y + w.bias.tensor if hasattr(w, "bias") else y
+    return linear(hlo.convert(after * y, x.dtype), w.out), (state,)
 
 
 def _short_convolution_body(

@@ -19,8 +19,8 @@ class Router:
 
     Each score is the probability of an expert, or its `sigmoid`. The `active` highest are chosen, from the best
     `active_groups` of `groups` if there are several: a group's rank is the sum of its two highest. Shares are the
-    scores of those chosen, divided by their sum if `normalized`, times `scale`. Normalized probabilities of those
-    chosen are a softmax over their own scores: what all experts have in common cancels out.
+    scores of those chosen, divided by their sum and `eps` if `normalized`, times `scale`. Normalized probabilities of
+    those chosen are a softmax over their own scores: what all experts have in common cancels out.
     """
 
     active: int
@@ -29,6 +29,7 @@ class Router:
     scale: float = 1.0
     groups: int = 1
     active_groups: int = 1
+    eps: float = 1e-20
 
 
 def experts(x: Tensor, w: Any, router: Router, activation: str | Gate) -> Tensor:
@@ -66,7 +67,7 @@ def routed(x: Tensor, w: Any, router: Router) -> tuple[Tensor, Tensor]:
         own = hlo.equal(hlo.reshape(ids, *ids.sizes, 1), hlo.iota("s32", [*ids.sizes, scores.sizes[-1]], 3))
         shares = hlo.sum(hlo.select(own, hlo.reshape(scores, *scores.sizes[:2], 1, -1), 0.0), -1)
     if router.normalized:
-        shares = shares / (hlo.sum(shares, -1, keep=True) + 1e-20)
+        shares = shares / (hlo.sum(shares, -1, keep=True) + router.eps)
     return ids, shares * router.scale
 
 

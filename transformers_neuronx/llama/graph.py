@@ -12,7 +12,6 @@ from transformers_neuronx.layers import (
     Rotate,
     Step,
     attention,
-    delta_net,
     embedding,
     experts,
     gated_mlp,
@@ -56,8 +55,8 @@ def mix(
     config: LlamaLike, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate | tuple[Rotate, Rotate] | None,
     window: int | None,
 ) -> tuple[Tensor, Cache]:  # fmt: skip
-    if isinstance(config, HybridLike) and hasattr(w, "delta"):
-        return delta_net(x, w.delta, cache, step, config.delta, config.eps)
+    if isinstance(config, HybridLike) and not hasattr(w, "attn"):
+        return config.mixed(x, w, cache, step)
     return attention(
         *(x, w.attn, cache, step, config.head_dim, rotate),
         scale=config.attention_scale,

@@ -1,98 +1,45 @@
-"""What hybrids with LLaMA's graph can have different, and their rows: layers have attention or a gated delta net."""
+"""Hybrids with LLaMA's graph: some layers keep states of a sequence in place of keys and values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
-from transformers_neuronx.config import hf
-from transformers_neuronx.layers import DeltaNet, State
+from transformers_neuronx.layers import Cache, State, Step
 from transformers_neuronx.llama.like import LlamaLike
-from transformers_neuronx.weights import (
-    Heads,
-    Weight,
-    linear,
-    norm,
-    of_kinds,
-    parts_of,
-    section,
-    taps,
-)
+from transformers_neuronx.pyhlo import Tensor
+from transformers_neuronx.weights import Heads, Weight, of_kinds
 
 HYBRID_KINDS = ("linear_attention", "full_attention")
 
 
-@dataclass(frozen=True)
 class HybridLike(LlamaLike):
-    """A configuration for LLaMA's graph with a gated delta net in place of attention, in layers of "linear_attention".
+    """A configuration for LLaMA's graph in which layers of some kinds have another layer in place of attention.
 
-    The values here are those of Qwen 3.5. A family overrides what differs, as with `LlamaLike`.
+    Its subclasses say which layer that is: what it keeps, what it computes and its weights.
     """
 
-    delta_key_heads: int = hf("linear_num_key_heads")
-    delta_value_heads: int = hf("linear_num_value_heads")
-    delta_key_dim: int = hf("linear_key_head_dim")
-    delta_value_dim: int = hf("linear_value_head_dim")
-    delta_size: int = hf("linear_conv_kernel_dim")
-
-    norm_plus_one = True
-    qk_norm = True
-    attention_gate = True
-
-    # Queries, keys, values, gates, corrections and decays. Parts of one layer follow each other, or in each head do.
-    delta_projections: ClassVar[tuple[str, ...]] = tuple(
-        f"linear_attn.in_proj_{part}" for part in ("qkv", "qkv", "qkv", "z", "b", "a")
-    )
-    delta_by_head: ClassVar[bool] = False
-
     @property
-    def unread(self) -> list[str]:
-        return [r"mtp\..*"]
+    def states(self) -> Sequence[State]:
+        """What such a layer keeps of a sequence."""
+        raise NotImplementedError
 
-    @property
-    def delta(self) -> DeltaNet:
-        sizes = self.delta_key_dim, self.delta_value_dim, self.delta_size
-        return DeltaNet(self.delta_key_heads, self.delta_value_heads, *sizes)
+    def mixed(self, x: Tensor, w: Any, cache: Cache, step: Step) -> tuple[Tensor, Cache]:
+        """Apply it. x [b, n, h] -> [b, n, h], and its states; `w` are the weights of a block."""
+        raise NotImplementedError
+
+    def rows(self, block: str) -> list[Weight]:
+        """Its rows of the weight table. Names begin with `block`."""
+        raise NotImplementedError
 
     def heads_of(self, kind: str) -> Heads | None:
-        return None if _linear(kind) else self.attention_heads
+        return self.attention_heads if kind.startswith("full_attention") else None  # with experts or without
 
     def states_of(self, kind: str) -> Sequence[State]:
-        return self.delta.states if _linear(kind) else ()
+        return () if self.heads_of(kind) else self.states
 
 
 def mixers(config: LlamaLike, block: str, attention: Sequence[Weight]) -> list[Weight]:
-    """The rows of attention, in layers that have it, and of gated delta nets. Names begin with `block`."""
+    """The rows of attention, in layers that have it, and of what others have in its place."""
     kinds = {*getattr(config, "layer_kinds", [""])}
     without = {kind for kind in kinds if config.heads_of(kind) is None}
     rows = of_kinds(kinds - without, attention) if without else [*attention]
-    return rows + (of_kinds(without, _delta_net(config, block)) if isinstance(config, HybridLike) else [])
-
-
-def _linear(kind: str) -> bool:
-    return kind.startswith("linear_attention")  # with experts or without
-
-
-def _delta_net(config: HybridLike, block: str) -> list[Weight]:
-    sizes, h, prefix = config.delta, config.hidden_size, block + "linear_attn."
-    heads = sizes.heads
-    keys, values = sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim
-    of_keys, of_values = heads.split(0, keys=True, unit=sizes.key_dim), heads.split(0)
-    splits = of_keys, of_keys, of_values, of_values, heads.split(0, unit=1), heads.split(0, unit=1)
-    outputs = keys, keys, values, values, sizes.value_heads, sizes.value_heads
-    rows = []
-    names = "q", "k", "v", "gate", "beta", "decay"
-    found = parts_of(block, config.delta_projections, outputs, sizes.key_heads if config.delta_by_head else 1)
-    for part, split, size, (source, layout) in zip(names, splits, outputs, found, strict=True):
-        rows += linear(f"delta.{part}", source, size, h, split, layout=layout, bias=False)
-    for index, part in enumerate("qkv"):
-        how: dict[str, Any] = dict(split=replace(splits[index], axis=1), dtype="f32")
-        layout = taps(section(index, outputs[:3]))
-        shape = sizes.size, outputs[index]
-        rows.append(Weight(f"delta.conv_{part}", prefix + "conv1d.weight", shape, layout, **how))
-    for name, source in (("rate", "A_log"), ("decay_bias", "dt_bias")):
-        rows.append(Weight(f"delta.{name}", prefix + source, (sizes.value_heads,), split=splits[-1], dtype="f32"))
-    return [
-        *rows,
-        *norm("delta.norm", prefix + "norm", sizes.value_dim, bias=False),
-        *linear("delta.out", prefix + "out_proj", h, values, heads.split(1), bias=False),
-    ]
+    return rows + (of_kinds(without, config.rows(block)) if isinstance(config, HybridLike) and without else [])
