@@ -29,6 +29,9 @@ HYBRID = WIDE | dict(
     rope_parameters=DEFAULT | dict(partial_rotary_factor=0.25, mrope_section=[2, 1, 1]),
 )  # fmt: skip
 CONVOLUTIONS = SIZES | dict(layer_types=["conv", "full_attention"])
+MAMBA = SIZES | dict(
+    layer_types=["linear_attention", "full_attention"], mamba_n_heads=12, mamba_d_head=8, mamba_d_state=20,
+)  # fmt: skip
 
 # Families with other names of sizes.
 FALCON = dict(
@@ -291,12 +294,23 @@ FAMILIES = {
             "shares are not normalized": dict(norm_topk_prob=False, routed_scaling_factor=1.5),
         },
     ),
+    "granitemoehybrid": (
+        MAMBA | GRANITE | dict(num_local_experts=5, shared_intermediate_size=56, position_embedding_type="nope"),
+        {
+            "no experts": dict(num_local_experts=0, tie_word_embeddings=True),
+            "no experts, all attention, which rotates": dict(
+                num_local_experts=0, layer_types=["full_attention"] * 2, position_embedding_type="rope"
+            ),
+            "groups, biases": dict(mamba_n_groups=3, mamba_proj_bias=True, attention_bias=True),
+            "no bias of convolutions, which are longer": dict(mamba_conv_bias=False, mamba_d_conv=6),
+        },
+    ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip
 
 
 NAMES = {model_type.replace("_", ""): model_type for model_type in FAMILIES}  # of the files
-WITH_STATES = {"qwen35text", "qwen35moetext", "qwen3next", "lfm2", "lfm2moe"}
+WITH_STATES = {"qwen35text", "qwen35moetext", "qwen3next", "lfm2", "lfm2moe", "granitemoehybrid"}
 
 
 def tiny(model_type, variant=None):

@@ -220,10 +220,6 @@ THIRD = {
         ("qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"),
     ),
     "ibm-granite/granite-3.3-2b-instruct": Published(GRANITE),
-    "ibm-granite/granite-4.0-micro, with a mixture's type": Published(
-        but(GRANITE, layer_types=["attention"] * 2, model_type="granitemoehybrid", num_local_experts=0),
-        refused="model_type 'granitemoehybrid' is not supported; expected one of",
-    ),
     "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B": Published(CLOVA),
     "HuggingFaceTB/SmolLM3-3B": Published(SMOLLM3, ("pretraining_tp",)),
     "mistralai/Ministral-8B-Instruct-2410": Published(MINISTRAL),
@@ -397,7 +393,31 @@ OF_LIQUID = dict(
     block_dim=48, block_mlp_init_scale=1.0, block_norm_eps=1e-5, block_out_init_scale=1.0, block_use_swiglu=True,
     block_use_xavier_init=True, conv_dim=48, conv_dim_out=48, conv_use_xavier_init=True, use_pos_enc=True,
 )  # fmt: skip
+GRANITE4 = but(
+    GRANITE, "mlp_bias", "rope_scaling", architectures=["GraniteMoeHybridForCausalLM"], init_method="mup",
+    layer_types=["mamba", "attention"], logits_scaling=16, mamba_chunk_size=256, mamba_conv_bias=True, mamba_d_conv=4,
+    mamba_d_head=16, mamba_d_state=16, mamba_expand=2, mamba_n_groups=1, mamba_n_heads=6, mamba_proj_bias=False,
+    model_type="granitemoehybrid", normalization_function="rmsnorm", num_experts_per_tok=2, num_local_experts=6,
+    output_router_logits=False, position_embedding_type="nope", router_aux_loss_coef=0.01,
+    shared_intermediate_size=40, rope_theta=10000,
+)  # fmt: skip
+OF_IBM = ("init_method", "normalization_function")
 FIFTH = {
+    "ibm-granite/granite-4.0-h-tiny": Published(GRANITE4, OF_IBM),
+    "ibm-granite/granite-4.0-h-micro": Published(
+        but(GRANITE4, num_experts_per_tok=0, num_local_experts=0), OF_IBM
+    ),
+    "ibm-granite/granite-4.0-micro": Published(
+        but(
+            GRANITE4, layer_types=["attention"] * 2, num_experts_per_tok=0, num_local_experts=0,
+            position_embedding_type="rope",
+        ),
+        OF_IBM,
+    ),
+    "ibm-granite/granite-4.0-h-tiny, with limits of time steps": Published(
+        but(GRANITE4, time_step_limit=[0.001, 0.1]),
+        refused=r"the granitemoehybrid configuration has time_step_limit=\[0.001, 0.1\]; supported: 0.0, inf",
+    ),
     "LiquidAI/LFM2-1.2B": Published(
         but(CONVOLUTIONS, "intermediate_size", block_ff_dim=72, **OF_LIQUID), tuple(OF_LIQUID)
     ),

@@ -19,7 +19,7 @@ def opened(reference, directory, **options):
     return model
 
 
-@pytest.mark.parametrize("family", ["qwen35text"])
+@pytest.mark.parametrize("family", ["qwen35text", "granitemoehybrid"])
 @pytest.mark.parametrize("degree", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_states_over_two_thousand_tokens(family, degree, tmp_path):
     """What the first tokens left still matters at the end: the decays are slow."""

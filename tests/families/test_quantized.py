@@ -37,7 +37,7 @@ KEPT = (
 OTHERS = [family for family in DECODERS + ONE_FILE if family != "gpt2"]
 # Matrices whose inputs are heads, and those at the end of a feed-forward.
 OF_HEADS = ("attn.c_proj", "o_proj", "out_proj", "attn.dense", "attention.dense")
-DOWN = ("mlp.c_proj", "down_proj", "4h_to_h", "fc2", "fc_out", "w2")
+DOWN = ("mlp.c_proj", "down_proj", "4h_to_h", "fc2", "fc_out", "w2", "output_linear")
 TOLERANCE = 1e-4  # relative to the largest logit
 
 

@@ -6,6 +6,7 @@ from levels import at_every_level
 
 from transformers_neuronx.layers.convolution import _short_convolution_body, short_convolution
 from transformers_neuronx.layers.delta_net import EPS, _gated_delta_rule_body, gated_delta_rule
+from transformers_neuronx.layers.mamba import _selective_scan_body, selective_scan
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes import get_runtime, kernels
 
@@ -21,6 +22,10 @@ PLACES = 5
 # Features and taps; key heads, heads, features of keys and of values: whole vectors and parts of them.
 FEATURES = [(64, 4), (7, 2), (133, 9)]
 HEADS = [(2, 4, 32, 64), (1, 3, 7, 5), (3, 3, 130, 33), (1, 1, 1, 1)]
+RULES = {
+    "gated_delta_rule": (gated_delta_rule, _gated_delta_rule_body),
+    "selective_scan": (selective_scan, _selective_scan_body),
+}
 
 
 def draw(*sizes, seed=0):
@@ -34,34 +39,37 @@ def tokens_of(table):
             yield start == 0, before, after, range(first, first + count)
 
 
-def convolved(x, weight, table, state):
+def convolved(x, weight, table, state, bias=0):
     rows, n, c = x.shape
     x, y, state = x.reshape(-1, c).astype(np.float64), np.zeros((rows * n, c)), state.astype(np.float64)
     for fresh, before, after, numbers in tokens_of(table):
         window = np.zeros_like(state[before]) if fresh else state[before]
         for token in numbers:
             window = np.concatenate([window, x[token : token + 1]])
-            total = (window * weight).sum(0)
+            total = (window * weight).sum(0) + bias
             y[token] = total / (1 + np.exp(-total))
             window = window[1:]
         state[after] = window
     return y, state
 
 
-def corrected(q, k, v, decay, beta, table, memory):
+def attended(q, k, v, decay, beta, table, memory, delta):
+    """Linear attention, by the delta rule or as Mamba-2 does it: then queries and keys are as they are."""
     *_, key_heads, d = q.shape
     *_, heads, e = v.shape
     q, k = (x.reshape(-1, key_heads, d).astype(np.float64) for x in (q, k))
-    q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + EPS) for x in (q, k))
-    q, k = (np.repeat(x, heads // key_heads, 1) for x in (q / np.sqrt(d), k))
+    if delta:
+        q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + EPS) for x in (q, k))
+        q = q / np.sqrt(d)
+    q, k = (np.repeat(x, heads // key_heads, 1) for x in (q, k))
     v, decay, beta = v.reshape(-1, heads, e), decay.reshape(-1, heads), beta.reshape(-1, heads)
     y, memory = np.zeros(v.shape), memory.astype(np.float64)
     for fresh, before, after, numbers in tokens_of(table):
         now = np.zeros_like(memory[before]) if fresh else memory[before]
         for token in numbers:
             now = now * np.exp(decay[token])[:, None, None]
-            wrong = v[token] - np.einsum("hde,hd->he", now, k[token])
-            now = now + np.einsum("hd,he,h->hde", k[token], wrong, beta[token])
+            known = np.einsum("hde,hd->he", now, k[token]) if delta else 0
+            now = now + np.einsum("hd,he,h->hde", k[token], v[token] - known, beta[token])
             y[token] = np.einsum("hde,hd->he", now, q[token])
         memory[after] = now
     return y, memory
@@ -72,7 +80,9 @@ def convolution_of(step, features, dtype="f32"):
     c, size = features
     x = draw(rows, n, c).astype(element_type(dtype).numpy)
     state = draw(PLACES, size - 1, c, seed=2)
-    return [x, draw(size, c, seed=1), np.array(table, np.int32), state], dict(together=together, activation="silu")
+    biases = [draw(c, seed=3)] if c % 2 else []  # some convolutions have one
+    operands = [x, draw(size, c, seed=1), np.array(table, np.int32), state, *biases]
+    return operands, dict(together=together, activation="silu")
 
 
 def rule_of(step, heads):
@@ -120,41 +130,42 @@ def test_the_body_of_convolutions_means_the_same(run, step, features):
     check(results, convolved(*operands), operands[2])
 
 
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.few(6)
-def test_delta_rules(write, step, heads):
+@pytest.mark.few(12)
+def test_linear_attention(write, step, heads, name):
     operands, attributes = rule_of(step, heads)
-    program = compiled(write, "gated_delta_rule", gated_delta_rule, operands, attributes)
+    program = compiled(write, name, RULES[name][0], operands, attributes)
     for results in at_every_level(program, *operands):
-        check(results, corrected(*operands), operands[5])
+        check(results, attended(*operands, name == "gated_delta_rule"), operands[5])
 
 
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.few(4)
-def test_the_body_of_delta_rules_means_the_same(run, step, heads):
+@pytest.mark.few(8)
+def test_the_body_of_linear_attention_means_the_same(run, step, heads, name):
     operands, attributes = rule_of(step, heads)
-    results = run(lambda *tensors: _gated_delta_rule_body(*tensors, **attributes), *operands)
-    check(results, corrected(*operands), operands[5])
+    results = run(lambda *tensors: RULES[name][1](*tensors, **attributes), *operands)
+    check(results, attended(*operands, name == "gated_delta_rule"), operands[5])
 
 
 def test_bits_do_not_depend_on_how_a_sequence_is_divided_into_steps(write):
     """Seven tokens at once, and as four and three, in other places and beside another sequence."""
-    names = "short_convolution", "gated_delta_rule"
-    calls = dict(zip(names, (short_convolution, gated_delta_rule), strict=True))
-    for name, inputs in zip(names, ([draw(7, 1, 33)], []), strict=True):
-        if name == "gated_delta_rule":
-            shapes = (7, 1, 2, 40), (7, 1, 2, 40), (7, 1, 4, 20), (7, 1, 4), (7, 1, 4)
-            inputs = [draw(*shape, seed=seed) for seed, shape in enumerate(shapes)]
-            inputs[3] = -np.abs(inputs[3])
-        fixed = [draw(4, 33)] if name == "short_convolution" else []
-        state = draw(PLACES, 3, 33, seed=9) if fixed else draw(PLACES, 4, 40, 20, seed=9)
-        how = dict(together=False) | (dict(activation="silu") if fixed else {})
+    calls = {"short_convolution": short_convolution} | {name: call for name, (call, _) in RULES.items()}
+    for name, call in calls.items():
+        shapes = (7, 1, 2, 40), (7, 1, 2, 40), (7, 1, 4, 20), (7, 1, 4), (7, 1, 4)
+        inputs, fixed, last = [draw(*shape, seed=seed) for seed, shape in enumerate(shapes)], [], []
+        inputs[3] = -np.abs(inputs[3])
+        state, how = draw(PLACES, 4, 40, 20, seed=9), dict(together=False)
+        if name == "short_convolution":
+            inputs, fixed, last = [draw(7, 1, 33)], [draw(4, 33)], [draw(33, seed=3)]
+            state, how = draw(PLACES, 3, 33, seed=9), how | dict(activation="silu")
 
-        def results(parts, table, state, name=name, fixed=fixed, how=how):
-            operands = [*parts, *fixed, np.array(table, np.int32), state]
-            program = compiled(write, name, calls[name], operands, how)
+        def results(parts, table, state, name=name, call=call, fixed=fixed, last=last, how=how):
+            operands = [*parts, *fixed, np.array(table, np.int32), state, *last]
+            program = compiled(write, name, call, operands, how)
             return list(at_every_level(program, *operands))
 
         whole = results(inputs, [[0, 7, 3, 1, 1]], state)

@@ -41,10 +41,19 @@ def with_defaults(attributes: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"the configuration has model_type={model_type!r}, which Transformers does not know")
     try:
         # a copy, since Transformers modifies its argument
-        found: dict[str, Any] = CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(attributes))).to_dict()
+        found: dict[str, Any] = CONFIG_MAPPING[model_type].from_dict(_with_floats(dict(attributes))).to_dict()
     except Exception as error:  # Transformers' checks raise all kinds of exceptions
         raise ConfigError(f"Transformers rejects the {model_type} configuration: {error}") from error
     return found
+
+
+def _with_floats(value: Any) -> Any:
+    """Return a copy with numbers where Transformers writes a word, since JSON has none for them: infinity, NaN."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _with_floats(each) for name, each in value.items()}
+    return [_with_floats(each) for each in value] if isinstance(value, list) else copy.deepcopy(value)
 
 
 def may_be_read(model_type: str, name: str) -> bool:

@@ -13,7 +13,7 @@ from transformers_neuronx.layers.attention import (
     window_of as window_of,
 )
 from transformers_neuronx.layers.convolution import gated_convolution as gated_convolution
-from transformers_neuronx.layers.delta_net import DeltaNet as DeltaNet, delta_net as delta_net
+from transformers_neuronx.layers.delta_net import delta_net as delta_net
 from transformers_neuronx.layers.distance import (
     causal_distances as causal_distances,
     distance_bias as distance_bias,
@@ -22,6 +22,8 @@ from transformers_neuronx.layers.distance import (
 from transformers_neuronx.layers.embedding import embedding as embedding, lookup as lookup
 from transformers_neuronx.layers.experts import Router as Router, experts as experts
 from transformers_neuronx.layers.linear import activated as activated, linear as linear, logits as logits
+from transformers_neuronx.layers.linear_attention import LinearAttention as LinearAttention
+from transformers_neuronx.layers.mamba import mamba as mamba
 from transformers_neuronx.layers.memory import (
     Memory as Memory,
     attend_to as attend_to,

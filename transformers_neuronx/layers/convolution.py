@@ -21,18 +21,25 @@ def gated_convolution(x: Tensor, w: Any, cache: Cache, step: Step) -> tuple[Tens
     """
     before, after, inputs = (hlo.convert(y, "f32") for y in linears(x, w.before, w.after, w.inputs))
     [state] = cache
-    y, state = short_convolution(before * inputs, w.taps.tensor, step.sequences, state, together=step.segments is None)
-    y = y + w.bias.tensor if hasattr(w, "bias") else y
+    bias, how = w.bias.tensor if hasattr(w, "bias") else None, dict(together=step.segments is None)
+    y, state = short_convolution(before * inputs, w.taps.tensor, step.sequences, state, bias, **how)
     return linear(hlo.convert(after * y, x.dtype), w.out), (state,)
 
 
 def _short_convolution_body(
-    x: Tensor, weight: Tensor, table: Tensor, state: Tensor, *, together: bool, activation: str | None = None
+    x: Tensor,
+    weight: Tensor,
+    table: Tensor,
+    state: Tensor,
+    bias: Tensor | None = None,
+    *,
+    together: bool,
+    activation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Convolve each feature with its own weights over a token and those before it, in f32, and activate the sums.
 
     x [b, n, c]; weight f32[size, c], the last one for the token itself; state f32[places, size - 1, c], the inputs of
-    the tokens before; table, `Step.sequences`, and `together` as `scan_sequences` has it. Before the first
+    the tokens before; bias f32[c]; table, `Step.sequences`, and `together` as `scan_sequences` has it. Before the first
     token of a sequence, inputs are 0. -> f32[b, n, c], and the states after the step
     """
     size = weight.sizes[0]
@@ -41,7 +48,7 @@ def _short_convolution_body(
     y = parts[0] * hlo.slice(weight, 0, 0, 1)
     for i in range(1, size):
         y = y + parts[i] * hlo.slice(weight, 0, i, i + 1)
-    y = hlo.reshape(y, *x.sizes)
+    y = hlo.reshape(y if bias is None else y + bias, *x.sizes)
     kept = hlo.concatenate([hlo.reshape(each, -1, 1, x.sizes[-1]) for each in last], 1)
     return ACTIVATIONS[activation](y) if activation else y, states_after(state, kept, table)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from transformers_neuronx.config import hf
-from transformers_neuronx.layers import Cache, DeltaNet, State, Step, delta_net
+from transformers_neuronx.layers import Cache, LinearAttention, State, Step, delta_net
 from transformers_neuronx.llama.hybrid import HybridLike
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights import Weight, linear, norm, parts_of, section, taps
@@ -39,9 +39,9 @@ class DeltaNetLike(HybridLike):
         return [r"mtp\..*"]
 
     @property
-    def delta(self) -> DeltaNet:
+    def delta(self) -> LinearAttention:
         sizes = self.delta_key_dim, self.delta_value_dim, self.delta_size
-        return DeltaNet(self.delta_key_heads, self.delta_value_heads, *sizes)
+        return LinearAttention(self.delta_key_heads, self.delta_value_heads, *sizes)
 
     @property
     def states(self) -> Sequence[State]:
@@ -52,25 +52,22 @@ class DeltaNetLike(HybridLike):
 
     def rows(self, block: str) -> list[Weight]:
         sizes, h, prefix = self.delta, self.hidden_size, block + "linear_attn."
-        heads = sizes.heads
-        keys, values = sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim
-        of_keys, of_values = heads.split(0, keys=True, unit=sizes.key_dim), heads.split(0)
-        splits = of_keys, of_keys, of_values, of_values, heads.split(0, unit=1), heads.split(0, unit=1)
-        outputs = keys, keys, values, values, sizes.value_heads, sizes.value_heads
-        rows = []
         names = "q", "k", "v", "gate", "beta", "decay"
+        outputs = [sizes.part(name)[0] for name in names]
         found = parts_of(block, self.delta_projections, outputs, sizes.key_heads if self.delta_by_head else 1)
-        for part, split, size, (source, layout) in zip(names, splits, outputs, found, strict=True):
+        rows = []
+        for part, (source, layout) in zip(names, found, strict=True):
+            size, split = sizes.part(part)
             rows += linear(f"delta.{part}", source, size, h, split, layout=layout, bias=False)
         for index, part in enumerate("qkv"):
-            how: dict[str, Any] = dict(split=replace(splits[index], axis=1), dtype="f32")
-            layout = taps(section(index, outputs[:3]))
-            shape = sizes.size, outputs[index]
-            rows.append(Weight(f"delta.conv_{part}", prefix + "conv1d.weight", shape, layout, **how))
+            size, split = sizes.part(part)
+            how = taps(section(index, tuple(outputs[:3]))), replace(split, axis=1), "f32"
+            rows.append(Weight(f"delta.conv_{part}", f"{prefix}conv1d.weight", (sizes.size, size), *how))
+        heads, split = sizes.part("decay")
         for name, source in (("rate", "A_log"), ("decay_bias", "dt_bias")):
-            rows.append(Weight(f"delta.{name}", prefix + source, (sizes.value_heads,), split=splits[-1], dtype="f32"))
+            rows.append(Weight(f"delta.{name}", prefix + source, (heads,), split=split, dtype="f32"))
         return [
             *rows,
             *norm("delta.norm", prefix + "norm", sizes.value_dim, bias=False),
-            *linear("delta.out", prefix + "out_proj", h, values, heads.split(1), bias=False),
+            *linear("delta.out", prefix + "out_proj", h, sizes.part("v")[0], sizes.heads.split(1), bias=False),
         ]

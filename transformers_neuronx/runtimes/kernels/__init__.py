@@ -183,12 +183,18 @@ def _within(limit: str, size: int) -> bool:
     return size <= limits().get(limit, size)
 
 
-_PER_ROW, _TABLE = Operand(["s32"], 1), Operand(["s32"], 2)
+_PER_ROW, _TABLE, _RANK_3, _RANK_4 = Operand(["s32"], 1), Operand(["s32"], 2), Operand(["f32"], 3), Operand(["f32"], 4)
 _NEW = dict(q=Operand(FLOATS, 4), k=Operand("q", 4), v=Operand("q", 4))
 _CACHE = Operand((*FLOATS, "s8"), 3)
 _OF_HEADS = Operand(["f32"], 1, optional=True)
 _BIASES = dict(alibi=_OF_HEADS, distances=_OF_HEADS._replace(rank=2), sinks=_OF_HEADS)
 _RULES = dict(scale="f32", softcap="f32", window="i64")
+
+_LINEAR_ATTENTION = Kernel(
+    dict(q=_RANK_4, k=_RANK_4, v=_RANK_4, decay=_RANK_3, beta=_RANK_3, table=_TABLE, memory=_RANK_4),
+    fits=lambda _, operands: _within("head", operands["k"][0].dimensions[-1]),
+    updated="memory",
+)
 
 KERNELS: Mapping[str, Kernel] = dict(
     linear=Kernel(
@@ -240,17 +246,13 @@ KERNELS: Mapping[str, Kernel] = dict(
         updated="y",
     ),
     short_convolution=Kernel(
-        dict(x=Operand(FLOATS, 3), weight=Operand(["f32"], 2), table=_TABLE, state=Operand(["f32"], 3)),
+        dict(x=Operand(FLOATS, 3), weight=Operand(["f32"], 2), table=_TABLE, state=_RANK_3, bias=_OF_HEADS),
         dict(activation="string"),
         lambda _, operands: _within("taps", operands["weight"][0].dimensions[0]),
         updated="state",
     ),
-    gated_delta_rule=Kernel(
-        {name: Operand(["f32"], 4) for name in "qkv"}
-        | dict(decay=Operand(["f32"], 3), beta=Operand(["f32"], 3), table=_TABLE, memory=Operand(["f32"], 4)),
-        fits=lambda _, operands: _within("head", operands["k"][0].dimensions[-1]),
-        updated="memory",
-    ),
+    gated_delta_rule=_LINEAR_ATTENTION,
+    selective_scan=_LINEAR_ATTENTION,
 )
 
 

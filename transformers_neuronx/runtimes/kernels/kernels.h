@@ -172,6 +172,7 @@ struct StepArguments {
 //   x, y    [tokens, features]
 //   weight  [size, features], the last one for the token itself
 //   state   [places, size - 1, features], the inputs of the tokens before
+//   bias    [features] of the sums, or none
 constexpr int64_t kMostTaps = 16;  // of a convolution
 
 struct ConvolutionArguments {
@@ -180,18 +181,18 @@ struct ConvolutionArguments {
   Type type;  // of x
   Activation activation;
   const void* x;
-  const float* weight;
+  const float *weight, *bias;
   float *state, *y;
 };
 
-// Linear attention by the gated delta rule:
-//   q, k         [tokens, key_heads, key_size], which are scaled
+// Linear attention by the gated delta rule, or by Mamba-2's selective scan:
+//   q, k         [tokens, key_heads, key_size], which the delta rule scales
 //   v, y         [tokens, heads, value_size]
 //   decay, beta  [tokens, heads]
 //   memory       [places, heads, key_size, value_size]
 constexpr float kDeltaEps = 1e-6f;
 
-struct DeltaArguments {
+struct LinearAttentionArguments {
   StepArguments step;
   int64_t key_heads, heads, key_size, value_size;
   const float *q, *k, *v, *decay, *beta;
@@ -210,7 +211,8 @@ struct Kernels {
   int64_t (*lora_scratch)(const LoraArguments&);  // bytes
   void (*add_adapters)(const LoraArguments&, const Pool&);
   void (*short_convolution)(const ConvolutionArguments&, const Pool&);
-  void (*gated_delta_rule)(const DeltaArguments&, const Pool&);
+  void (*gated_delta_rule)(const LinearAttentionArguments&, const Pool&);
+  void (*selective_scan)(const LinearAttentionArguments&, const Pool&);
 };
 
 namespace portable { extern const Kernels kernels; }

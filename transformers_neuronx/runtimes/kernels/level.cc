@@ -13,11 +13,13 @@ void Normalize(const NormArguments& arguments, const Pool& pool);
 int64_t LoraScratch(const LoraArguments& arguments);
 void AddAdapters(const LoraArguments& arguments, const Pool& pool);
 void ShortConvolution(const ConvolutionArguments& arguments, const Pool& pool);
-void GatedDeltaRule(const DeltaArguments& arguments, const Pool& pool);
+void GatedDeltaRule(const LinearAttentionArguments& arguments, const Pool& pool);
+void SelectiveScan(const LinearAttentionArguments& arguments, const Pool& pool);
 
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
 extern const Kernels kernels = {STRING(NEURONX_LEVEL), LinearScratch, Linear, Attend, AttendTo, SampleScratch, Sample,
-                                Normalize, LoraScratch, AddAdapters, ShortConvolution, GatedDeltaRule};
+                                Normalize, LoraScratch, AddAdapters, ShortConvolution, GatedDeltaRule,
+                                SelectiveScan};
 
 }  // namespace neuronx::NEURONX_LEVEL

@@ -415,6 +415,7 @@ void ShortConvolution(Call& call, const Pool& pool) {
   const Array weight = call.Operand("weight", {ffi::F32}, {&size, &features});
   const Array table = call.Operand("table", {ffi::S32}, {&sequences, &columns});
   const Array state = call.Operand("state", {ffi::F32}, {&places, &kept, &features});
+  const Array bias = call.Optional("bias", {ffi::F32}, {&features});
   const Array y = call.Result("y", {ffi::F32}, {&rows, &tokens, &features});
   const Array after = call.Result("state", {ffi::F32}, {&places, &kept, &features});
   call.Done();
@@ -422,10 +423,11 @@ void ShortConvolution(Call& call, const Pool& pool) {
   call.Must(kept == size - 1, state, "of one token less than weight");
   const StepArguments step = StepOf(call, state, table, after, rows * tokens);
   Level().short_convolution({step, features, size, TypeOf(x.type), ActivationOf(call), x.data, weight.As<float>(),
-                             after.As<float>(), y.As<float>()}, pool);
+                             bias.As<float>(), after.As<float>(), y.As<float>()}, pool);
 }
 
-void GatedDeltaRule(Call& call, const Pool& pool) {
+template <void (*Kernels::*kKernel)(const LinearAttentionArguments&, const Pool&)>
+void LinearAttention(Call& call, const Pool& pool) {
   int64_t rows = kAny, tokens = kAny, key_heads = kAny, heads = kAny, keys = kAny, values = kAny, sequences = kAny;
   int64_t places = kAny, columns = kSequenceColumns;
   const Array q = call.Operand("q", {ffi::F32}, {&rows, &tokens, &key_heads, &keys});
@@ -441,8 +443,8 @@ void GatedDeltaRule(Call& call, const Pool& pool) {
   call.Must(keys <= kLongestHead, k, "of no more features than the kernel takes");
   call.Must(key_heads > 0 && heads % key_heads == 0, v, "of as many heads for each key");
   const StepArguments step = StepOf(call, memory, table, after, rows * tokens);
-  Level().gated_delta_rule({step, key_heads, heads, keys, values, q.As<float>(), k.As<float>(), v.As<float>(),
-                            decay.As<float>(), beta.As<float>(), after.As<float>(), y.As<float>()}, pool);
+  (Level().*kKernel)({step, key_heads, heads, keys, values, q.As<float>(), k.As<float>(), v.As<float>(),
+                      decay.As<float>(), beta.As<float>(), after.As<float>(), y.As<float>()}, pool);
 }
 
 struct Kernel {
@@ -460,7 +462,8 @@ constexpr Kernel all_kernels[] = {{"linear", Linear, linear_spent},
                                   {"rms_norm", RmsNorm, norm_spent},
                                   {"lora", Lora, lora_spent},
                                   {"short_convolution", ShortConvolution, states_spent},
-                                  {"gated_delta_rule", GatedDeltaRule, states_spent}};
+                                  {"gated_delta_rule", LinearAttention<&Kernels::gated_delta_rule>, states_spent},
+                                  {"selective_scan", LinearAttention<&Kernels::selective_scan>, states_spent}};
 
 template <size_t kNumber>
 ffi::Error Run(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,

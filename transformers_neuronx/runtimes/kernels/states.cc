@@ -1,4 +1,4 @@
-// Layers that keep states of sequences, as in `layers/convolution.py` and `layers/delta_net.py`.
+// Layers that keep states of sequences, as in `layers/convolution.py`, `layers/delta_net.py` and `layers/mamba.py`.
 //
 // Each token is computed after the one before it and in one order of sums, so the division of a sequence into steps does
 // not change bits.
@@ -52,11 +52,12 @@ struct Convolution {
     const int64_t kept = a.size - 1;
     Floats window[kMostTaps], weights[kMostTaps];
     for (int64_t i = 0; i < a.size; ++i) weights[i] = Some(a.weight + i * a.features + feature, count);
+    const Floats bias = a.bias ? Some(a.bias + feature, count) : Floats{};
     for (int64_t i = 0; i < kept; ++i)
       window[i] = sequence.fresh ? Floats{} : Some(State(sequence.before, i) + feature, count);
     for (int64_t token = sequence.first; token < sequence.first + sequence.count; ++token) {
       window[kept] = Some(static_cast<const Number*>(a.x) + token * a.features + feature, count);
-      Floats y = {};
+      Floats y = bias;
       for (int64_t i = 0; i < a.size; ++i) y += window[i] * weights[i];
       PutSome(Activated(a.activation, y), count, a.y + token * a.features + feature);
       for (int64_t i = 0; i < kept; ++i) window[i] = window[i + 1];
@@ -67,12 +68,14 @@ struct Convolution {
   float* State(int64_t place, int64_t i) const { return a.state + (place * (a.size - 1) + i) * a.features; }
 };
 
-// Some columns of the memory of one head of one sequence. They stay in a core's nearest cache for all tokens.
-struct DeltaRule {
+// Some columns of the memory of one head of one sequence. They stay in a core's nearest cache for all tokens. By the
+// delta rule, queries and keys are scaled, and a token corrects what the memory has for its key; otherwise it adds to it.
+template <bool kDelta>
+struct LinearAttention {
   static constexpr int kWide = 2, kTogether = 4;  // vectors of a row; rows with sums of their own
   static constexpr int64_t kBlock = kWide * kLanes;
 
-  const DeltaArguments& a;
+  const LinearAttentionArguments& a;
 
   void Run(const Sequence& sequence, int64_t head, int64_t column) const {
     alignas(64) Floats memory[kLongestHead][kWide];
@@ -97,19 +100,19 @@ struct DeltaRule {
     const float fade = Exp(Floats{} + a.decay[token * a.heads + head])[0], beta = a.beta[token * a.heads + head];
 
     Floats sums[kTogether][kWide] = {};
-    for (int64_t row = 0; row < rows; row += kTogether)
+    for (int64_t row = 0; kDelta && row < rows; row += kTogether)
       UNROLL for (int j = 0; j < kTogether; ++j)
         UNROLL for (int i = 0; i < kWide; ++i) sums[j][i] += memory[row + j][i] * key[row + j];
-    Floats wrong[kWide], read[kTogether][kWide] = {};
+    Floats added[kWide], read[kTogether][kWide] = {};
     for (int i = 0; i < kWide; ++i) {
       const Floats found = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
       const Floats value = Some(a.v + (token * a.heads + head) * a.value_size + column + i * kLanes, counts[i]);
-      wrong[i] = (value - found * fade) * beta;
+      added[i] = (kDelta ? value - found * fade : value) * beta;
     }
     for (int64_t row = 0; row < rows; row += kTogether)
       UNROLL for (int j = 0; j < kTogether; ++j)
         UNROLL for (int i = 0; i < kWide; ++i) {
-          const Floats now = memory[row + j][i] * fade + wrong[i] * key[row + j];
+          const Floats now = memory[row + j][i] * fade + added[i] * key[row + j];
           memory[row + j][i] = now;
           read[j][i] += now * query[row + j];
         }
@@ -119,14 +122,14 @@ struct DeltaRule {
     }
   }
 
-  // Scales a query or a key to a length, and fills it up with zeros.
+  // Scales a query or a key to a length if that is the rule, and fills it up with zeros.
   void Scaled(const float* x, int64_t rows, float length, float* to) const {
     Floats squares = {};
-    for (int64_t i = 0; i < a.key_size; i += kLanes) {
+    for (int64_t i = 0; kDelta && i < a.key_size; i += kLanes) {
       const Floats some = Some(x + i, a.key_size - i);
       squares += some * some;
     }
-    const float factor = length / __builtin_sqrtf(Total(squares) + kDeltaEps);
+    const float factor = kDelta ? length / __builtin_sqrtf(Total(squares) + kDeltaEps) : 1;
     for (int64_t i = 0; i < a.key_size; ++i) to[i] = x[i] * factor;
     for (int64_t i = a.key_size; i < rows; ++i) to[i] = 0;
   }
@@ -147,6 +150,18 @@ void Convolve(const ConvolutionArguments& a, const Pool& pool) {
   });
 }
 
+template <bool kDelta>
+void Attend(const LinearAttentionArguments& a, const Pool& pool) {
+  using Heads = LinearAttention<kDelta>;
+  ClearOthers(a.step, a.heads * a.value_size, a.y);
+  const int64_t blocks = (a.value_size + Heads::kBlock - 1) / Heads::kBlock, pieces = a.heads * blocks;
+  ForEach(pool, a.step.sequences * pieces, [&](int64_t piece) {
+    const Sequence sequence(a.step, piece / pieces);
+    const int64_t part = piece % pieces;
+    if (sequence.count > 0) Heads{a}.Run(sequence, part / blocks, part % blocks * Heads::kBlock);
+  });
+}
+
 }  // namespace
 
 void ShortConvolution(const ConvolutionArguments& a, const Pool& pool) {
@@ -156,14 +171,8 @@ void ShortConvolution(const ConvolutionArguments& a, const Pool& pool) {
   Convolve<BFloat16>(a, pool);
 }
 
-void GatedDeltaRule(const DeltaArguments& a, const Pool& pool) {
-  ClearOthers(a.step, a.heads * a.value_size, a.y);
-  const int64_t blocks = (a.value_size + DeltaRule::kBlock - 1) / DeltaRule::kBlock, pieces = a.heads * blocks;
-  ForEach(pool, a.step.sequences * pieces, [&](int64_t piece) {
-    const Sequence sequence(a.step, piece / pieces);
-    const int64_t part = piece % pieces;
-    if (sequence.count > 0) DeltaRule{a}.Run(sequence, part / blocks, part % blocks * DeltaRule::kBlock);
-  });
-}
+void GatedDeltaRule(const LinearAttentionArguments& a, const Pool& pool) { Attend<true>(a, pool); }
+
+void SelectiveScan(const LinearAttentionArguments& a, const Pool& pool) { Attend<false>(a, pool); }
 
 }  // namespace neuronx::NEURONX_LEVEL
