@@ -29,8 +29,11 @@ HYBRID = WIDE | dict(
     rope_parameters=DEFAULT | dict(partial_rotary_factor=0.25, mrope_section=[2, 1, 1]),
 )  # fmt: skip
 CONVOLUTIONS = SIZES | dict(layer_types=["conv", "full_attention"])
-MAMBA = SIZES | dict(
-    layer_types=["linear_attention", "full_attention"], mamba_n_heads=12, mamba_d_head=8, mamba_d_state=20,
+MAMBA = SIZES | dict(mamba_n_heads=12, mamba_d_head=8, mamba_d_state=20)
+FACTORS = dict(
+    embedding_multiplier=3.0, lm_head_multiplier=0.2, key_multiplier=0.7, attention_in_multiplier=0.8,
+    attention_out_multiplier=1.4, ssm_in_multiplier=1.2, ssm_out_multiplier=0.6, mlp_multipliers=[0.7, 0.5],
+    ssm_multipliers=[0.9, 1.3, 0.8, 1.2, 0.7],
 )  # fmt: skip
 
 # Families with other names of sizes.
@@ -295,7 +298,10 @@ FAMILIES = {
         },
     ),
     "granitemoehybrid": (
-        MAMBA | GRANITE | dict(num_local_experts=5, shared_intermediate_size=56, position_embedding_type="nope"),
+        MAMBA | GRANITE | dict(
+            layer_types=["linear_attention", "full_attention"], num_local_experts=5, shared_intermediate_size=56,
+            position_embedding_type="nope",
+        ),
         {
             "no experts": dict(num_local_experts=0, tie_word_embeddings=True),
             "no experts, all attention, which rotates": dict(
@@ -305,12 +311,27 @@ FAMILIES = {
             "no bias of convolutions, which are longer": dict(mamba_conv_bias=False, mamba_d_conv=6),
         },
     ),
+    "bamba": (
+        MAMBA | dict(attn_layer_indices=[1]),
+        {
+            "groups, biases": dict(mamba_n_groups=3, mamba_proj_bias=True, attention_bias=True, mlp_bias=True),
+            "attention everywhere, a tied head": dict(attn_layer_indices=[0, 1], **TIED),
+        },
+    ),
+    "falcon_h1": (
+        MAMBA | FACTORS | dict(mamba_d_ssm=96),
+        {
+            "norms after gates, groups": dict(mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_n_groups=3),
+            "norms before gates, biases": dict(mamba_rms_norm=True, attention_bias=True, mlp_bias=True),
+            "no factors of projections, a tied head": dict(ssm_multipliers=None, mlp_multipliers=None, **TIED),
+        },
+    ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip
 
 
 NAMES = {model_type.replace("_", ""): model_type for model_type in FAMILIES}  # of the files
-WITH_STATES = {"qwen35text", "qwen35moetext", "qwen3next", "lfm2", "lfm2moe", "granitemoehybrid"}
+WITH_STATES = {"qwen35text", "qwen35moetext", "qwen3next", "lfm2", "lfm2moe", "granitemoehybrid", "bamba", "falconh1"}
 
 
 def tiny(model_type, variant=None):

@@ -66,7 +66,9 @@ def continued(reference, prompt, tokens):
     reference = copy.deepcopy(reference)  # some models keep values of an earlier sequence
     output = reference(torch.tensor([prompt]), use_cache=True)
     logits = [output.logits[0]]
-    for token in tokens:
-        output = reference(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
+    for count, token in enumerate(tokens, len(prompt)):
+        # Bamba's code begins at position 0 in every call without positions.
+        how = dict(position_ids=torch.tensor([[count]])) if reference.config.model_type == "bamba" else {}
+        output = reference(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True, **how)
         logits.append(output.logits[0])
     return torch.cat(logits).float()

@@ -401,8 +401,26 @@ GRANITE4 = but(
     output_router_logits=False, position_embedding_type="nope", router_aux_loss_coef=0.01,
     shared_intermediate_size=40, rope_theta=10000,
 )  # fmt: skip
+BAMBA = of(
+    "BambaForCausalLM", "bamba", attention_bias=False, attn_layer_indices=[1], mamba_chunk_size=256,
+    mamba_conv_bias=True, mamba_d_conv=4, mamba_d_head=16, mamba_d_state=16, mamba_expand=2, mamba_n_groups=1,
+    mamba_n_heads=6, mamba_proj_bias=False, mlp_bias=False, num_logits_to_keep=1, pad_token_id=0, rms_norm_eps=1e-5,
+    rope_scaling=None, rope_theta=10000.0, tie_word_embeddings=False,
+)  # fmt: skip
+H1 = but(
+    BAMBA, "attn_layer_indices", architectures=["FalconH1ForCausalLM"], attention_in_multiplier=1.0,
+    attention_out_multiplier=0.9375, embedding_multiplier=5.656854249492381, key_multiplier=0.39,
+    lm_head_multiplier=0.0390625, mamba_d_ssm=96, mamba_norm_before_gate=False, mamba_rms_norm=False,
+    mlp_expansion_factor=8, mamba_use_mlp=True, mlp_multipliers=[0.88, 0.59], model_type="falcon_h1",
+    projectors_bias=False, rope_theta=100000000000.0, ssm_in_multiplier=1.25, ssm_out_multiplier=0.235,
+    ssm_multipliers=[0.35, 0.25, 0.17, 0.5, 0.31],
+)  # fmt: skip
+OF_TII = ("mamba_use_mlp", "mlp_expansion_factor")
 OF_IBM = ("init_method", "normalization_function")
 FIFTH = {
+    "ibm-ai-platform/Bamba-9B-v2": Published(BAMBA),
+    "tiiuae/Falcon-H1-1.5B-Instruct": Published(H1, OF_TII),
+    "tiiuae/Falcon-H1-34B-Instruct": Published(but(H1, mamba_n_groups=2, mamba_rms_norm=True), OF_TII),
     "ibm-granite/granite-4.0-h-tiny": Published(GRANITE4, OF_IBM),
     "ibm-granite/granite-4.0-h-micro": Published(
         but(GRANITE4, num_experts_per_tok=0, num_local_experts=0), OF_IBM

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from transformers_neuronx import hlo
@@ -49,15 +51,22 @@ class LinearAttention:
 
 
 def convolved(
-    x: Tensor, w: Any, cache: Cache, step: Step, sizes: LinearAttention, activation: str = "silu"
+    x: Tensor,
+    w: Any,
+    cache: Cache,
+    step: Step,
+    sizes: LinearAttention,
+    activation: str = "silu",
+    scales: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return queries and keys, f32[b, n, key_heads, d], values, f32[b, n, value_heads, e], and what convolutions keep.
 
     x [b, n, h]; `w` has linear layers `q`, `k` and `v`, and `conv_q`, `conv_k` and `conv_v`, f32[size, ·], with
-    optional biases `bias_q`, `bias_k` and `bias_v`, f32[·].
+    optional biases `bias_q`, `bias_k` and `bias_v`, f32[·]. `scales` are factors of projections, by name.
     """
     (b, n, _), made, after = x.sizes, [], []
     for part, y, state in zip("qkv", linears(x, w.q, w.k, w.v), cache, strict=False):
+        y = y * scales[part] if part in scales else y
         bias = getattr(w, f"bias_{part}").tensor if hasattr(w, f"bias_{part}") else None
         how = dict(together=step.segments is None, activation=activation)
         y, kept = short_convolution(y, getattr(w, f"conv_{part}").tensor, step.sequences, state, bias, **how)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from transformers_neuronx import hlo
@@ -15,23 +16,38 @@ from transformers_neuronx.pyhlo import Tensor
 
 
 def mamba(
-    x: Tensor, w: Any, cache: Cache, step: Step, sizes: LinearAttention, eps: float, activation: str = "silu"
+    x: Tensor,
+    w: Any,
+    cache: Cache,
+    step: Step,
+    sizes: LinearAttention,
+    eps: float,
+    activation: str = "silu",
+    scales: Mapping[str, float] = MappingProxyType({}),
+    norm_first: bool = False,
 ) -> tuple[Tensor, Cache]:
     """Project, convolve, write to the memory and read it, gate, norm, project back. [b, n, h] -> [b, n, h], and states
 
     Dao and Gu, arXiv:2405.21060, whose C, B, x and Δ are queries, keys, values and `delta` here; `key_heads` of `sizes`
     are groups. `w` has what `convolved` takes, linear layers `gate` and `delta`, of heads, and `out`; `rate`,
-    `delta_bias` and `skip`, f32[value_heads]; and the norm `norm` of the features of a group, if there is one. `cache`
-    are the `states` of `sizes`.
+    `delta_bias` and `skip`, f32[value_heads]; and the norm `norm` of the features of a group, if there is one, which
+    may be `norm_first`, before the gate. `scales` are factors of projections, by name. `cache` are the `states` of
+    `sizes`.
     """
     b, n, _ = x.sizes
-    (q, k, v), after = convolved(x, w, cache, step, sizes, activation)
-    delta = softplus(hlo.convert(linear(x, w.delta), "f32") + w.delta_bias.tensor)
+    (q, k, v), after = convolved(x, w, cache, step, sizes, activation, scales)
+    delta, gate = (
+        hlo.convert(linear(x, layer), "f32") * scales.get(part, 1.0)
+        for part, layer in (("delta", w.delta), ("gate", w.gate))
+    )
+    delta = softplus(delta + w.delta_bias.tensor)
     decay = hlo.negate(hlo.exp(w.rate.tensor)) * delta
     y, memory = selective_scan(q, k, v, decay, delta, step.sequences, cache[3], together=step.segments is None)
     y = y + v * hlo.reshape(w.skip.tensor, -1, 1)
-    y = y * silu(hlo.convert(hlo.reshape(linear(x, w.gate), *y.sizes), "f32"))
+    gate = silu(hlo.reshape(gate, *y.sizes))
+    y = y if norm_first else y * gate
     y = _normed(y, w, sizes, eps) if hasattr(w, "norm") else y
+    y = y * gate if norm_first else y
     return linear(hlo.convert(hlo.reshape(y, b, n, -1), x.dtype), w.out), (*after, memory)
 
 

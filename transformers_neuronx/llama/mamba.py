@@ -26,11 +26,11 @@ class MambaLike(HybridLike):
     mamba_size: int = hf("mamba_d_conv")
     mamba_conv_bias: bool = hf("mamba_conv_bias")
     mamba_bias: bool = hf("mamba_proj_bias")
-
     # No others: Transformers limits time steps in prompts, but not where tokens come one by one.
     time_step_limit: list[float] = hf("time_step_limit", among=(0.0, math.inf))
 
     mamba_name: ClassVar[str] = "mamba"
+    mamba_norm = True  # of groups
 
     # Configurations whose heads do not have the expanded size are refused; chunks have the same sums as single tokens.
     WITHOUT_EFFECT: ClassVar = frozenset({"mamba_expand", "mamba_chunk_size"})
@@ -65,12 +65,12 @@ class MambaLike(HybridLike):
         heads, split = sizes.part("delta")
         for part, source in (("rate", "A_log"), ("delta_bias", "dt_bias"), ("skip", "D")):
             rows.append(Weight(f"mamba.{part}", f"{block}{name}.{source}", (heads,), split=split, dtype="f32"))
-        features, of_features = sizes.part("v")
+        features, of = sizes.part("v")
         groups, shape = functools.partial(_groups, heads, self.mamba_groups), (heads, self.mamba_groups)
         return [
             *rows,
             Weight("mamba.groups", f"{block}{name}.D", shape, split=split, dtype="f32", value=groups),
-            *norm("mamba.norm", f"{block}{name}.norm", features, bias=False, split=of_features),
+            *(norm("mamba.norm", f"{block}{name}.norm", features, bias=False, split=of) if self.mamba_norm else []),
             *linear("mamba.out", f"{block}{name}.out_proj", h, features, sizes.heads.split(1), bias=biased),
         ]
 

@@ -195,11 +195,18 @@ class HuggingFace:
             for layer in self.layers:
                 hooks.callback(layer.register_forward_hook(lambda *call: note(call[-1])).remove)
             ids = torch.from_numpy(tokens[None]).to(self.model.device)
-            out = self.model(ids, past_key_values=self.past, use_cache=True)
+            out = self.model(ids, past_key_values=self.past, use_cache=True, **self._positions(ids))
         self.past = out.past_key_values
         note(out.logits)
         self.seen.append(states)
         return states[-1]
+
+    def _positions(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the positions, which Bamba's code needs: without any, it begins at 0 in every call."""
+        if self.model.config.model_type != "bamba":
+            return {}
+        first = self.past.get_seq_length() if self.past else 0
+        return dict(position_ids=torch.arange(first, first + ids.shape[1], device=ids.device)[None])
 
     def states(self, tokens: Array) -> list[Array]:
         return next(self.again)
