@@ -39,7 +39,7 @@ def tokens_of(table):
             yield start == 0, before, after, range(first, first + count)
 
 
-def convolved(x, weight, table, state, bias=0):
+def convolved(x, weight, table, state, bias=0, *, activation, together):
     rows, n, c = x.shape
     x, y, state = x.reshape(-1, c).astype(np.float64), np.zeros((rows * n, c)), state.astype(np.float64)
     for fresh, before, after, numbers in tokens_of(table):
@@ -47,7 +47,7 @@ def convolved(x, weight, table, state, bias=0):
         for token in numbers:
             window = np.concatenate([window, x[token : token + 1]])
             total = (window * weight).sum(0) + bias
-            y[token] = total / (1 + np.exp(-total))
+            y[token] = total / (1 + np.exp(-total)) if activation else total
             window = window[1:]
         state[after] = window
     return y, state
@@ -80,9 +80,9 @@ def convolution_of(step, features, dtype="f32"):
     c, size = features
     x = draw(rows, n, c).astype(element_type(dtype).numpy)
     state = draw(PLACES, size - 1, c, seed=2)
-    biases = [draw(c, seed=3)] if c % 2 else []  # some convolutions have one
+    biases = [draw(c, seed=3)] if c % 2 else []  # some convolutions have one, and some no activation
     operands = [x, draw(size, c, seed=1), np.array(table, np.int32), state, *biases]
-    return operands, dict(together=together, activation="silu")
+    return operands, dict(together=together, activation=None if size == 2 else "silu")
 
 
 def rule_of(step, heads):
@@ -115,7 +115,7 @@ def compiled(write, name, call, operands, attributes):
 @pytest.mark.few(12)
 def test_convolutions(write, step, features, dtype):
     operands, attributes = convolution_of(step, features, dtype)
-    wanted = convolved(operands[0].astype(np.float32), *operands[1:])
+    wanted = convolved(operands[0].astype(np.float32), *operands[1:], **attributes)
     program = compiled(write, "short_convolution", short_convolution, operands, attributes)
     for results in at_every_level(program, *operands):
         check(results, wanted, operands[2])
@@ -127,7 +127,7 @@ def test_convolutions(write, step, features, dtype):
 def test_the_body_of_convolutions_means_the_same(run, step, features):
     operands, attributes = convolution_of(step, features)
     results = run(lambda *tensors: _short_convolution_body(*tensors, **attributes), *operands)
-    check(results, convolved(*operands), operands[2])
+    check(results, convolved(*operands, **attributes), operands[2])
 
 
 @pytest.mark.parametrize("name", RULES)

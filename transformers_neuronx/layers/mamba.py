@@ -36,10 +36,8 @@ def mamba(
     """
     b, n, _ = x.sizes
     (q, k, v), after = convolved(x, w, cache, step, sizes, activation, scales)
-    delta, gate = (
-        hlo.convert(linear(x, layer), "f32") * scales.get(part, 1.0)
-        for part, layer in (("delta", w.delta), ("gate", w.gate))
-    )
+    delta, gate = (hlo.convert(linear(x, layer), "f32") for layer in (w.delta, w.gate))
+    delta, gate = (y * scales[part] if part in scales else y for part, y in (("delta", delta), ("gate", gate)))
     delta = softplus(delta + w.delta_bias.tensor)
     decay = hlo.negate(hlo.exp(w.rate.tensor)) * delta
     y, memory = selective_scan(q, k, v, decay, delta, step.sequences, cache[3], together=step.segments is None)
