@@ -280,11 +280,12 @@ def in_panels(table: Sequence[Weight], dtype: str) -> list[Weight]:
 
     `dtype` is that of the activations. Types without words, and groups that words do not divide, are left unchanged.
     """
-    rows = {(row.name, row.only): row for row in table}
+    rows = {(row.name, row.only, row.kinds): row for row in table}
     out = []
     for row in table:
         name = matrix_of(row.name)
-        if not _has_words(rows[name, row.only], rows.get((name + SCALE, row.only)), dtype):
+        own = row.only, row.kinds
+        if not _has_words(rows[name, *own], rows.get((name + SCALE, *own)), dtype):
             out.append(row)
         elif row.name == name:
             out.append(replace(row, word=panels.WORDS[row.dtype or dtype]))

@@ -136,7 +136,7 @@ def _same_memory(programs: Programs, held: Mapping[str, int]) -> dict[str, str]:
     same = {}
     for row in programs.table:
         read = row.value or row.source, row.layout, row.store, row.split, row.word, row.dtype or programs.dtype
-        where = held.get(_name(row.numbers(programs.layers)[0] if row.layered else None, row.name), read)
+        where = held.get(_name(next(iter(row.numbers(programs.layers)), None) if row.layered else None, row.name), read)
         if (other := first.setdefault(where, row.name)) != row.name:
             same[row.name] = other
     return same
