@@ -251,6 +251,13 @@ class ModelConfig:
         """Each `State` that layers of this kind keep: arrays of a sequence that each step replaces."""
         return ()
 
+    def source_of(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: itself, or an earlier one; then its own kind keeps none."""
+        return layer
+
+    # Whether layers pass each other more than hidden states. Then one program has them all.
+    undivided: ClassVar[bool] = False
+
     # What an encoder reads, if the family has one: token ids, or numbers, which it makes so many positions of.
 
     @property

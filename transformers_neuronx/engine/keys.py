@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any, ClassVar, NamedTuple
 
 from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.pyhlo import HloModuleProto
 
 
@@ -35,6 +36,9 @@ class ProgramKey:
         each = 1 if self.layerwise else self.layers_each(programs.options) or len(layers)
         if each >= len(layers) and not self.layerwise:
             return [programs.whole]
+        if programs.config.undivided:
+            wanted = "compare logits alone" if self.layerwise else f"unroll must be None or {len(layers)}, got {each}"
+            raise ConfigError(f"layers pass each other more than hidden states, so one program has them all: {wanted}")
         parts = [slice(first, first + each) for first in range(0, len(layers), each)]
         groups = [Segment(False, layers[part], False, programs.alike[part]) for part in parts]
         return [Segment(True, (), False), *groups, Segment(False, (), True)]

@@ -210,14 +210,15 @@ class Programs:
             with scribe.scope("embed"):
                 x = self.graph.embed(self.config, shared, step)
         prepared = [self.family.prepare(self.config, step)] if self.family.prepare else []
-        after = []
-        for number, (weights, cache, kind) in enumerate(zip(layers, caches, segment.layers, strict=True)):
+        after = [*caches]
+        for number, (weights, kind) in enumerate(zip(layers, segment.layers, strict=True)):
             with scribe.scope(f"layer.{number}"):
                 kinds = [kind] if kind else []
                 if self.adapters and step.adapters is not None:
                     weights = chosen(weights, step.adapters, self.adapters.rank)
-                x, cache = self.graph.layer(self.config, weights, x, cache, steps[kind], *prepared, *kinds)
-                after.append(cache)
+                source = self.config.source_of(number) if segment == self.whole else number
+                own = after[source], steps[segment.layers[source]]
+                x, after[source] = self.graph.layer(self.config, weights, x, *own, *prepared, *kinds)
         assert x is not None
         return x, after
 
