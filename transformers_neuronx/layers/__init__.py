@@ -9,7 +9,9 @@ from transformers_neuronx.layers.alibi import alibi_slopes as alibi_slopes
 from transformers_neuronx.layers.attention import (
     LAYER_KINDS as LAYER_KINDS,
     Rotate as Rotate,
+    attend as attend,
     attention as attention,
+    heads_of as heads_of,
     window_of as window_of,
 )
 from transformers_neuronx.layers.convolution import gated_convolution as gated_convolution

@@ -54,15 +54,48 @@ def attention(
     1 / sqrt(d), and soft-capped at `softcap`. Tokens attend to `window` positions, including their own. Products with
     `q`, `k` and `v` are limited to the interval from -`clip` to `clip`.
     """
+    q, k, v = heads_of(x, w, head_dim, rotate, clip=clip, norm_eps=norm_eps, norm_last=norm_last)
+    return attend(x, q, k, v, w, cache, step, scale=scale, window=window, softcap=softcap)
+
+
+def heads_of(
+    x: Tensor,
+    w: Any,
+    head_dim: int,
+    rotate: Rotate | tuple[Rotate, Rotate] | None,
+    *,
+    clip: float | None = None,
+    norm_eps: float = 0.0,
+    norm_last: bool = False,
+) -> list[Tensor]:
+    """Return queries, keys and values [b, n, ·, d] as `attention` makes them of x [b, n, h]; queries alone if `w` has
+    no `k`. Without a `v`, values are what keys are before their norm and rotation. Values may have a norm, `v_norm`.
+    """
     b, n, _ = x.sizes
-    projected = (y if clip is None else hlo.clamp(-clip, y, clip) for y in linears(x, w.q, w.k, w.v))
-    q, k, v = (hlo.reshape(y, b, n, -1, head_dim) for y in projected)
+    projected = linears(x, *(getattr(w, part) for part in "qkv" if hasattr(w, part)))
+    limited = (y if clip is None else hlo.clamp(-clip, y, clip) for y in projected)
+    heads = [hlo.reshape(y, b, n, -1, head_dim) for y in limited]
     turns = rotate if isinstance(rotate, tuple) else (rotate, rotate)
-    q, k = (
-        _normed_and_turned(x, getattr(w, norm, None), norm_eps, turn, norm_last)
-        for x, norm, turn in zip((q, k), ("q_norm", "k_norm"), turns, strict=True)
-    )
-    scale = head_dim**-0.5 if scale is None else scale
+    how = zip([*heads, *heads[1:]][:3], ("q_norm", "k_norm", "v_norm"), (*turns, None), strict=False)
+    return [_normed_and_turned(x, getattr(w, norm, None), norm_eps, turn, norm_last) for x, norm, turn in how]
+
+
+def attend(
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Any,
+    cache: Cache,
+    step: Step,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> tuple[Tensor, Cache]:
+    """Do the rest of what `attention` does, given queries, keys and values [b, n, ·, d]."""
+    b, n, _, d = q.sizes
+    scale = d**-0.5 if scale is None else scale
     context, *after = _attended(q, k, v, w, cache, step, window, scale=scale, softcap=softcap)
     context = hlo.reshape(context, b, n, -1)
     context = context * hlo.logistic(linear(x, w.gate)) if hasattr(w, "gate") else context

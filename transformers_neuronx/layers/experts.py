@@ -32,14 +32,15 @@ class Router:
     eps: float = 1e-20
 
 
-def experts(x: Tensor, w: Any, router: Router, activation: str | Gate) -> Tensor:
+def experts(x: Tensor, w: Any, router: Router, activation: str | Gate, routed_by: Tensor | None = None) -> Tensor:
     """Sum the gated feed-forward blocks that a router chooses for each token. [b, n, h] -> [b, n, h]
 
     Jiang et al., arXiv:2401.04088. `w` has the linear layers `gate`, `up` and `down` of all experts, stacked, and
     `router`; biases are stacked, too. The weights of an expert that no token goes to are not read. All tokens go to the
-    block `shared`, if there is one, times the sigmoid of the layer `shared_gate`, if there is that.
+    block `shared`, if there is one, times the sigmoid of the layer `shared_gate`, if there is that. The router reads
+    `routed_by` [b, n, h], by default x.
     """
-    y = _chosen(x, w, *routed(x, w.router, router), activation)
+    y = _chosen(x, w, *routed(x if routed_by is None else routed_by, w.router, router), activation)
     if not hasattr(w, "shared"):
         return y
     assert isinstance(activation, str)
@@ -52,7 +53,7 @@ def routed(x: Tensor, w: Any, router: Router) -> tuple[Tensor, Tensor]:
 
     `w` is a linear layer in f32: rounded scores would make other experts the best. `w.correction`, f32[experts], is
     added to scores where experts are chosen, but not to shares (DeepSeek-AI, arXiv:2412.19437). Of equal scores, the
-    first is chosen.
+    first is chosen. Shares of an expert are multiplied by its `w.scale`, f32[experts], if there is one.
     """
     scores = linear(hlo.convert(x, "f32"), w)
     if router.sigmoid:
@@ -68,6 +69,8 @@ def routed(x: Tensor, w: Any, router: Router) -> tuple[Tensor, Tensor]:
         shares = hlo.sum(hlo.select(own, hlo.reshape(scores, *scores.sizes[:2], 1, -1), 0.0), -1)
     if router.normalized:
         shares = shares / (hlo.sum(shares, -1, keep=True) + router.eps)
+    if hasattr(w, "scale"):
+        shares = shares * hlo.take(w.scale.tensor, ids)
     return ids, shares * router.scale
 
 

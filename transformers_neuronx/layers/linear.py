@@ -178,7 +178,7 @@ def _can_be_one(*layers: Any) -> bool:
 
 def linears(x: Tensor, *layers: Any, experts: Tensor | None = None) -> Sequence[Tensor]:
     """Apply `linear` to x [..., in] with each of several layers. -> [..., out] of each"""
-    if not _can_be_one(*layers):
+    if len(layers) == 1 or not _can_be_one(*layers):
         return [linear(x, w, experts) for w in layers]
     outputs: Sequence[Tensor] = _one(x, layers, x.dtype.name, experts=experts)
     return [adapted(y, x, w) for y, w in zip(outputs, layers, strict=True)]

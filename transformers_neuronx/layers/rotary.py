@@ -195,6 +195,12 @@ def _longrope(r: Rotary, end: Tensor) -> Array | Tensor:
     return hlo.select(beyond, hlo.reshape(long, 1, -1), hlo.reshape(short, 1, -1))  # [b, dim / 2]
 
 
+def _proportional(r: Rotary, end: Tensor) -> Array | Tensor:
+    """Rotate the share of the features that turns fastest, as they would turn without the others, which do not."""
+    turning = np.arange(r.dim // 2) < int(r.of("partial_rotary_factor", 1.0) * r.dim // 2)
+    return np.where(turning, r.plain() / np.float32(r.of("factor", 1.0)), np.float32(0))
+
+
 class RopeType(NamedTuple):
     """The function of the frequencies, f32[dim / 2] or [b, dim / 2], and the `rope_parameters` that it reads."""
 
@@ -217,6 +223,7 @@ ROPE_TYPES = {
     ),
     "llama3": RopeType(_llama3, ("factor", _FROM, "low_freq_factor", "high_freq_factor")),
     "longrope": RopeType(_longrope, ("factor", _FROM, _MAGNITUDE, "short_factor", "long_factor")),
+    "proportional": RopeType(_proportional, ("factor",)),
 }
 
 
