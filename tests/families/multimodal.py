@@ -92,6 +92,26 @@ ATTRIBUTES = {
         torch_dtype="float32", transformers_version="4.50.0.dev0",
         vision_config=TOWER | dict(model_type="siglip_vision_model", vision_use_head=False),
     ),
+    "gemma4": dict(
+        architectures=["Gemma4ForConditionalGeneration"], audio_token_id=125, boa_token_id=126, boi_token_id=127,
+        dtype="float32", eos_token_id=[1, 106], image_token_id=128, model_type="gemma4", tie_word_embeddings=True,
+        audio_config=dict(hidden_size=32, model_type="gemma4_audio", num_attention_heads=2, num_hidden_layers=1,
+                          output_proj_dims=32, subsampling_conv_channels=[8, 4]),
+        text_config=TEXT | dict(
+            attention_k_eq_v=False, enable_moe_block=False, final_logit_softcapping=30.0, global_head_dim=32,
+            head_dim=16, hidden_size_per_layer_input=8, layer_types=["sliding_attention", "full_attention"] * 2,
+            model_type="gemma4_text", num_hidden_layers=4, num_kv_shared_layers=2, sliding_window=5,
+            use_double_wide_mlp=True, vocab_size_per_layer_input=131,
+            rope_parameters=dict(
+                full_attention=dict(partial_rotary_factor=0.25, rope_theta=1000000.0, rope_type="proportional"),
+                sliding_attention=dict(rope_theta=10000.0, rope_type="default"),
+            ),
+        ),
+        transformers_version="5.5.0.dev0", video_token_id=129,
+        vision_config=dict(head_dim=16, hidden_size=32, intermediate_size=32, model_type="gemma4_vision",
+                           num_attention_heads=2, num_hidden_layers=1, num_key_value_heads=2, patch_size=4,
+                           position_embedding_size=16),
+    ),
     "mistral3": dict(
         architectures=["Mistral3ForConditionalGeneration"], image_token_index=125, model_type="mistral3",
         multimodal_projector_bias=False, projector_hidden_act="gelu", spatial_merge_size=2,

@@ -57,6 +57,8 @@ def randomized(config, kind=AutoModelForCausalLM):
         for name, buffer in model.named_buffers():
             if name.endswith(("score_correction_bias", "expert_bias")):  # of sizes that decide which expert is chosen
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
+            if name.endswith("layer_scalar"):
+                buffer.copy_(torch.rand_like(buffer) + 0.5)
     return model
 
 

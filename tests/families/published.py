@@ -528,4 +528,38 @@ EIGHTH = {
     ),
 }  # fmt: skip
 
-PUBLISHED = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH
+# Gemma 4. All are halves of multimodal models.
+
+GEMMA4 = dict(
+    architectures=["Gemma4ForCausalLM"], attention_bias=False, attention_dropout=0.0, attention_k_eq_v=False,
+    bos_token_id=2, dtype="bfloat16", enable_moe_block=False, eos_token_id=1, final_logit_softcapping=30.0,
+    global_head_dim=32, head_dim=16, hidden_activation="gelu_pytorch_tanh", hidden_size=48,
+    hidden_size_per_layer_input=8, initializer_range=0.02, intermediate_size=72,
+    layer_types=["sliding_attention", "full_attention"] * 2, max_position_embeddings=64, model_type="gemma4_text",
+    moe_intermediate_size=None, num_attention_heads=6, num_experts=None, num_global_key_value_heads=None,
+    num_hidden_layers=4, num_key_value_heads=1, num_kv_shared_layers=2, pad_token_id=0, rms_norm_eps=1e-6,
+    rope_parameters=dict(
+        full_attention=dict(partial_rotary_factor=0.25, rope_theta=1000000.0, rope_type="proportional"),
+        sliding_attention=dict(rope_theta=10000.0, rope_type="default"),
+    ),
+    sliding_window=8, tie_word_embeddings=True, top_k_experts=None, transformers_version="5.5.0.dev0",
+    use_bidirectional_attention=None, use_cache=True, use_double_wide_mlp=True, vocab_size=131,
+    vocab_size_per_layer_input=131,
+)  # fmt: skip
+LARGE = dict(
+    attention_k_eq_v=True, hidden_size_per_layer_input=0, num_global_key_value_heads=1, num_key_value_heads=3,
+    num_kv_shared_layers=0, use_bidirectional_attention="vision", use_double_wide_mlp=False,
+)  # fmt: skip
+OF_READER = tuple(f"model.layers.3.self_attn.{name}.weight" for name in ("k_norm", "k_proj", "v_proj"))
+NINTH = {
+    "google/gemma-4-E2B-it, its text part": Published(GEMMA4, buffers=OF_READER),
+    "google/gemma-4-E4B-it, its text part": Published(
+        but(GEMMA4, num_key_value_heads=2, use_double_wide_mlp=False), buffers=OF_READER
+    ),
+    "google/gemma-4-31B-it, its text part": Published(GEMMA4 | LARGE),
+    "google/gemma-4-26B-A4B-it, its text part": Published(
+        GEMMA4 | LARGE | dict(enable_moe_block=True, moe_intermediate_size=40, num_experts=6, top_k_experts=2)
+    ),
+}  # fmt: skip
+
+PUBLISHED = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH

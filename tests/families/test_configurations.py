@@ -124,7 +124,9 @@ def test_a_format_of_quantized_weights_is_named_in_one_line(quantized, form):
     assert "\n" not in message and len(message) < 220
 
 
-ROTARY = [name for name in DECODERS if isinstance(read(name), RotaryConfig)]
+ROTARY = [  # whose layers rotate alike
+    name for name in DECODERS if isinstance(read(name), RotaryConfig) and "full_attention" not in read(name).rope
+]
 PER_LAYER = dict(full_attention=dict(rope_type="default", rope_theta=1e6), sliding_attention=dict(rope_theta=1e4))
 ROPES = {
     "default": {},

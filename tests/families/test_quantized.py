@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -116,10 +117,12 @@ def test_int8_as_in_numpy(saved, family, degree):
 def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
     """A group has 32 inputs, or fewer that divide them, and stays inside a head if heads are the inputs."""
     reference, directory = saved(family)
-    heads = family_of(reference.config.model_type).family.read_config(reference.config.to_dict()).attention_heads
+    config = family_of(reference.config.model_type).family.read_config(reference.config.to_dict())
+    kinds = getattr(config, "layer_kinds", [""] * config.n_layer)
 
     def in_groups(name, matrix):
         if any(of_heads in name for of_heads in OF_HEADS):
+            heads = config.heads_of(kinds[int(re.search(r"\d+", name)[0])]) or config.attention_heads
             group = np.gcd(32, heads.head_dim)
         else:
             group = 32 if any(down in name for down in DOWN) else np.gcd(32, matrix.shape[-1])
