@@ -84,7 +84,8 @@ class _Job:
             raise ConfigError(f"{source.directory}: no matrix is left to quantize: ignore fewer")
         others = {name.removesuffix(".weight") for name in source if name.endswith(".weight")} - self.modules.keys()
         plain = {name for name in others if len(source.shape(f"{name}.weight")) == 2}
-        self.ignored = sorted({skeleton.head} | plain)
+        stacks = {name for name in source if not name.endswith(".weight") and len(source.shape(name)) == 3}
+        self.ignored = sorted({skeleton.head} | plain | stacks)
         for name, told in self.modules.items():
             inputs = source.shape(f"{name}.weight")[0 if told else 1]
             if inputs % (scheme.group or 1):

@@ -48,9 +48,10 @@ class Skeleton:
         self.layers, self.place = lists[0], names[lists[0]]
 
     def matrices(self, number: int) -> dict[str, torch.nn.Module]:
-        """Return a layer's linear modules by their names."""
+        """Return a layer's linear modules by their names. Routers stay whole: rounded, they would choose others."""
         found = self.layers[number].named_modules(prefix=f"{self.place}.{number}")
-        return {name: module for name, module in found if isinstance(module, torch.nn.Linear) or is_transposed(module)}
+        linear = ((name, each) for name, each in found if isinstance(each, torch.nn.Linear) or is_transposed(each))
+        return {name: each for name, each in linear if "router" not in name.split(".")}
 
     def stored(self, name: str, advice: str = AGAIN) -> str:
         """Return a tensor's name in the checkpoint. CheckpointError, with this advice, if it is not there."""
