@@ -195,7 +195,7 @@ def test_the_cache_is_written_in_place(attend, write, n, width):
     assert memory.temporaries < 2 * cache.nbytes * width // positions + 2**20
 
 
-RULES = [dict(alibi=True), dict(distances=True), dict(sinks=True), dict(window=3), dict(softcap=2.0)]
+RULES = [dict(alibi=True), dict(distances=True), dict(sinks=True), dict(window=3), dict(chunk=3), dict(softcap=2.0)]
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -213,7 +213,7 @@ def test_devices_that_divide_positions_give_what_one_gives(starts, lengths, n, r
     bias = [random.standard_normal([HEADS, 4][: 1 + ("distances" in rules)]).astype(np.float32)] * (
         not {"alibi", "distances", "sinks"}.isdisjoint(rules)
     )
-    named = dict(window=None, softcap=None, width=POSITIONS, scale=0.5)
+    named = dict(window=None, chunk=None, softcap=None, width=POSITIONS, scale=0.5)
     named |= {name: value for name, value in rules.items() if name in named}
 
     def attended(function, tensors, **more):

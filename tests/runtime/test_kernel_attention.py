@@ -40,7 +40,7 @@ def stored(x):
     return np.rint(x * (1 / np.where(scale == 0, 1, scale))), scale
 
 
-def reference(active, stands, cache, own, slopes, biases, sinks, scale, window=None, softcap=None):
+def reference(active, stands, cache, own, slopes, biases, sinks, scale, window=None, softcap=None, chunk=None):
     """Compute the context for real tokens, and the cache after it."""
     q, k, v = (x.astype(np.float32) for x in active)
     heads = q.shape[2]
@@ -57,12 +57,15 @@ def reference(active, stands, cache, own, slopes, biases, sinks, scale, window=N
         keys, values = seen if len(seen) == 2 else (seen[0] * seen[2], seen[1] * seen[3])
         keys, values = (x.repeat(heads // kv_heads, 0) for x in (keys, values))
         scores = np.einsum("nhd,hpd->hnp", q[row, :length], keys) * scale
-        distance = start + np.arange(length)[:, None] - np.arange(keys.shape[1])
+        positions = keys.shape[1]
+        distance = start + np.arange(length)[:, None] - np.arange(positions)
         scores = np.tanh(scores / softcap) * softcap if softcap else scores
         scores = scores - (np.zeros(heads) if slopes is None else slopes)[:, None, None] * distance
         if biases is not None:
             scores = scores + biases[:, distance.clip(0, biases.shape[1] - 1)]
-        scores = np.where((distance >= 0) & (distance < (window or math.inf)), scores, -np.inf)
+        before = (start + np.arange(length)[:, None]) % (chunk or positions)  # so many may be seen
+        seen = (distance >= 0) & (distance < (window or math.inf)) & (distance <= before)
+        scores = np.where(seen, scores, -np.inf)
         if sinks is not None:  # one more position, which has no value
             scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))], -1)
             values = np.concatenate([values, np.zeros_like(values[:, :1])], 1)
@@ -117,7 +120,7 @@ def test_heads(write, random, tokens, heads, kv_heads):
     check(write, *operands(random, 2, tokens, heads, kv_heads, 16, 70), "f32")
 
 
-@pytest.mark.parametrize("size", [1, 7, 16, 33, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("size", [1, 7, 16, 33, 64, 80, 96, 128, 256, 512])
 @pytest.mark.parametrize("tokens", [1, 20])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_features(write, random, tokens, size, dtype):
@@ -138,8 +141,14 @@ def test_slots_of_rows(write, random, tokens, s8):
     check(write, *operands(random, 3, tokens, 4, 2, 20, 64, slots=7, s8=s8), "f32")
 
 
+HOW = [
+    dict(window=1), dict(window=9), dict(window=64), dict(softcap=0.5), dict(scale=3), dict(chunk=1), dict(chunk=9),
+    dict(chunk=64), dict(chunk=9, window=4),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("tokens", [1, 4, 20])
-@pytest.mark.parametrize("how", [dict(window=1), dict(window=9), dict(window=64), dict(softcap=0.5), dict(scale=3)])
+@pytest.mark.parametrize("how", HOW)
 def test_what_is_seen_and_how(write, random, tokens, how):
     check(write, *operands(random, 2, tokens, 4, 2, 20, 200), "f32", **how)
 

@@ -22,7 +22,7 @@ def zeros(*sizes, dtype="f32"):
     return np.zeros(sizes, element_type(dtype).numpy)
 
 
-RULES = dict(scale="1.0 : f32", softcap="0.0 : f32", window="0 : i64")
+RULES = dict(scale="1.0 : f32", softcap="0.0 : f32", window="0 : i64", chunk="0 : i64")
 LINEAR = dict(rounded="0 : i64", activation='""', codes='""')
 NEW = dict(q=zeros(2, 1, 4, 8), k=zeros(2, 1, 2, 8), v=zeros(2, 1, 2, 8))
 ROW = zeros(2, dtype="s32")

@@ -81,6 +81,8 @@ CASES = {
     "s8": dict(s8=True),
     "window": dict(window=70),
     "small window": dict(window=9),
+    "chunks": dict(chunk=70),
+    "small chunks and a window": dict(chunk=9, window=4),
     "cap": dict(softcap=2.0),
     "alibi": dict(also=["alibi"]),
     "distances": dict(also=["distances"]),
@@ -89,6 +91,7 @@ CASES = {
     "sinks and a small window": dict(also=["sinks"], window=9, heads=(8, 2), size=64, dtype="bf16"),
     "one head": dict(heads=(3, 3)),
     "of 64": dict(heads=(8, 2), size=64, dtype="bf16"),
+    "of 512": dict(heads=(8, 2), size=512, dtype="bf16"),
 }
 
 

@@ -42,6 +42,7 @@ def attention(
     clip: float | None = None,
     norm_eps: float = 0.0,
     norm_last: bool = False,
+    chunked: bool = False,
 ) -> tuple[Tensor, Cache]:
     """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache with the active tokens in it.
 
@@ -51,11 +52,12 @@ def attention(
     larger distances. `sinks` f32[heads] are optional scores of one more position, which every token sees, and which has
     no value. `rotate` is applied to queries and keys, [b, n, heads, d]; of two,
     each has its own. With `norm_last`, that comes before the norms. Scores are multiplied by `scale`, by default
-    1 / sqrt(d), and soft-capped at `softcap`. Tokens attend to `window` positions, including their own. Products with
-    `q`, `k` and `v` are limited to the interval from -`clip` to `clip`.
+    1 / sqrt(d), and soft-capped at `softcap`. Tokens attend to `window` positions, including their own; with
+    `chunked`, to those of their chunk of `window` positions. Products with `q`, `k` and `v` are limited to the interval
+    from -`clip` to `clip`.
     """
     q, k, v = heads_of(x, w, head_dim, rotate, clip=clip, norm_eps=norm_eps, norm_last=norm_last)
-    return attend(x, q, k, v, w, cache, step, scale=scale, window=window, softcap=softcap)
+    return attend(x, q, k, v, w, cache, step, scale=scale, window=window, softcap=softcap, chunked=chunked)
 
 
 def heads_of(
@@ -92,11 +94,13 @@ def attend(
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    chunked: bool = False,
 ) -> tuple[Tensor, Cache]:
     """Do the rest of what `attention` does, given queries, keys and values [b, n, ·, d]."""
     b, n, _, d = q.sizes
     scale = d**-0.5 if scale is None else scale
-    context, *after = _attended(q, k, v, w, cache, step, window, scale=scale, softcap=softcap)
+    rules: dict[str, Any] = dict(scale=scale, softcap=softcap) | (dict(chunk=window) if chunked else {})
+    context, *after = _attended(q, k, v, w, cache, step, None if chunked else window, **rules)
     context = hlo.reshape(context, b, n, -1)
     context = context * hlo.logistic(linear(x, w.gate)) if hasattr(w, "gate") else context
     return linear(context, w.out), tuple(after)
@@ -141,6 +145,7 @@ def _attend_body(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    chunk: int | None = None,
     scatters: bool = False,
 ) -> tuple[Tensor, ...]:
     """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
@@ -159,7 +164,7 @@ def _attend_body(
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, -1, d)
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, n, width)
-    scores = masked(scores, start, alibi, distances, window=window, softcap=softcap, near=near)
+    scores = masked(scores, start, alibi, distances, window=window, softcap=softcap, near=near, chunk=chunk)
     weights = hlo.reshape(softmax_with_sinks(scores, sinks), *q.sizes[:2], width)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))

@@ -28,12 +28,14 @@ def masked(
     window: int | None,
     softcap: float | None,
     near: Tensor | None,
+    chunk: int | None = None,
     places: Tensor | None = None,
 ) -> Tensor:
     """Cap scores, add biases, and set those of positions that a token does not see to -inf. f32[b, heads, n, width]
 
     `alibi` f32[heads] are slopes by which scores fall with distance, `distances` f32[heads, ·] are biases per distance.
-    `places` s32[width] are the positions of the keys, by default 0, 1, …
+    Tokens see no position of an earlier chunk of `chunk` positions. `places` s32[width] are the positions of the keys,
+    by default 0, 1, …
     """
     b, heads, n, width = scores.sizes
     own = hlo.reshape(start, b, 1, 1, 1) + hlo.iota("s32", [b, 1, n, 1], 2)
@@ -49,6 +51,8 @@ def masked(
     seen = distance >= 0
     if window is not None:
         seen = hlo.logical_and(seen, distance < window)
+    if chunk is not None:
+        seen = hlo.logical_and(seen, distance <= hlo.remainder(own, chunk))
     if near is not None:
         seen = hlo.logical_and(seen, hlo.reshape(near, b, 1, n, width))
     return hlo.select(seen, scores, -math.inf)

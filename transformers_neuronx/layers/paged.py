@@ -13,7 +13,7 @@ from transformers_neuronx.pyhlo import Tensor
 def _paged_attention_body(
     q: Tensor, k: Tensor, v: Tensor, segments: Tensor, cache: Cache,
     alibi: Tensor | None = None, distances: Tensor | None = None, sinks: Tensor | None = None, *,
-    scale: float, window: int | None = None, softcap: float | None = None,
+    scale: float, window: int | None = None, softcap: float | None = None, chunk: int | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Write k and v to the cache, and compute softmax(q Kᵀ scale) V over each token's positions up to its own.
 
@@ -42,7 +42,7 @@ def _paged_attention_body(
     q = hlo.reshape(q, b * kv_heads, -1, d)
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale
     scores = hlo.reshape(scores * scales[0] if scales else scores, b, heads, 1, positions)
-    scores = masked(scores, position, alibi, distances, window=window, softcap=softcap, near=None)
+    scores = masked(scores, position, alibi, distances, window=window, softcap=softcap, near=None, chunk=chunk)
     weights = hlo.reshape(softmax_with_sinks(scores, sinks), b * kv_heads, -1, positions)
     weights = hlo.convert(weights * scales[1] if scales else weights, q.dtype)
     context = hlo.dot(weights, hlo.convert(values, q.dtype), contract=([2], [1]), batch=([0], [0]))

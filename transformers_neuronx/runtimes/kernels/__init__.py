@@ -188,7 +188,7 @@ _NEW = dict(q=Operand(FLOATS, 4), k=Operand("q", 4), v=Operand("q", 4))
 _CACHE = Operand((*FLOATS, "s8"), 3)
 _OF_HEADS = Operand(["f32"], 1, optional=True)
 _BIASES = dict(alibi=_OF_HEADS, distances=_OF_HEADS._replace(rank=2), sinks=_OF_HEADS)
-_RULES = dict(scale="f32", softcap="f32", window="i64")
+_RULES = dict(scale="f32", softcap="f32", window="i64", chunk="i64")
 
 _LINEAR_ATTENTION = Kernel(
     dict(q=_RANK_4, k=_RANK_4, v=_RANK_4, decay=_RANK_3, beta=_RANK_3, table=_TABLE, memory=_RANK_4),

@@ -73,7 +73,11 @@ struct Cached : HeadOf<Number, AttentionArguments> {
   const float* ValueScales(int64_t position) const { return value_scales + Place(position); }
 
   int64_t Own(int64_t query) const { return query / group < length ? first + query / group : -1; }
-  int64_t Oldest(int64_t own) const { return a.window > 0 && own >= a.window ? own - a.window + 1 : 0; }
+  int64_t Oldest(int64_t own) const {
+    const int64_t near = a.window > 0 && own >= a.window ? own - a.window + 1 : 0;
+    const int64_t begin = a.chunk > 0 && own > 0 ? own - own % a.chunk : 0;
+    return near > begin ? near : begin;
+  }
   float Sink(int64_t query) const { return a.sinks ? a.sinks[HeadOfQuery(query)] : kNone; }
   float Slope(int64_t query) const { return a.slopes ? a.slopes[HeadOfQuery(query)] : 0; }
 

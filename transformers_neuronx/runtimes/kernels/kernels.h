@@ -77,15 +77,15 @@ struct LinearArguments {
 //   slopes            [heads] or null: a score falls by the slope for each position between query and key
 //   biases            [heads, distances] or null: added to scores by distance; the last one is also for all larger ones
 //   sinks             [heads] or null: the score of one more position, which has no value
-//   window, softcap   0 if there is none
+//   window, softcap   0 if there is none; chunk, too: a query sees no position of an earlier chunk of so many
 // If a row has several pages, `page` is a power of two and a multiple of kPage.
 constexpr int64_t kPage = 16;
-constexpr int64_t kLongestHead = 256;        // features
+constexpr int64_t kLongestHead = 512;        // features
 constexpr int64_t kMostBiases = 0x7fffffff;  // so that their offsets fit into 32 bits
 constexpr int64_t kRowColumns = 4;  // of a packed row, before its pages: first, length, start, prompt
 
 struct AttentionArguments {
-  int64_t rows, tokens, heads, kv_heads, size, pages, page, most, stride, window, distances;
+  int64_t rows, tokens, heads, kv_heads, size, pages, page, most, stride, window, chunk, distances;
   float scale, softcap;
   Type type, cached;
   const void *q, *k, *v;

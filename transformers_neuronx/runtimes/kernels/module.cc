@@ -284,7 +284,7 @@ void AttentionOver(Call& call, const Pool& pool, bool paged) {
 
   AttentionArguments arguments = {
       rows, tokens, heads, kv_heads, size, blocks / kv_heads, page, 1, 1, call.Attribute<int64_t>("window"),
-      biases ? distances : 0, call.Attribute<float>("scale"), call.Attribute<float>("softcap"), TypeOf(q.type),
+      call.Attribute<int64_t>("chunk"), biases ? distances : 0, call.Attribute<float>("scale"), call.Attribute<float>("softcap"), TypeOf(q.type),
       TypeOf(cache[0].type), q.data, k.data, v.data, start.As<int32_t>(), length.As<int32_t>(), nullptr,
       slots.As<int32_t>(), nullptr, slopes.As<float>(), biases.As<float>(), sinks.As<float>(), after[0].data,
       after[1].data, after[2].As<float>(), after[3].As<float>(), context.data};
