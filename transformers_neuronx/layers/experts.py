@@ -20,7 +20,8 @@ class Router:
     Each score is the probability of an expert, or its `sigmoid`. The `active` highest are chosen, from the best
     `active_groups` of `groups` if there are several: a group's rank is the sum of its two highest. Shares are the
     scores of those chosen, divided by their sum and `eps` if `normalized`, times `scale`. Normalized probabilities of
-    those chosen are a softmax over their own scores: what all experts have in common cancels out.
+    those chosen are a softmax over their own scores: what all experts have in common cancels out. A share multiplies
+    what an expert returns, or with `of_inputs`, what it reads.
     """
 
     active: int
@@ -30,6 +31,7 @@ class Router:
     groups: int = 1
     active_groups: int = 1
     eps: float = 1e-20
+    of_inputs: bool = False
 
 
 def experts(x: Tensor, w: Any, router: Router, activation: str | Gate, routed_by: Tensor | None = None) -> Tensor:
@@ -40,7 +42,7 @@ def experts(x: Tensor, w: Any, router: Router, activation: str | Gate, routed_by
     block `shared`, if there is one, times the sigmoid of the layer `shared_gate`, if there is that. The router reads
     `routed_by` [b, n, h], by default x.
     """
-    y = _chosen(x, w, *routed(x if routed_by is None else routed_by, w.router, router), activation)
+    y = _chosen(x, w, *routed(x if routed_by is None else routed_by, w.router, router), activation, router.of_inputs)
     if not hasattr(w, "shared"):
         return y
     assert isinstance(activation, str)
@@ -88,7 +90,7 @@ def _of_best_groups(scores: Tensor, router: Router) -> Tensor:
     return hlo.reshape(hlo.select(hlo.reshape(chosen, b, n, -1, 1), groups, -math.inf), b, n, count)
 
 
-def _chosen(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str | Gate) -> Tensor:
+def _chosen(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str | Gate, of_inputs: bool) -> Tensor:
     """Sum the blocks of the experts `ids` of each token, times their shares. [b, n, h] -> [b, n, h]
 
     If devices have whole experts, each adds those of its own: the others' numbers are those of none there.
@@ -98,6 +100,8 @@ def _chosen(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str | Ga
     if whole and w.down.weight.degree > 1:
         numbers = numbers - hlo.convert(hlo.replica_id(), "s32") * w.down.weight.tensor.sizes[0]
     rows = hlo.reshape(hlo.broadcast_to(hlo.reshape(x, b * n, 1, h), [b * n, ids.sizes[-1], h]), -1, h)
+    if of_inputs:
+        rows, shares = rows * hlo.convert(hlo.reshape(shares, -1, 1), x.dtype), hlo.full(1, "f32", shares.sizes)
     inner = activated(rows, activation, w.gate, w.up, experts=numbers)
     y = product(inner, w.down, numbers, biased=whole)
     shares = hlo.reshape(shares, *shares.sizes, 1)

@@ -153,10 +153,10 @@ def _linear(r: Rotary, end: Tensor) -> Array | Tensor:
 
 
 def _llama3(r: Rotary, end: Tensor) -> Array | Tensor:
-    """Scale long wavelengths, keep short ones, and blend those in between."""
+    """Scale long wavelengths, keep short ones, and blend those in between, if there are any."""
     low, high = r.of("low_freq_factor"), r.of("high_freq_factor")
     turns = r.original_positions * r.plain() / (2 * math.pi)
-    kept = np.clip((turns - low) / (high - low), 0, 1)
+    kept = np.clip((turns - low) / (high - low), 0, 1) if high > low else np.float32(turns > low)
     return np.asarray(r.plain() * (kept + (1 - kept) / r.of("factor")), np.float32)
 
 
