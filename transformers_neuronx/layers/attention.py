@@ -151,8 +151,7 @@ def _attend_body(
     """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
     q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length and slots s32[b] as in `Step`; alibi and sinks
-    f32[heads]; distances f32[heads, ·]. From `width` on, positions are not read. A key serves heads / kv_heads queries.
-    -> context [b, n, heads, d], and the cache
+    f32[heads]; distances f32[heads, ·]. Only `width` positions are read. -> context [b, n, heads, d], and the cache
     """
     b, n, heads, d = q.sizes
     kv_heads = k.sizes[2]
