@@ -122,6 +122,21 @@ ATTRIBUTES = {
         tie_word_embeddings=False, torch_dtype="float32", transformers_version="4.50.0.dev0", vision_feature_layer=-1,
         vision_config=TOWER | dict(head_dim=16, hidden_act="silu", model_type="pixtral", rope_theta=10000.0),
     ),
+    "llama4": dict(
+        architectures=["Llama4ForConditionalGeneration"], boi_token_index=126, eoi_token_index=127,
+        image_token_index=125, model_type="llama4", tie_word_embeddings=False, torch_dtype="float32",
+        text_config=TEXT | dict(
+            attention_chunk_size=8, attn_scale=0.1, attn_temperature_tuning=True, floor_scale=8, head_dim=16,
+            interleave_moe_layer_step=1, intermediate_size_mlp=72, model_type="llama4_text", no_rope_layers=[1, 0],
+            num_local_experts=5, rms_norm_eps=1e-05, rope_theta=500000.0, use_qk_norm=True,
+            rope_scaling=dict(factor=16.0, high_freq_factor=1.0, low_freq_factor=1.0,
+                              original_max_position_embeddings=16, rope_type="llama3"),
+        ),
+        transformers_version="4.51.0.dev0",
+        vision_config=dict(hidden_size=32, image_size=28, intermediate_size=128, model_type="llama4_vision_model",
+                           num_attention_heads=2, num_hidden_layers=1, patch_size=14, projector_input_dim=48,
+                           projector_output_dim=48, vision_output_dim=48),
+    ),
     "llava": LLAVA,
     "llava_next": LLAVA | dict(
         architectures=["LlavaNextForConditionalGeneration"], model_type="llava_next", use_image_newline_parameter=True,

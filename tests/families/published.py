@@ -562,4 +562,28 @@ NINTH = {
     ),
 }  # fmt: skip
 
-PUBLISHED = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH
+# Llama 4. All are halves of multimodal models.
+
+LLAMA4 = dict(
+    _attn_implementation_autoset=True, architectures=["Llama4ForCausalLM"], attention_bias=False,
+    attention_chunk_size=8, attention_dropout=0.0, attn_scale=0.1, attn_temperature_tuning=True, bos_token_id=1,
+    eos_token_id=[2, 3], floor_scale=8, for_llm_compressor=False, head_dim=16, hidden_act="silu", hidden_size=48,
+    initializer_range=0.02, interleave_moe_layer_step=1, intermediate_size=40, intermediate_size_mlp=72,
+    max_position_embeddings=64, model_type="llama4_text", no_rope_layers=[1, 1, 1, 0], num_attention_heads=6,
+    num_experts_per_tok=1, num_hidden_layers=4, num_key_value_heads=2, num_local_experts=5, output_router_logits=False,
+    pad_token_id=4, rms_norm_eps=1e-5,
+    rope_scaling=dict(
+        factor=16.0, high_freq_factor=1.0, low_freq_factor=1.0, original_max_position_embeddings=16, rope_type="llama3"
+    ),
+    rope_theta=500000.0, router_aux_loss_coef=0.001, router_jitter_noise=0.0, torch_dtype="bfloat16",
+    transformers_version="4.51.0.dev0", use_cache=True, use_qk_norm=True, vocab_size=131,
+)  # fmt: skip
+TENTH = {
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct, its text part": Published(LLAMA4, ("for_llm_compressor",)),
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct, its text part": Published(
+        but(LLAMA4, "rope_scaling", interleave_moe_layer_step=2, num_local_experts=8, use_qk_norm=False),
+        ("for_llm_compressor",),
+    ),
+}  # fmt: skip
+
+PUBLISHED = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH

@@ -12,6 +12,7 @@ import torch
 from parity import DECODERS, EVERY_DECODER, ONE_FILE, assert_close, continued, prompts, randomized
 from test_every_family import tiny
 from transformers import AutoTokenizer
+from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 from transformers.pytorch_utils import Conv1D
 
 from transformers_neuronx.analysis.perplexity import perplexity as of_text
@@ -63,7 +64,10 @@ def emulated(reference, change):
     """Return Transformers' model with each linear layer's matrix, [out, in], replaced by `change(name, matrix)`."""
     model = copy.deepcopy(reference)
     transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
-    experts = [name for name, module in model.named_modules() if getattr(module, "is_transposed", False)]
+    experts = [
+        name for name, module in model.named_modules()
+        if getattr(module, "is_transposed", False) or isinstance(module, Llama4TextExperts)
+    ]  # fmt: skip
     transposed |= {f"{name}.{part}_proj" for name in experts for part in ("gate_up", "down")}
     with torch.no_grad():
         for name, weight in model.named_parameters():

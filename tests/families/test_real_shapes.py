@@ -43,8 +43,14 @@ SHAPES = {
         layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2, use_double_wide_mlp=True,
         final_logit_softcapping=30.0, vocab_size=8000, vocab_size_per_layer_input=8000,
     ),
+    "llama4text": dict(  # Llama-4-Scout with fewer experts, a smaller vocabulary and smaller chunks
+        num_hidden_layers=1, num_local_experts=3, vocab_size=8000, attention_chunk_size=16, rope_parameters=dict(
+            rope_type="llama3", rope_theta=500000.0, factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0,
+            original_max_position_embeddings=8192,
+        ),
+    ),
 }  # fmt: skip
-MODEL_TYPES = {"gptneox": "gpt_neox", "gemma4text": "gemma4_text"}
+MODEL_TYPES = {"gptneox": "gpt_neox", "gemma4text": "gemma4_text", "llama4text": "llama4_text"}
 
 
 @pytest.mark.slow

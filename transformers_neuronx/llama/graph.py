@@ -65,6 +65,7 @@ def mix(
         clip=config.clip,
         norm_eps=config.eps,
         norm_last=config.qk_norm_last,
+        chunked=config.chunked,
     )
 
 

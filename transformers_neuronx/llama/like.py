@@ -34,6 +34,7 @@ class LlamaLike(RotaryConfig):
     clip: float | None = None  # the largest magnitude of a query, key or value
 
     window: int | None = None  # of all layers; if the configuration has layer_kinds, of "sliding_attention" alone
+    chunked: bool = False  # a window is a chunk of positions, and tokens read their own
     parallel: bool = False  # attention and feed-forward read the same hidden states
     in_pairs: bool = False  # neighbouring features rotate together, not those of two halves
 
