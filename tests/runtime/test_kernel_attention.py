@@ -74,13 +74,15 @@ def reference(active, stands, cache, own, slopes, biases, sinks, scale, window=N
     return context, *(array.reshape(-1, *array.shape[2:]) for array in cache)
 
 
-def compiled(write, held, arrays=2, also=(), **attributes):
+def compiled(write, held, arrays=2, also=(), alone=False, **attributes):
     """Compile a program of attention alone, with its cache in place; after its `arrays`, the operands named `also`."""
     options = dict(width=held[5].shape[1], scale=held[0].shape[-1] ** -0.5) | attributes
 
     def graph(*tensors):
         cache, rest = tensors[5 : 5 + arrays], tensors[5 + arrays :]
-        context, *after = _attend(*tensors[:5], cache, **dict(zip(also, rest, strict=True)), **options)
+        q, k, v, *stands = tensors[:5]
+        given = dict(zip(also, rest, strict=True))
+        context, *after = _attend(q, k, None if alone else v, *stands, cache, **given, **options)
         for new, old in zip(after, tensors[5:], strict=False):
             new.set_alias_to(old, must=True)
         return [context, *after]
@@ -90,14 +92,18 @@ def compiled(write, held, arrays=2, also=(), **attributes):
     return program
 
 
-def check(write, active, stands, cache, own, dtype, slopes=None, biases=None, sinks=None, **attributes):
+def check(write, active, stands, cache, own, dtype, slopes=None, biases=None, sinks=None, alone=False, **attributes):
+    """Compare with the reference, for keys `alone` with one whose values are the same."""
     kind = element_type(dtype).numpy
     active = [x.astype(kind) for x in active]
     cache = [x.astype(np.int8 if len(cache) == 4 else kind) for x in cache[:2]] + cache[2:]
+    if alone:
+        active, cache = [*active[:2], active[1]], cache[::2]
     given = {"alibi": slopes, "distances": biases, "sinks": sinks}
     given = {name: array for name, array in given.items() if array is not None}
     arrays, also = [*active, *stands, *cache, *own, *given.values()], [*(["slots"] if own else []), *given]
-    program = compiled(write, arrays, len(cache), also, **attributes)
+    program = compiled(write, arrays, len(cache), also, alone, **attributes)
+    cache = [array for array in cache for _ in range(2)] if alone else cache
     options = dict(scale=active[0].shape[-1] ** -0.5) | attributes
     want, *written = reference(active, stands, cache, own, slopes, biases, sinks, **options)
     real = np.arange(want.shape[1]) < stands[1][:, None]
@@ -105,7 +111,7 @@ def check(write, active, stands, cache, own, dtype, slopes=None, biases=None, si
         np.testing.assert_allclose(
             context[real].astype(np.float64), want[real], rtol=0, atol=BOUNDS[dtype] * max(np.abs(want).max(), 1)
         )
-        for got, reference_array in zip(after, written, strict=True):
+        for got, reference_array in zip(after, written[::2] if alone else written, strict=True):
             np.testing.assert_array_equal(got.astype(np.float32), reference_array)
 
 
@@ -120,7 +126,7 @@ def test_heads(write, random, tokens, heads, kv_heads):
     check(write, *operands(random, 2, tokens, heads, kv_heads, 16, 70), "f32")
 
 
-@pytest.mark.parametrize("size", [1, 7, 16, 33, 64, 80, 96, 128, 256, 512])
+@pytest.mark.parametrize("size", [1, 7, 16, 33, 64, 80, 96, 128, 256, 576])
 @pytest.mark.parametrize("tokens", [1, 20])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_features(write, random, tokens, size, dtype):
@@ -133,6 +139,13 @@ def test_a_cache_of_eight_bits(write, random, tokens, dtype):
     active, *rest = operands(random, 3, tokens, 4, 2, 24, 100, s8=True)
     active[1][0, 0], active[2][0, 0] = 0, 3e4  # the scale of zeros is zero
     check(write, active, *rest, dtype)
+
+
+@pytest.mark.parametrize(("dtype", "heads", "size"), [("f32", 6, 28), ("bf16", 3, 576)])
+@pytest.mark.parametrize("tokens", [1, 4, 20])
+@pytest.mark.parametrize("s8", [False, True])
+def test_keys_that_are_values(write, random, tokens, s8, dtype, heads, size):
+    check(write, *operands(random, 3, tokens, heads, 1, size, 100, slots=7, s8=s8), dtype, alone=True)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 20])

@@ -30,7 +30,7 @@ def segments(sequences, random):
     return np.array(table, np.int32)
 
 
-def inputs(random, sequences, tokens, dtype="f32", s8=False, heads=(HEADS, KV_HEADS), size=D):
+def inputs(random, sequences, tokens, dtype="f32", s8=False, heads=(HEADS, KV_HEADS), size=D, alone=False):
     kind = element_type(dtype).numpy
     q, k, v = (random.standard_normal((tokens, 1, n, size)).astype(kind) for n in (heads[0], heads[1], heads[1]))
     shape = (PAGES * heads[1], PAGE, size)
@@ -38,16 +38,21 @@ def inputs(random, sequences, tokens, dtype="f32", s8=False, heads=(HEADS, KV_HE
     if s8:
         cache = [random.integers(-127, 128, shape).astype(np.int8) for _ in range(2)]
         cache += [random.random((*shape[:2], 1), np.float32) / 64 for _ in range(2)]
-    return [q, k, v, segments(sequences, random), *cache]
+    return [q, k, v, segments(sequences, random), *(cache[::2] if alone else cache)]
 
 
-def compiled(write, arrays, count, also=(), **named):
-    """Compile a program of attention alone, with a cache of `count` arrays in place; then the operands named `also`."""
+def compiled(write, arrays, count, also=(), alone=False, **named):
+    """Compile a program of attention alone, with a cache of `count` arrays in place; then the operands named `also`.
+
+    With keys `alone`, these are values, too.
+    """
     named = dict(scale=0.3) | named
 
     def graph(*tensors):
         cache, rest = tensors[4 : 4 + count], tensors[4 + count :]
-        context, *after = paged_attention(*tensors[:4], cache, **dict(zip(also, rest, strict=True)), **named)
+        q, k, v, table = tensors[:4]
+        given = dict(zip(also, rest, strict=True))
+        context, *after = paged_attention(q, k, None if alone else v, table, cache, **given, **named)
         for new, old in zip(after, tensors[4:], strict=False):
             new.set_alias_to(old, must=True)
         return [context, *after]
@@ -92,6 +97,9 @@ CASES = {
     "one head": dict(heads=(3, 3)),
     "of 64": dict(heads=(8, 2), size=64, dtype="bf16"),
     "of 512": dict(heads=(8, 2), size=512, dtype="bf16"),
+    "keys alone": dict(alone=True, heads=(6, 1)),
+    "keys alone, s8": dict(alone=True, heads=(6, 1), s8=True),
+    "keys alone, of 576": dict(alone=True, heads=(4, 1), size=576, dtype="bf16"),
 }
 
 
@@ -99,6 +107,7 @@ CASES = {
 def test_it_is_what_its_body_defines(name, write, random, monkeypatch):
     options = dict(CASES[name])
     given = {key: options.pop(key) for key in ("dtype", "s8", "heads", "size") if key in options}
+    given["alone"] = options.get("alone", False)
     arrays = inputs(random, MIXED, 130, **given)
     count, heads = len(arrays) - 4, arrays[0].shape[2]
     if options.get("also") == ["alibi"]:

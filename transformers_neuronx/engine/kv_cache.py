@@ -64,8 +64,9 @@ class LayerCache:
         if self.heads is None:
             return []
         sizes = self.slots * self.heads.kv_share(self.degree), self.own(self.positions)
-        arrays = [CacheArray(name, self.dtype, (*sizes, self.heads.head_dim)) for name in ("keys", "values")]
-        scales = [CacheArray(name, "f32", (*sizes, 1)) for name in ("key_scales", "value_scales")]
+        parts = ["key"] if self.heads.latent else ["key", "value"]
+        arrays = [CacheArray(f"{part}s", self.dtype, (*sizes, self.heads.head_dim)) for part in parts]
+        scales = [CacheArray(f"{part}_scales", "f32", (*sizes, 1)) for part in parts]
         return arrays + scales if self.scaled else arrays
 
     @cached_property

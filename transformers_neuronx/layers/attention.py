@@ -9,7 +9,7 @@ from typing import Any
 from transformers_neuronx import hlo
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.activation import softmax_with_sinks
-from transformers_neuronx.layers.cache import as_cached, masked, of_slots, put_at_once, put_by_rows
+from transformers_neuronx.layers.cache import as_cached, keys_and_values, masked, put_at_once, put_by_rows
 from transformers_neuronx.layers.linear import linear, linears
 from transformers_neuronx.layers.norm import normalize_heads
 from transformers_neuronx.layers.paged import paged_attention
@@ -100,16 +100,19 @@ def attend(
     b, n, _, d = q.sizes
     scale = d**-0.5 if scale is None else scale
     rules: dict[str, Any] = dict(scale=scale, softcap=softcap) | (dict(chunk=window) if chunked else {})
-    context, *after = _attended(q, k, v, w, cache, step, None if chunked else window, **rules)
+    context, *after = attended(q, k, v, w, cache, step, None if chunked else window, **rules)
     context = hlo.reshape(context, b, n, -1)
     context = context * hlo.logistic(linear(x, w.gate)) if hasattr(w, "gate") else context
     return linear(context, w.out), tuple(after)
 
 
-def _attended(
-    q: Tensor, k: Tensor, v: Tensor, w: Any, cache: Cache, step: Step, window: int | None, **how: float | None
+def attended(
+    q: Tensor, k: Tensor, v: Tensor | None, w: Any, cache: Cache, step: Step, window: int | None, **how: float | None
 ) -> tuple[Tensor, ...]:
-    """Return the context of queries [b, n, heads, d], and the cache with keys and values [b, n, kv_heads, d] in it."""
+    """Return the context of queries [b, n, heads, d], and the cache with keys and values [b, n, kv_heads, d] in it.
+
+    Without v, keys are values, too, and the cache has them once.
+    """
     attend, window = _attends(step, window)
     named = how | {name: getattr(w, name).tensor for name in ("alibi", "distances", "sinks") if hasattr(w, name)}
     made: tuple[Tensor, ...]
@@ -131,7 +134,7 @@ def _normed_and_turned(x: Tensor, norm: Any, eps: float, turn: Rotate | None, no
 def _attend_body(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     start: Tensor,
     length: Tensor,
     cache: Cache,
@@ -151,14 +154,15 @@ def _attend_body(
     """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
     q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length and slots s32[b] as in `Step`; alibi and sinks
-    f32[heads]; distances f32[heads, ·]. Only `width` positions are read. -> context [b, n, heads, d], and the cache
+    f32[heads]; distances f32[heads, ·]. Only `width` positions are read. -> context [b, n, heads, d], and the cache;
+    without v, keys are values, too, and it has them once
     """
     b, n, heads, d = q.sizes
     kv_heads = k.sizes[2]
     rows = hlo.iota("s32", [b]) if slots is None else slots
-    new = as_cached([hlo.reshape(hlo.transpose(x, 0, 2, 1, 3), b * kv_heads, n, d) for x in (k, v)], cache)
+    new = as_cached([hlo.reshape(hlo.transpose(x, 0, 2, 1, 3), -1, n, d) for x in (k, v) if x is not None], cache)
     visible, updated = (put_at_once if scatters else put_by_rows)(cache, new, rows, start, length, width)
-    keys, values, *scales = visible if slots is None else [of_slots(cached, slots, kv_heads) for cached in visible]
+    keys, values, *scales = keys_and_values(visible, v, slots, kv_heads)
     scales = [hlo.reshape(each, -1, 1, width) for each in scales]
     q = hlo.reshape(hlo.transpose(q, 0, 2, 1, 3), b * kv_heads, -1, d)
     scores = hlo.dot(q, hlo.convert(keys, q.dtype), contract=([2], [2]), batch=([0], [0]), dtype="f32") * scale

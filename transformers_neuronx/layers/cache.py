@@ -15,8 +15,19 @@ def as_cached(new: Sequence[Tensor], cache: Sequence[Tensor]) -> list[Tensor]:
     dtype = cache[0].dtype
     if dtype is new[0].dtype:
         return list(new)
-    parts = [stored(x, dtype.name, scaled=len(cache) > 2) for x in new]
+    parts = [stored(x, dtype.name, scaled=len(cache) > len(new)) for x in new]
     return [part for both in zip(*parts, strict=True) for part in both]
+
+
+def keys_and_values(
+    arrays: Sequence[Tensor], v: Tensor | None, slots: Tensor | None = None, heads: int = 1
+) -> Sequence[Tensor]:
+    """Return keys, values, and the scales of both if there are any, given the arrays of a cache; those of `slots`.
+
+    Without new values `v`, the cache has keys alone, which are values, too.
+    """
+    arrays = arrays if slots is None else [of_slots(each, slots, heads) for each in arrays]
+    return arrays if v is not None else [each for each in arrays for _ in range(2)]
 
 
 def masked(

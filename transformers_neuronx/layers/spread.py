@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from transformers_neuronx import hlo
-from transformers_neuronx.layers.cache import as_cached, masked, of_slots, put_by_rows
+from transformers_neuronx.layers.cache import as_cached, keys_and_values, masked, put_by_rows
 from transformers_neuronx.layers.step import Cache, Spread
 from transformers_neuronx.pyhlo import Tensor
 
 
 def attend_spread(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: Tensor, cache: Cache, slots: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor | None, start: Tensor, length: Tensor, cache: Cache, slots: Tensor | None = None,
     alibi: Tensor | None = None, distances: Tensor | None = None, sinks: Tensor | None = None,
     near: Tensor | None = None, *, spread: Spread, width: int, scale: float, **rules: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -27,9 +27,9 @@ def attend_spread(
 
     first = _passed(start, rank, devices)
     count = _passed(start + length, rank, devices) - first
-    new = as_cached([_own_tokens(x, first, start, rank, devices) for x in (k, v)], cache)
+    new = as_cached([_own_tokens(x, first, start, rank, devices) for x in (k, v) if x is not None], cache)
     visible, updated = put_by_rows(cache, new, rows, first, count, width)
-    keys, values, *scales = visible if slots is None else [of_slots(cached, slots, 1) for cached in visible]
+    keys, values, *scales = keys_and_values(visible, v, slots, 1)
     scales = [hlo.reshape(each, b, 1, 1, width) for each in scales]
 
     q = hlo.all_gather(q, devices, 2, spread.degree)

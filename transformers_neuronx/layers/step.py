@@ -88,8 +88,9 @@ class Step:
 
 
 # The cache of one layer: keys and values of the positions so far, [slots * kv_heads, positions, head_dim], and if they
-# are quantized, the scales of both, f32[slots * kv_heads, positions, 1]. Slots and heads share one axis, the batch axis
-# of the attention's products, so that XLA reads the cache in place. Then come the layer's states, [slots, ...] each.
+# are quantized, the scales of both, f32[slots * kv_heads, positions, 1]. Keys that are values, too, are there once.
+# Slots and heads share one axis, the batch axis of the attention's products, so that XLA reads the cache in place. Then
+# come the layer's states, [slots, ...] each.
 Cache: TypeAlias = tuple[Tensor, ...]
 
 

@@ -58,11 +58,14 @@ class Heads:
 
     Every device gets whole groups: query heads with the keys that they attend to. If there are fewer groups than
     devices, keys are copied and their groups divided. If the numbers do not divide, heads of zeros are added.
+
+    `latent` heads share one key, which is their value, too. Every device has it, and any number of the heads.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
+    latent: bool = False
 
     @property
     def group(self) -> int:
@@ -71,12 +74,18 @@ class Heads:
 
     def copies(self, degree: int) -> int:
         """Copies of each key head: the smallest divisor of the group that is enough for all devices."""
+        if self.latent:
+            return degree
         divisors = [n for n in range(1, self.group + 1) if self.group % n == 0]
         return next((n for n in divisors if self.kv_heads * n >= degree), self.group)
 
     def split(self, axis: int, *, keys: bool = False, unit: int | None = None) -> Split:
         """Return the split of an axis of heads with `unit` elements each, by default `head_dim`."""
         return HeadSplit(axis, unit or self.head_dim, self, keys)
+
+    def together(self, degree: int) -> int:
+        """Number of query heads that stay together: those that attend to one copy of a key head."""
+        return 1 if self.latent else self.group // self.copies(degree)
 
     def kv_share(self, degree: int) -> int:
         """Number of key heads on one of `degree` devices."""
@@ -89,7 +98,7 @@ class HeadSplit(Split):
     keys: bool = False
 
     def block(self, degree: int) -> int:
-        return self.unit if self.keys else self.unit * (self.heads.group // self.heads.copies(degree))
+        return self.unit if self.keys else self.unit * self.heads.together(degree)
 
     def copies(self, degree: int) -> int:
         return self.heads.copies(degree) if self.keys else 1

@@ -154,7 +154,8 @@ def _multiplies(rounded: int, x: ShapeProto, weight: _Sizes, scale: _Sizes | Non
 
 def _attention(_: Mapping[str, Any], operands: Operands) -> bool:
     [q], cached = operands["q"], [_type(x) for x in operands["cache"]]
-    known = cached in ([_type(q)] * 2, ["s8", "s8", "f32", "f32"]) and _within("head", q.dimensions[-1])
+    parts = 1 + len(operands["v"])  # keys that are values, too, are there once
+    known = cached in ([_type(q)] * parts, ["s8"] * parts + ["f32"] * parts) and _within("head", q.dimensions[-1])
     return known and all(_within("biases", math.prod(x.dimensions)) for x in operands["distances"])
 
 
@@ -184,15 +185,14 @@ def _within(limit: str, size: int) -> bool:
 
 
 _PER_ROW, _TABLE, _RANK_3, _RANK_4 = Operand(["s32"], 1), Operand(["s32"], 2), Operand(["f32"], 3), Operand(["f32"], 4)
-_NEW = dict(q=Operand(FLOATS, 4), k=Operand("q", 4), v=Operand("q", 4))
+_NEW = dict(q=Operand(FLOATS, 4), k=Operand("q", 4), v=Operand("q", 4, optional=True))
 _CACHE = Operand((*FLOATS, "s8"), 3)
 _OF_HEADS = Operand(["f32"], 1, optional=True)
 _BIASES = dict(alibi=_OF_HEADS, distances=_OF_HEADS._replace(rank=2), sinks=_OF_HEADS)
 _RULES = dict(scale="f32", softcap="f32", window="i64", chunk="i64")
-
 _LINEAR_ATTENTION = Kernel(
     dict(q=_RANK_4, k=_RANK_4, v=_RANK_4, decay=_RANK_3, beta=_RANK_3, table=_TABLE, memory=_RANK_4),
-    fits=lambda _, operands: _within("head", operands["k"][0].dimensions[-1]),
+    fits=lambda _, operands: _within("key", operands["k"][0].dimensions[-1]),
     updated="memory",
 )
 

@@ -119,7 +119,7 @@ struct Cached : HeadOf<Number, AttentionArguments> {
     for (int64_t token = 0; token < length; ++token) {
       const int64_t from = ((first_token + token) * a.kv_heads + head) * a.size, to = Place(first + token);
       Put(a.k, from, keys + to * a.size, kScaled ? key_scales + to : nullptr);
-      Put(a.v, from, values + to * a.size, kScaled ? value_scales + to : nullptr);
+      if (a.v) Put(a.v, from, values + to * a.size, kScaled ? value_scales + to : nullptr);
     }
   }
 

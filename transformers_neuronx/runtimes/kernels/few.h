@@ -18,7 +18,7 @@ struct Few {
   const int64_t first, parts;  // first query; vectors of features
   int64_t oldest = INT32_MAX, newest = -1;
   int64_t own[COUNT], from[COUNT];  // positions: each query sees from .. own
-  Wide q[COUNT] = {}, context[COUNT] = {};
+  Wide q[COUNT], context[COUNT];
   float largest[COUNT], sum[COUNT];
 
   Few(const Head& head, int64_t first)
@@ -30,8 +30,9 @@ struct Few {
       sum[i] = SumOfSink(largest[i]);
       oldest = Least(oldest, from[i]);
       newest = own[i] > newest ? own[i] : newest;
+      memset(q[i], 0, parts * sizeof q[i][0]), memset(context[i], 0, parts * sizeof context[i][0]);
       Widen(head.a.q, head.a.type, head.At(first + i), head.a.size, reinterpret_cast<float*>(q[i]));
-      for (Floats& part : q[i]) part *= head.a.scale;
+      for (int64_t part = 0; part < parts; ++part) q[i][part] *= head.a.scale;
     }
   }
 

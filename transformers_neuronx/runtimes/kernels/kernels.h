@@ -64,8 +64,8 @@ struct LinearArguments {
 
 // Attention over the cache, after the new keys and values were written to it:
 //   q, context        [tokens of all rows, heads, size]
-//   k, v              [tokens of all rows, kv_heads, size], the new keys and values
-//   keys, values      [pages * kv_heads, page, size], the cache, in pages of `page` positions
+//   k, v              [tokens of all rows, kv_heads, size], the new keys and values; without v, keys are values, too
+//   keys, values      [pages * kv_heads, page, size], the cache, in pages of `page` positions; both the same without v
 //   start, length     [rows]: row i has length[i] tokens, from position start[i] on
 //   first             [rows]: the first token of each row, or null if each row has room for `tokens` tokens
 //   table             [rows, most]: the pages of each row, or null if row i has page i
@@ -80,7 +80,7 @@ struct LinearArguments {
 //   window, softcap   0 if there is none; chunk, too: a query sees no position of an earlier chunk of so many
 // If a row has several pages, `page` is a power of two and a multiple of kPage.
 constexpr int64_t kPage = 16;
-constexpr int64_t kLongestHead = 512;        // features
+constexpr int64_t kLongestHead = 576;        // features: those of DeepSeek-V3's compressed keys
 constexpr int64_t kMostBiases = 0x7fffffff;  // so that their offsets fit into 32 bits
 constexpr int64_t kRowColumns = 4;  // of a packed row, before its pages: first, length, start, prompt
 
@@ -190,6 +190,7 @@ struct ConvolutionArguments {
 //   v, y         [tokens, heads, value_size]
 //   decay, beta  [tokens, heads]
 //   memory       [places, heads, key_size, value_size]
+constexpr int64_t kLongestKey = 256;  // features
 constexpr float kDeltaEps = 1e-6f;
 
 struct LinearAttentionArguments {

@@ -252,7 +252,7 @@ void AttentionOver(Call& call, const Pool& pool, bool paged) {
   int64_t distances = kAny, sequences = kAny, columns = kAny;
   const Array q = call.Operand("q", kFloats, {&rows, &tokens, &heads, &size});
   const Array k = call.Operand("k", {q.type}, {&rows, &tokens, &kv_heads, &size});
-  const Array v = call.Operand("v", {q.type}, {&rows, &tokens, &kv_heads, &size});
+  const Array v = call.Optional("v", {q.type}, {&rows, &tokens, &kv_heads, &size});
   Array segments, start, length, slots;
   if (paged) {
     segments = call.Operand("segments", {ffi::S32}, {&sequences, &columns});
@@ -260,20 +260,20 @@ void AttentionOver(Call& call, const Pool& pool, bool paged) {
     start = call.Operand("start", {ffi::S32}, {&rows});
     length = call.Operand("length", {ffi::S32}, {&rows});
   }
+  constexpr std::string_view names[] = {"cache.0", "cache.1", "cache.2", "cache.3"};
+  const int parts = v ? 2 : 1;  // keys and values, or keys that are both
   Array cache[4], after[4];
-  cache[0] = call.Operand("cache.0", {q.type, ffi::S8}, {&blocks, &page, &size});
-  cache[1] = call.Operand("cache.1", {cache[0].type}, {&blocks, &page, &size});
-  if (cache[0].type == ffi::S8) {
-    cache[2] = call.Operand("cache.2", {ffi::F32}, {&blocks, &page, &one});
-    cache[3] = call.Operand("cache.3", {ffi::F32}, {&blocks, &page, &one});
-  }
+  cache[0] = call.Operand(names[0], {q.type, ffi::S8}, {&blocks, &page, &size});
+  if (v) cache[1] = call.Operand(names[1], {cache[0].type}, {&blocks, &page, &size});
+  for (int i = parts; i < 2 * parts && cache[0].type == ffi::S8; ++i)
+    cache[i] = call.Operand(names[i], {ffi::F32}, {&blocks, &page, &one});
   if (!paged) slots = call.Optional("slots", {ffi::S32}, {&rows});
   const Array slopes = call.Optional("alibi", {ffi::F32}, {&heads});
   const Array biases = call.Optional("distances", {ffi::F32}, {&heads, &distances});
   const Array sinks = call.Optional("sinks", {ffi::F32}, {&heads});
   const Array context = call.Result("the context", {q.type}, {&rows, &tokens, &heads, &size});
   for (int i = 0; i < 4 && cache[i]; ++i) {
-    after[i] = call.Result(cache[i].name, {cache[i].type}, {&blocks, &page, i < 2 ? &size : &one});
+    after[i] = call.Result(cache[i].name, {cache[i].type}, {&blocks, &page, i < parts ? &size : &one});
     call.Must(after[i].data == cache[i].data, after[i], "returned in its own memory");
   }
   call.Done();
@@ -287,7 +287,7 @@ void AttentionOver(Call& call, const Pool& pool, bool paged) {
       call.Attribute<int64_t>("chunk"), biases ? distances : 0, call.Attribute<float>("scale"), call.Attribute<float>("softcap"), TypeOf(q.type),
       TypeOf(cache[0].type), q.data, k.data, v.data, start.As<int32_t>(), length.As<int32_t>(), nullptr,
       slots.As<int32_t>(), nullptr, slopes.As<float>(), biases.As<float>(), sinks.As<float>(), after[0].data,
-      after[1].data, after[2].As<float>(), after[3].As<float>(), context.data};
+      after[parts - 1].data, after[parts].As<float>(), after[2 * parts - 1].As<float>(), context.data};
   if (paged) {
     const int32_t* row = segments.As<int32_t>();
     arguments.rows = sequences;
@@ -440,7 +440,7 @@ void LinearAttention(Call& call, const Pool& pool) {
   const Array y = call.Result("y", {ffi::F32}, {&rows, &tokens, &heads, &values});
   const Array after = call.Result("memory", {ffi::F32}, {&places, &heads, &keys, &values});
   call.Done();
-  call.Must(keys <= kLongestHead, k, "of no more features than the kernel takes");
+  call.Must(keys <= kLongestKey, k, "of no more features than the kernel takes");
   call.Must(key_heads > 0 && heads % key_heads == 0, v, "of as many heads for each key");
   const StepArguments step = StepOf(call, memory, table, after, rows * tokens);
   (Level().*kKernel)({step, key_heads, heads, keys, values, q.As<float>(), k.As<float>(), v.As<float>(),
@@ -501,10 +501,10 @@ PyObject* HandlersOf(std::index_sequence<kNumbers...>) {
 PyObject* Handlers(PyObject*, PyObject*) { return HandlersOf(std::make_index_sequence<std::size(all_kernels)>()); }
 
 PyObject* Limits(PyObject*, PyObject*) {
-  return Py_BuildValue("{sLsLsLsLsLsL}", "parts", static_cast<long long>(kMostParts), "group",
+  return Py_BuildValue("{sLsLsLsLsLsLsL}", "parts", static_cast<long long>(kMostParts), "group",
                        static_cast<long long>(kLargestGroup), "head", static_cast<long long>(kLongestHead), "biases",
                        static_cast<long long>(kMostBiases), "page", static_cast<long long>(kPage), "taps",
-                       static_cast<long long>(kMostTaps));
+                       static_cast<long long>(kMostTaps), "key", static_cast<long long>(kLongestKey));
 }
 
 PyObject* SpentSoFar(PyObject*, PyObject*) {

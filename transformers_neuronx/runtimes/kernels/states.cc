@@ -78,7 +78,7 @@ struct LinearAttention {
   const LinearAttentionArguments& a;
 
   void Run(const Sequence& sequence, int64_t head, int64_t column) const {
-    alignas(64) Floats memory[kLongestHead][kWide];
+    alignas(64) Floats memory[kLongestKey][kWide];
     const int64_t rows = RoundUp(a.key_size, kTogether), counts[kWide] = {Width(column), Width(column + kLanes)};
     for (int64_t row = 0; row < rows; ++row)
       for (int i = 0; i < kWide; ++i)
@@ -94,7 +94,7 @@ struct LinearAttention {
   void Token(int64_t token, int64_t head, int64_t column, int64_t rows, const int64_t* counts,
              Floats (*memory)[kWide]) const {
     const int64_t at = (token * a.key_heads + head / (a.heads / a.key_heads)) * a.key_size;
-    alignas(64) float query[kLongestHead], key[kLongestHead];
+    alignas(64) float query[kLongestKey], key[kLongestKey];
     Scaled(a.q + at, rows, 1 / __builtin_sqrtf(static_cast<float>(a.key_size)), query);
     Scaled(a.k + at, rows, 1, key);
     const float fade = Exp(Floats{} + a.decay[token * a.heads + head])[0], beta = a.beta[token * a.heads + head];
