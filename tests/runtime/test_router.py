@@ -17,6 +17,7 @@ ROUTERS = {
     "sigmoids": Router(3, sigmoid=True, scale=2.5),
     "groups": Router(3, sigmoid=True, groups=4, active_groups=2),
     "groups of probabilities": Router(4, normalized=False, groups=3, active_groups=2),
+    "groups by their best": Router(4, normalized=False, groups=3, active_groups=2, ranking=1),
 }
 
 
@@ -27,7 +28,7 @@ def as_numpy(logits, correction, router):
     ids, shares = [], []
     for own in scores:
         ranked = (own + correction).reshape(router.groups, -1)
-        ranks = [sum(sorted(group)[-2:]) for group in ranked]
+        ranks = [sum(sorted(group)[-router.ranking :]) for group in ranked]
         best = sorted(range(router.groups), key=lambda group: -ranks[group])[: router.active_groups]
         open_ = [expert for expert in range(COUNT) if expert // ranked.shape[1] in best]
         chosen = sorted(open_, key=lambda expert: -ranked.flat[expert])[: router.active]  # stable: the first of equals

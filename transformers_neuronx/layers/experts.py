@@ -18,7 +18,7 @@ class Router:
     """How the scores of experts become the shares of those that a token goes to.
 
     Each score is the probability of an expert, or its `sigmoid`. The `active` highest are chosen, from the best
-    `active_groups` of `groups` if there are several: a group's rank is the sum of its two highest. Shares are the
+    `active_groups` of `groups` if there are several: a group's rank is the sum of its `ranking` highest. Shares are the
     scores of those chosen, divided by their sum and `eps` if `normalized`, times `scale`. Normalized probabilities of
     those chosen are a softmax over their own scores: what all experts have in common cancels out. A share multiplies
     what an expert returns, or with `of_inputs`, what it reads.
@@ -32,6 +32,7 @@ class Router:
     active_groups: int = 1
     eps: float = 1e-20
     of_inputs: bool = False
+    ranking: int = 2
 
 
 def experts(x: Tensor, w: Any, router: Router, activation: str | Gate, routed_by: Tensor | None = None) -> Tensor:
@@ -83,7 +84,7 @@ def _of_best_groups(scores: Tensor, router: Router) -> Tensor:
     """
     b, n, count = scores.sizes
     groups = hlo.reshape(scores, b, n, router.groups, -1)
-    ranks = hlo.sum(hlo.top_k(groups, 2)[0], -1)  # [b, n, groups]
+    ranks = hlo.sum(hlo.top_k(groups, router.ranking)[0], -1)  # [b, n, groups]
     _, best = hlo.top_k(ranks, router.active_groups)
     best = hlo.reshape(best, b, n, -1, 1)
     chosen = hlo.any(hlo.equal(best, hlo.iota("s32", [b, n, router.active_groups, router.groups], 3)), [2])
