@@ -20,6 +20,10 @@ PARTIAL = dict(rope_parameters=DEFAULT | dict(partial_rotary_factor=1.0))
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.5)
 EXPERTS = dict(moe_intermediate_size=40, num_experts_per_tok=2)
 GROUPS = dict(n_routed_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2)
+LATENT = dict(
+    num_key_value_heads=6, kv_lora_rank=20, q_lora_rank=28, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10
+)
+MSCALE = dict(rope_parameters=YARN | dict(mscale=0.8, mscale_all_dim=1.2))
 OF_ERNIE = dict(moe_intermediate_size=40, moe_num_experts=5, moe_k=2)
 SAME_KEYS = dict(num_key_value_heads=6)
 TIED, UNTIED = dict(tie_word_embeddings=True), dict(tie_word_embeddings=False)
@@ -325,6 +329,35 @@ FAMILIES = {
             "norms before gates, biases": dict(mamba_rms_norm=True, attention_bias=True, mlp_bias=True),
             "no factors of projections, a tied head": dict(ssm_multipliers=None, mlp_multipliers=None, **TIED),
         },
+    ),
+    "deepseek_v2": (
+        # With 5 experts, two tokens are so close that the number of Transformers' threads decides which one comes.
+        SIZES | EXPERTS | LATENT | dict(n_routed_experts=7, first_k_dense_replace=1),
+        {
+            "queries of full rank, biases": dict(q_lora_rank=None, attention_bias=True, mlp_bias=True),
+            "groups": GROUPS | dict(topk_method="group_limited_greedy", routed_scaling_factor=2.5),
+            "groups that are not read, no layer without experts": GROUPS | dict(first_k_dense_replace=0),
+            "stretched": MSCALE,
+        },
+    ),
+    "deepseek_v3": (
+        SIZES | EXPERTS | LATENT | GROUPS | dict(first_k_dense_replace=1),
+        {
+            "queries of full rank, biases": dict(q_lora_rank=None, attention_bias=True),
+            "halves rotate": dict(rope_interleave=False),
+            "one group, no layer without experts": dict(n_group=1, topk_group=1, first_k_dense_replace=0),
+            "stretched": MSCALE,
+        },
+    ),
+    "glm4_moe_lite": (
+        SIZES | EXPERTS | LATENT | dict(n_routed_experts=5, routed_scaling_factor=1.5),
+        {"groups, halves rotate": GROUPS | dict(rope_interleave=False), "a last layer without experts": dict(
+            mlp_layer_types=["sparse", "dense"], attention_bias=True
+        )},
+    ),
+    "youtu": (
+        SIZES | LATENT,
+        {"queries of full rank, a head": UNTIED | dict(q_lora_rank=None), "stretched": MSCALE},
     ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip

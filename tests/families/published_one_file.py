@@ -7,7 +7,7 @@ written from memory.
 
 from typing import Any
 
-from published import V4, Published, but
+from published import GUESSES, QUANTIZED, V4, Published, but
 
 COMMON = dict(
     attention_dropout=0.0, bos_token_id=1, eos_token_id=2, hidden_act="silu", hidden_size=48, initializer_range=0.02,
@@ -488,4 +488,67 @@ FIFTH = {
     ),
 }  # fmt: skip
 
-ONE_FILE = FIRST | SECOND | THIRD | FOURTH | FIFTH
+# Latent attention.
+
+DEEPSEEK_YARN = dict(beta_fast=32, beta_slow=1, factor=40, original_max_position_embeddings=16, type="yarn")
+DEEPSEEK2 = EXPERTS | of(
+    "DeepseekV2ForCausalLM", "deepseek_v2", attention_bias=False, aux_loss_alpha=0.001,
+    auto_map=dict(AutoModelForCausalLM="modeling_deepseek.DeepseekV2ForCausalLM"), first_k_dense_replace=1,
+    kv_lora_rank=20, moe_layer_freq=1, n_group=1, n_routed_experts=6, n_shared_experts=2, norm_topk_prob=False,
+    num_key_value_heads=6, pretraining_tp=1, q_lora_rank=None, qk_nope_head_dim=12, qk_rope_head_dim=8,
+    rms_norm_eps=1e-6, rope_scaling=DEEPSEEK_YARN | dict(mscale=0.707, mscale_all_dim=0.707), rope_theta=10000,
+    routed_scaling_factor=1.0, scoring_func="softmax", seq_aux=True, tie_word_embeddings=False, topk_group=1,
+    topk_method="greedy", v_head_dim=10,
+)  # fmt: skip
+IN_GROUPS = dict(n_routed_experts=12, num_experts_per_tok=3, q_lora_rank=28)
+DEEPSEEK3 = but(
+    DEEPSEEK2, "aux_loss_alpha", "seq_aux", architectures=["DeepseekV3ForCausalLM"], ep_size=1, n_group=4,
+    auto_map=dict(AutoModelForCausalLM="modeling_deepseek.DeepseekV3ForCausalLM"), model_type="deepseek_v3",
+    n_shared_experts=1, norm_topk_prob=True, num_nextn_predict_layers=1, quantization_config=QUANTIZED["fp8"],
+    rope_scaling=DEEPSEEK_YARN | dict(mscale=1.0, mscale_all_dim=1.0), routed_scaling_factor=2.5,
+    scoring_func="sigmoid", topk_group=2, topk_method="noaux_tc", **IN_GROUPS,
+)  # fmt: skip
+IN_BLOCKS = dict(stored=("float", (128, 128), "_scale_inv"))
+MORE_LAYERS = tuple(f"model.layers.2.{name}" for name in GUESSES)
+SIXTH = {
+    "deepseek-ai/DeepSeek-V2-Lite": Published(
+        DEEPSEEK2, ("aux_loss_alpha", "moe_layer_freq", "scoring_func", "seq_aux")
+    ),
+    "deepseek-ai/DeepSeek-V2": Published(
+        but(
+            DEEPSEEK2, n_group=4, topk_group=2, routed_scaling_factor=16.0, topk_method="group_limited_greedy",
+            **IN_GROUPS,
+        ),
+        ("aux_loss_alpha", "moe_layer_freq", "scoring_func", "seq_aux"),
+    ),
+    "deepseek-ai/DeepSeek-V3": Published(
+        DEEPSEEK3, ("ep_size", "moe_layer_freq", "scoring_func", "topk_method"), buffers=MORE_LAYERS, **IN_BLOCKS
+    ),
+    "moonshotai/Kimi-K2-Instruct": Published(
+        but(
+            DEEPSEEK3, aux_loss_alpha=0.001, model_type="kimi_k2", n_group=1, num_nextn_predict_layers=0,
+            rope_scaling=DEEPSEEK3["rope_scaling"] | dict(beta_fast=1.0, beta_slow=1.0, factor=32.0),
+            rope_theta=50000.0, routed_scaling_factor=2.827, seq_aux=True, topk_group=1,
+        ),
+        ("aux_loss_alpha", "ep_size", "moe_layer_freq", "scoring_func", "seq_aux", "topk_method"), **IN_BLOCKS,
+    ),
+    "zai-org/GLM-4.7-Flash": Published(
+        but(
+            DEEPSEEK2, "aux_loss_alpha", "auto_map", "moe_layer_freq", "pretraining_tp", "scoring_func", "seq_aux",
+            architectures=["Glm4MoeLiteForCausalLM"], eos_token_id=[2, 3], model_type="glm4_moe_lite",
+            n_shared_experts=1, norm_topk_prob=True, num_nextn_predict_layers=1, partial_rotary_factor=1.0,
+            q_lora_rank=28, rms_norm_eps=1e-5, rope_scaling=None, rope_theta=1000000, routed_scaling_factor=1.8,
+            topk_method="noaux_tc",
+        ),
+        ("topk_method",), buffers=MORE_LAYERS,
+    ),
+    "tencent/Youtu-LLM-2B": Published(
+        of(
+            "YoutuForCausalLM", "youtu", attention_bias=False, kv_lora_rank=20, num_key_value_heads=6, q_lora_rank=28,
+            qk_nope_head_dim=12, qk_rope_head_dim=8, rms_norm_eps=1e-6, rope_interleave=True, rope_scaling=None,
+            rope_theta=1600000, tie_word_embeddings=True, v_head_dim=10,
+        )
+    ),
+}  # fmt: skip
+
+ONE_FILE = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH

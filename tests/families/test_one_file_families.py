@@ -55,6 +55,13 @@ def test_in_bf16(model_type, degree, parity):
             "attn_config of the mpt configuration has qk_ln=True; supported: F",
         ),
         ("mpt", dict(attn_config=dict(alibi=False)), "the mpt configuration has alibi=False; supported: True"),
+        ("deepseek_v2", dict(norm_topk_prob=True), "deepseek_v2 configuration has norm_topk_prob=True; supported: F"),
+        (
+            "deepseek_v2",
+            dict(topk_method="group_limited_greedy", n_group=7, topk_group=1),
+            "deepseek_v2 configuration needs num_experts_per_tok of at most 1, the experts of its best groups, got 2",
+        ),
+        ("glm4_moe_lite", dict(first_k_dense_replace=2), "has first_k_dense_replace=2; supported: 1"),
         ("mpt", dict(expansion_ratio=2), "the mpt configuration has expansion_ratio=2; supported: 4"),
     ],
 )

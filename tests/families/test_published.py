@@ -29,9 +29,8 @@ BEYOND = [9, 40]  # tokens: within and beyond windows and the original lengths o
 
 def checkpoint(published, directory):
     """A published configuration with random weights, and Transformers' model of it."""
-    reference = randomized(
-        CONFIG_MAPPING[published.attributes["model_type"]].from_dict(copy.deepcopy(published.attributes))
-    )
+    kind = attributes.known_type(published.attributes)
+    reference = randomized(CONFIG_MAPPING[kind].from_dict(copy.deepcopy(published.attributes) | dict(model_type=kind)))
     reference.save_pretrained(directory)
     if published.stored:
         reference = store_in_eight_bits(reference, directory, *published.stored)

@@ -34,7 +34,7 @@ from transformers_neuronx.runtimes import get_runtime
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 KEPT = (
     "lm_head", "embed", "wte", "wpe", "router", "project_in", "project_out", "_proj_bias", "conv1d", "conv.conv",
-    "mlp.gate.", "feed_forward.gate.", "shared_expert_gate",
+    "mlp.gate.", "feed_forward.gate.", "shared_expert_gate", "kv_b_proj",
 )  # fmt: skip
 OTHERS = [family for family in DECODERS + ONE_FILE if family != "gpt2"]
 # Matrices whose inputs are heads, and those at the end of a feed-forward.
@@ -127,7 +127,7 @@ def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
     def in_groups(name, matrix):
         if any(of_heads in name for of_heads in OF_HEADS):
             heads = config.heads_of(kinds[int(re.search(r"\d+", name)[0])]) or config.attention_heads
-            group = np.gcd(32, heads.head_dim)
+            group = np.gcd(32, getattr(config, "value_dim", heads.head_dim))  # of what a head returns
         else:
             group = 32 if any(down in name for down in DOWN) else np.gcd(32, matrix.shape[-1])
         return in_groups_of(group, matrix)

@@ -21,6 +21,9 @@ from transformers_neuronx.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 _MENTIONED: set[str] = set()
 
+# Types of checkpoints that come with code, where that is a copy of a model of Transformers; and its type there.
+COPIES = dict(kimi_k2="deepseek_v3")
+
 # Imports of files other than the models' own, and reads of a configuration: config.name, getattr(config, "name"), and
 # in its base classes self.name, kwargs.pop("name") and fields.
 _IMPORT = re.compile(r"^\s*from (\.+)([\w.]+) import", re.M)
@@ -36,15 +39,22 @@ def with_defaults(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """
     from transformers import CONFIG_MAPPING  # seconds to import, and not needed to write graphs or to load artifacts
 
-    model_type = str(attributes.get("model_type"))
+    model_type = known_type(attributes)
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(f"the configuration has model_type={model_type!r}, which Transformers does not know")
     try:
         # a copy, since Transformers modifies its argument
-        found: dict[str, Any] = CONFIG_MAPPING[model_type].from_dict(_with_floats(dict(attributes))).to_dict()
+        own = _with_floats({**attributes, "model_type": model_type})
+        found: dict[str, Any] = CONFIG_MAPPING[model_type].from_dict(own).to_dict()
     except Exception as error:  # Transformers' checks raise all kinds of exceptions
         raise ConfigError(f"Transformers rejects the {model_type} configuration: {error}") from error
     return found
+
+
+def known_type(attributes: Mapping[str, Any]) -> str:
+    """Return the model type of a configuration, as Transformers names it."""
+    model_type = str(attributes.get("model_type"))
+    return COPIES.get(model_type, model_type)
 
 
 def _with_floats(value: Any) -> Any:

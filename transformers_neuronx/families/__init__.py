@@ -8,4 +8,5 @@ SAME_AS = {
     "granitemoe": "granitemoeshared",
     "internlm3": "llama",
     "iquestcoder": "llama",
+    "kimik2": "deepseekv3",
 }

@@ -15,6 +15,7 @@ from transformers_neuronx.layers import (
     embedding,
     experts,
     gated_mlp,
+    latent_attention,
     logits,
     mlp,
     normalize,
@@ -22,6 +23,7 @@ from transformers_neuronx.layers import (
     rotation,
 )
 from transformers_neuronx.llama.hybrid import HybridLike
+from transformers_neuronx.llama.latent import LatentLike
 from transformers_neuronx.llama.like import LlamaLike
 from transformers_neuronx.llama.mixture import MixtureLike
 from transformers_neuronx.pyhlo import Tensor
@@ -57,6 +59,9 @@ def mix(
 ) -> tuple[Tensor, Cache]:  # fmt: skip
     if isinstance(config, HybridLike) and not hasattr(w, "attn"):
         return config.mixed(x, w, cache, step)
+    if isinstance(config, LatentLike):
+        assert callable(rotate)  # one for queries and keys
+        return latent_attention(x, w.attn, cache, step, rotate, config.head_dim, scale=config.attention_scale)
     return attention(
         *(x, w.attn, cache, step, config.head_dim, rotate),
         scale=config.attention_scale,

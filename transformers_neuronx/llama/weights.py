@@ -3,6 +3,7 @@
 from typing import Any
 
 from transformers_neuronx.llama.hybrid import mixers
+from transformers_neuronx.llama.latent import LatentLike, latent_attention
 from transformers_neuronx.llama.like import LlamaLike
 from transformers_neuronx.llama.mixture import feed_forward
 from transformers_neuronx.weights import (
@@ -27,10 +28,11 @@ BLOCK = PREFIX + "layers.{}."
 def table(config: LlamaLike) -> list[Weight]:
     h = config.hidden_size
     vocabulary, head = (config.vocab_size, h), PREFIX + "embed_tokens" if config.tied else "lm_head"
+    attending = latent_attention(config, BLOCK) if isinstance(config, LatentLike) else _attention(config)
     return [
         Weight("embed", PREFIX + "embed_tokens.weight", vocabulary, split=COLUMNS),
         *(row for name, source in config.norms.items() for row in _norm(config, name, BLOCK + source, h)),
-        *mixers(config, BLOCK, _attention(config)),
+        *mixers(config, BLOCK, attending),
         *feed_forward(config, BLOCK),
         *_norm(config, "final_norm", PREFIX + config.final_norm, h),
         Weight("head.weight", head + ".weight", vocabulary, split=COLUMNS),

@@ -58,12 +58,14 @@ def taps(layout: Layout) -> Layout:
 
 
 @functools.cache
-def pairs_as_halves(head_dim: int, rotary_dim: int, layout: Layout = as_is) -> Layout:
+def pairs_as_halves(head_dim: int, rotary_dim: int, layout: Layout = as_is, first: int = 0) -> Layout:
     """Layout: reorder features that rotate in pairs (0 with 1), to rotate 0 with rotary_dim / 2 and so on in each head.
 
     The product of a query and a key does not change if the features of both are reordered alike. `layout` comes first.
+    The features that rotate begin with the `first` one of a head.
     """
-    order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    turned = range(first, first + rotary_dim)
+    order = [*range(first), *turned[::2], *turned[1::2], *range(first + rotary_dim, head_dim)]
     return lambda tensor: torch.unflatten(layout(tensor), 0, (-1, head_dim))[:, order].flatten(0, 1)
 
 
