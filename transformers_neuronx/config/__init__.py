@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers_neuronx.config.attributes import may_be_read, mention, quantized_with, with_defaults
-from transformers_neuronx.config.multimodal import text_half
+from transformers_neuronx.config.multimodal import both_halves, text_half
 from transformers_neuronx.config.published import form_of
 from transformers_neuronx.config.sparse_attention import Pattern
 from transformers_neuronx.config.switches import (
@@ -93,6 +93,7 @@ class CompileOptions:
     one loop on the devices (0: no loop). `workers` programs are compiled at once; None means one per processor. With
     `blocks`, the cache has these instead of slots. `head` is whether there is an output layer, and `score` the sizes of
     a score head, [labels, h], if there is one, which is of the output layer's rows of `score_tokens`, if there are any.
+    `patches` are the sizes that a tower for images is compiled for.
     """
 
     buckets: Buckets
@@ -113,6 +114,7 @@ class CompileOptions:
     head: bool = True
     score: tuple[int, int] | None = None
     score_tokens: tuple[int, ...] = ()
+    patches: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.amp not in AMP:
@@ -183,10 +185,15 @@ class Completed(dict[str, Any]):
     """Attributes as Transformers reads them: with defaults, and with current names instead of older ones."""
 
 
-def completed(attributes: Mapping[str, Any]) -> Completed:
-    """Return the attributes, completed if they are not yet; of a multimodal model, those of its text half."""
-    if isinstance(attributes, Completed):
-        return attributes
+def completed(config: Any, images: bool = False) -> Completed:
+    """Return the attributes of a configuration, completed if they are not yet; of a multimodal model, those of its text
+    half, or for a family that reads images, of both halves.
+    """
+    if isinstance(config, Completed):
+        return config
+    attributes: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    if images:
+        return Completed(both_halves(attributes))
     return Completed(with_defaults(text_half(attributes)))
 
 

@@ -1,7 +1,8 @@
 """Multimodal models of Transformers: the configuration of their text half, and the names of its tensors.
 
 For text alone, such a model is a decoder of another family. Its tower for images, and what projects the tower's output
-to the decoder's hidden states, are left out. Rotary positions in three parts (mrope) are plain ones for text.
+to the decoder's hidden states, are left out. Rotary positions in three parts (mrope) are plain ones for text. A family
+that reads images has both halves: see `both_halves`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,18 @@ def text_half(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return half
 
 
+def both_halves(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a multimodal model with those of its text half beside them, for a family of the whole.
+
+    Raises ConfigError as `text_half` does, and for a model that is not multimodal.
+    """
+    model_type = attributes.get("model_type")
+    if model_type not in MODELS:
+        raise ConfigError(f"a model of model_type={model_type!r} has no tower for images: load it as one for text")
+    whole = {name: value for name, value in with_defaults(attributes).items() if value is not None}
+    return whole | text_half(attributes) | dict(model_type=model_type)
+
+
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return rotary parameters for positions whose three parts are the same number."""
     return {name: "default" if value == "mrope" else value for name, value in rope.items()}
@@ -73,6 +86,11 @@ def text_name(name: str) -> str:
     """Return the name that a tensor or a module of a multimodal model's text half has in a text model."""
     prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
     return _PREFIXES.get(prefix, "") + name.removeprefix(prefix)
+
+
+def tower_name(name: str) -> str:
+    """Return the name that a tensor of a part that is not the text half has: bare models lack the first part."""
+    return "model." + name.removeprefix("model.")
 
 
 def left_out(name: str) -> str | None:

@@ -148,12 +148,14 @@ def adapted(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -> Checkp
 
 
 def open_adapted(
-    path_or_name: PathOrName, cache_dir: PathOrName | None = None, adapter: PathOrName | None = None
-) -> Checkpoint:
+    path_or_name: PathOrName, cache_dir: PathOrName | None = None, adapter: PathOrName | None = None,
+    images: bool = False,
+) -> Checkpoint:  # fmt: skip
     """Open the weights of a model, with an adapter merged into them if there is one. Raises as `open_weights` and
-    `adapted` do. Of a multimodal model, the log says what is left out.
+    `adapted` do. Of a multimodal model, the log says what is left out, unless a family reads `images`.
     """
     checkpoint = open_weights(path_or_name, cache_dir)
+    checkpoint = checkpoint.with_tower if images else checkpoint
     if parts := checkpoint.left_out:
         listed = ", ".join(f"{part} ({count} tensors)" for part, count in parts.items())
         _LOG.warning("%s: the text half of a multimodal model is loaded; left out: %s", checkpoint.directory, listed)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transformers_neuronx.config.multimodal import left_out, text_name
+from transformers_neuronx.config.multimodal import left_out, text_name, tower_name
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support.files import explain
 from transformers_neuronx.weights.directories import PathOrName, gguf_at, resolve
@@ -37,10 +37,12 @@ class Checkpoint:
     Also a context manager. Tensors that were read stay valid after `close`. As the files are mapped, they may be
     removed while tensors are in use, but not overwritten in place. If it is `on_disk`, other processes find it there.
     Matrices in few bits are read as numbers; `packed` has them as they are stored. `shapes` are those that are known
-    without reading. `left_out` counts the tensors of each part of a multimodal model that is not its text half.
+    without reading. `left_out` counts the tensors of each part of a multimodal model that is not its text half, and
+    `with_tower` is the checkpoint that has them, too.
     """
 
     left_out: Mapping[str, int] = MappingProxyType({})
+    _with_tower: Checkpoint | None = None
 
     def __init__(
         self, directory: Path, readers: Readers, on_disk: bool = True, packed: PackedReaders | None = None,
@@ -49,6 +51,11 @@ class Checkpoint:
         self.directory, self.on_disk = directory, on_disk
         self.names = frozenset(readers)
         self._readers, self._packed, self.shapes = readers, packed or {}, shapes or {}
+
+    @property
+    def with_tower(self) -> Checkpoint:
+        """The checkpoint of both halves of a multimodal model; another one as it is."""
+        return self._with_tower or self
 
     @property
     def readers(self) -> Readers:
@@ -174,12 +181,18 @@ def _text_half(checkpoint: Checkpoint) -> Checkpoint:
     if twice := [full for full in text if names[text_name(full)] != full]:
         name = text_name(twice[0])
         raise CheckpointError(f"{checkpoint.directory}: has {name!r} twice, as {twice[0]!r} and as {names[name]!r}")
+    half = _renamed(checkpoint, names)
+    half.left_out = parts
+    half._with_tower = _renamed(checkpoint, names | {tower_name(full): full for full in checkpoint if left_out(full)})
+    return half
+
+
+def _renamed(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
+    """Return a checkpoint of tensors that have other names in this one."""
     packed = checkpoint.packed_readers
-    half = Checkpoint(
+    return Checkpoint(
         checkpoint.directory,
         dict.fromkeys(names, lambda name: checkpoint.read(names[name])),
         checkpoint.on_disk,
         {name: lambda name: packed[names[name]](names[name]) for name, full in names.items() if full in packed},
     )
-    half.left_out = parts
-    return half

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from huggingface_hub import snapshot_download
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 
-from transformers_neuronx.config import OUTPUTS
+from transformers_neuronx.config import OUTPUTS, completed
 from transformers_neuronx.config.multimodal import MODELS, text_half
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.support.files import explain, kind, read_json
@@ -72,11 +72,14 @@ def gguf_at(path_or_name: PathOrName) -> Path | None:
     return path / models[0] if models else None
 
 
-def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
+def load_config(
+    path_or_name: PathOrName, cache_dir: PathOrName | None = None, images: bool = False
+) -> dict[str, Any]:  # fmt: skip
     """Parse `config.json`, with the start and end tokens of `generation_config.json` if it has any; or the metadata of
     a GGUF file.
 
-    Of a multimodal model, it is the configuration of the text half. Nothing else of a hub model is downloaded.
+    Of a multimodal model, it is the configuration of the text half, or for a family that reads `images`, of both
+    halves. Nothing else of a hub model is downloaded.
     CheckpointError if it is missing or broken, and ConfigError if Transformers rejects that of a multimodal model.
     """
     if file := gguf_at(path_or_name):
@@ -86,8 +89,8 @@ def load_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -
         refuse_other_formats(directory)
     config, generation = read_json(directory / "config.json"), load_generation_config(directory)
     tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
-    given = {name: value for name, value in tokens.items() if value is not None}
-    return text_half(config | given) | _outputs_told(directory / SCORE_FILE)
+    config |= {name: value for name, value in tokens.items() if value is not None}
+    return completed(config, images) if images else text_half(config) | _outputs_told(directory / SCORE_FILE)
 
 
 def is_multimodal(directory: Path) -> bool:
