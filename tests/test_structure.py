@@ -35,9 +35,9 @@ INSIDE = {
         "quantizing",
     ],
     "engine": [
-        "keys", "kv_cache", "loops", "family", "programs", "rectangles", "compile_cache", "loading", "store",
-        "adapters", "encoding", "rules", "outputs", "inputs", "decoder", "feeding", "slots", "profiling", "metrics",
-        "manifest", "descriptions", "artifact_weights", "artifact_saving", "artifacts",
+        "keys", "kv_cache", "loops", "family", "images", "programs", "rectangles", "compile_cache", "loading", "store",
+        "adapters", "encoding", "tower", "rules", "outputs", "inputs", "decoder", "feeding", "slots", "profiling",
+        "metrics", "manifest", "descriptions", "artifact_weights", "artifact_saving", "artifacts",
     ],
     "serving": [
         "text", "structured", "adapters", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices",
@@ -45,10 +45,11 @@ INSIDE = {
         "engine",
     ],
     "models": [
-        "weight_loading", "block_calls", "generation", "base", "methods", "sampling", "encoder_decoder", "worker",
+        "weight_loading", "block_calls", "generation", "base", "methods", "sampling", "encoder_decoder", "vision",
+        "worker",
     ],
     "speculation": ["acceptors", "drafts", "fused"],
-    "huggingface": ["auto", "device_cache", "speech", "adapter"],
+    "huggingface": ["auto", "device_cache", "speech", "vision", "adapter"],
     "server": [
         "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "prompts", "answers",
         "scores", "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running", "on_ray",
@@ -63,8 +64,9 @@ SHARED = {f"transformers_neuronx.llama.{name}" for name in DIFFERENT | {"graph",
 # What families in one file may import: graphs, weight tables and configurations of these.
 BASES = {f"transformers_neuronx.{family}" for family in ("llama", "gpt2", "gptj")}
 BASES |= SHARED | {f"{base}.{part}" for base in BASES for part in ("config", "graph", "weights")}
+# A tower for images is a model of its own, with sizes, rows and a forward pass in one file.
 # An encoder takes 20 lines of weights. LLaMA's describe 50 families: what these have different is in more files.
-FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 80, "model.py": 40}
+FAMILY_LINES = {"config.py": 40, "graph.py": 100, "weights.py": 80, "model.py": 40, "tower.py": 160}
 OF_LLAMA = {f"{name}.py" for name in DIFFERENT}
 FAMILY_LINES |= dict.fromkeys(OF_LLAMA, 80)
 CONFIG_LINES = {"gemma4text": 120, "llama4text": 70}  # of more than 40: what differs in each kind of layer

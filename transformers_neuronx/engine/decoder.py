@@ -19,6 +19,7 @@ import numpy as np
 from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.engine.encoding import SourceMemory
 from transformers_neuronx.engine.family import DecoderConfig, Family
+from transformers_neuronx.engine.images import Pictured, continued
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.kv_cache import Given
@@ -27,6 +28,7 @@ from transformers_neuronx.engine.loops import SAMPLE
 from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.engine.rectangles import SampleKey
 from transformers_neuronx.engine.store import Built, ProgramStore
+from transformers_neuronx.engine.tower import Tower
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers import frequencies_in_checkpoints
 from transformers_neuronx.layers.rows import words
@@ -67,6 +69,8 @@ class Decoder(ABC):
         self.seen: list[DeviceTensor] = []  # once needed, one: the tokens that each slot's sequence has
         self.store = ProgramStore(runtime, self.programs, options.workers)
         self.memory = SourceMemory(runtime, self.store, self.weights, options.prompt_batch_size)
+        self.tower = Tower(runtime, self.store, self.weights)
+        self.later = np.zeros(self.slots, np.int64)  # the offset of positions after a prompt with images, by slot
         self.load_seconds = 0.0
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -148,6 +152,12 @@ class Decoder(ABC):
         Returns its programs, one for each layer, and its rows. `end` is as in `StepInputs`.
         """
 
+    def pictured(self, slot: int, start: int, prompt: Pictured | None) -> Pictured | None:
+        """Return the images of tokens of a slot from position `start` on, where a prompt may begin."""
+        if start == 0:
+            self.later[slot] = prompt.later if prompt else 0
+        return prompt or continued(int(self.later[slot]))
+
     @abstractmethod
     def reorder(self, source: Array) -> None:
         """Give slot `i` the sequence of slot `source[i]`, or clear it where that is negative. source [slots]"""
@@ -161,6 +171,7 @@ class Decoder(ABC):
         """Forget all sequences and sources: fill the caches with zeros."""
         self.seen, self.version = [], self.version + 1
         self.memory.reset()
+        self.tower.reset()
         self.caches[:] = [self.runtime.put([zeros]) for zeros in self.programs.cache.zeros()]
 
     def note(self, seen: Array) -> None:
@@ -192,15 +203,18 @@ class Decoder(ABC):
         parts: Built,
         *operands: DeviceTensor,
         between: Callable[[DeviceTensor], DeviceTensor] = lambda out: out,
+        placed: Sequence[DeviceTensor] = (),
     ) -> list[DeviceTensor]:
-        """Run the parts of a program in order. Return the results of the last one, without the caches."""
+        """Run the parts of a program in order, each with what is `placed` in a step. Return the results of the last
+        one, without the caches.
+        """
         first = 0
         own: list[DeviceTensor] = []
         for segment, executable in parts:
             layers = range(first, first + len(segment.layers))
             caches = self.programs.cache.span(layers)
             weights = self.operands(layers, shared=segment.embed or segment.head)
-            results = executable(*operands, *self.caches[caches], *weights)
+            results = executable(*operands, *self.caches[caches], *weights, *placed)
             kept = len(results) - (caches.stop - caches.start)
             own, self.caches[caches] = results[:kept], results[kept:]
             operands = operands[0], between(own[0])

@@ -32,11 +32,10 @@ PACKAGE = Path(__file__).parents[1]  # the root of this package
 
 def description(family: Family, config: Any, options: CompileOptions) -> dict[str, Any]:
     """Return what a model and an artifact must have in common, in the types of JSON."""
-    compiled = dataclasses.asdict(options)
+    compiled = json.loads(as_json(dataclasses.asdict(options)))
     del compiled["workers"]  # the number of parallel compilations changes no program
-    later = dict(
-        blocks=None, head=True, score=None, score_tokens=(), expert_parallel=False
-    )  # artifacts of earlier versions do not have them
+    # Artifacts of earlier versions do not have them.
+    later: dict[str, Any] = dict(blocks=None, head=True, score=None, score_tokens=[], expert_parallel=False, patches=[])
     compiled = {name: value for name, value in compiled.items() if name not in later or value != later[name]}
     told = dict(family=family.name, config=dataclasses.asdict(config), options=compiled)
     in_json: dict[str, Any] = json.loads(as_json(told))
@@ -65,7 +64,8 @@ def constructor_options(saved: Mapping[str, Any]) -> dict[str, Any]:
         output_all_logits=bool((saved.get("blocks") or {}).get("all_logits")),
     )
     sizes = dict(n_positions=positions, context_length_estimate=sources or context, amp=str(saved["amp"]))
-    return dict(**sizes, **numbers, neuron_config=switches)
+    images = dict(image_patches=list(map(operator.index, saved["patches"]))) if saved.get("patches") else {}
+    return dict(**sizes, **numbers, **images, neuron_config=switches)
 
 
 def _batching(saved: Mapping[str, Any]) -> ContinuousBatchingConfig | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from transformers_neuronx.layers.memory import Memory
 from transformers_neuronx.layers.state import State
@@ -14,7 +14,7 @@ from transformers_neuronx.weights.rows import Weight
 from transformers_neuronx.weights.splits import Heads
 
 # Names of rows of a weight table begin so: the encoder outside its layers, its layers, and what each layer of the
-# decoder makes its memory with. Only the programs of the encoder have these.
+# decoder makes its memory with. Only the programs of the encoder have these. A tower for images has the first two.
 WHOLE_ENCODER, ENCODER_LAYER, TO_MEMORY = "source.", "encoder.", ("cross.k.", "cross.v.")
 ENCODER_ONLY = (WHOLE_ENCODER, ENCODER_LAYER, *TO_MEMORY)
 
@@ -57,6 +57,37 @@ class EncoderDecoderConfig(DecoderConfig, Protocol):
     def source_positions(self) -> int | None: ...
     @property
     def decoder_start_token_id(self) -> int: ...
+
+
+class Tower(Protocol):
+    """Sizes of a tower for images, in patches: how many there are on each side of its table of positions, and of those
+    that become one row; the numbers of a patch.
+    """
+
+    @property
+    def side(self) -> int: ...
+    @property
+    def merged(self) -> int: ...
+    @property
+    def numbers(self) -> int: ...
+
+
+class VisionConfig(DecoderConfig, Protocol):
+    """Attributes that the engine also reads if the family has a tower for images.
+
+    In place of each `image_token_id` there is a row of an image, [row_parts, hidden_size]: see `layers.Placed`.
+    """
+
+    @property
+    def encoder_layers(self) -> int: ...
+    @property
+    def tower(self) -> Tower: ...
+    @property
+    def row_parts(self) -> int: ...
+    @property
+    def image_token_id(self) -> int: ...
+    @property
+    def video_token_id(self) -> int: ...
 
 
 class Table(Protocol):
@@ -123,6 +154,29 @@ class EncoderGraph(Protocol):
         ...
 
 
+class Patches(NamedTuple):
+    """An image in patches, in the order of the rows that they become, padded to a number of patches.
+
+    numbers [n, ·] in the type of activations; corners s32[n, 4], the four of a table of positions that a patch is
+    between, and shares f32[n, 4], how much of each it has; places f32[n, 2], its row and column; length s32[1], how
+    many are not padding.
+    """
+
+    numbers: Tensor
+    corners: Tensor
+    shares: Tensor
+    places: Tensor
+    length: Tensor
+
+
+class TowerGraph(Protocol):
+    """A module with the forward pass of a family's tower for images."""
+
+    def tower(self, config: Any, w: Any, layers: Sequence[Any], image: Patches, /) -> Tensor:
+        """Return the rows of an image, [rows, row_parts, h], given weights outside the tower's layers and of each."""
+        ...
+
+
 @dataclass(frozen=True)
 class Family:
     """A kind of decoder: how to read its configuration, and the modules with its weight table and its graph.
@@ -130,7 +184,8 @@ class Family:
     `prepare` computes what layers share, if that depends on the positions alone. If layers differ, the configuration
     has `layer_kinds`, and rows of the table may name the kinds that have them. With an `encoder`, each sequence attends
     to a source: layers of the decoder get `w.memory`, the `Memory` of all slots, and the configuration is an
-    `EncoderDecoderConfig`. `folder` is the family's, if its graph is in another. Without `pages`, its attention reads
+    `EncoderDecoderConfig`. With a `tower`, images stand in place of some tokens, and the configuration is a
+    `VisionConfig`. `folder` is the family's, if its graph is in another. Without `pages`, its attention reads
     caches in slots only.
     """
 
@@ -141,6 +196,12 @@ class Family:
     pages: bool = True
     prepare: Callable[[Any, Step], Any] | None = None
     encoder: EncoderGraph | None = None
+    tower: TowerGraph | None = None
+
+    @property
+    def images(self) -> bool:
+        """Whether it reads images, and is both halves of a multimodal model."""
+        return self.tower is not None
 
     @property
     def name(self) -> str:

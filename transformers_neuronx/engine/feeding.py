@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from transformers_neuronx.config import CompileOptions
+from transformers_neuronx.engine.images import Pictured
 from transformers_neuronx.engine.inputs import Rows
 
 Array = np.ndarray[Any, Any]
@@ -17,7 +18,8 @@ class StepInputs(NamedTuple):
     """What a step feeds: `length[i]` tokens of `ids[i]` to slot `slots[i]`, from position `start[i]` on.
 
     ids s32[b, n], where n is a context bucket or 1; the others s32[b]. A row of length 0 changes nothing. `end[i]` is
-    the position after the row's last token; it is past this step if the row is fed in several steps.
+    the position after the row's last token; it is past this step if the row is fed in several steps. `prompts` are
+    those with images, None for other rows; nothing if no row has any.
     """
 
     ids: Array
@@ -25,6 +27,7 @@ class StepInputs(NamedTuple):
     length: Array
     end: Array
     slots: Array
+    prompts: Sequence[Pictured | None] = ()
 
 
 class Window(NamedTuple):
@@ -76,4 +79,7 @@ def operands(window: Window, rows: Rows, slots: int) -> StepInputs:
     start[lanes], length[lanes], end[lanes] = rows.start[window.rows] + window.fed, window.now, rows.end[window.rows]
     where = np.arange(slots) if window.size == slots else np.zeros(window.size, np.int64)
     where[lanes] = rows.slots[window.rows]
-    return StepInputs(ids, start, length, end, where)
+    prompts: list[Pictured | None] = [None] * window.size
+    for row, lane in zip(window.rows, lanes, strict=True):
+        prompts[lane] = rows.pictured(row)
+    return StepInputs(ids, start, length, end, where, prompts)

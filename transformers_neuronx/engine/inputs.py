@@ -7,12 +7,13 @@ serve is refused here, before anything runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from transformers_neuronx.engine.images import Pictured
 from transformers_neuronx.errors import InputError
 
 Integers = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
@@ -22,13 +23,19 @@ Integers = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 class Rows:
     """Rows of a call: `tokens[i]` s32[·] go to positions `start[i]`, `start[i] + 1`, … of slot `slots[i]`.
 
-    `real` pred[batch, columns] marks the caller's columns that hold them; the others are padding.
+    `real` pred[batch, columns] marks the caller's columns that hold them; the others are padding. `prompts` are those
+    of rows with images, None for others; nothing if no row has any.
     """
 
     tokens: list[np.ndarray[Any, Any]]
     start: np.ndarray[Any, Any]
     real: np.ndarray[Any, Any]
     slots: np.ndarray[Any, Any]
+    prompts: Sequence[Pictured | None] = field(default=(), kw_only=True)
+
+    def pictured(self, row: int) -> Pictured | None:
+        """Return the images of a row and where they stand, if it has any."""
+        return self.prompts[row] if self.prompts else None
 
     @property
     def end(self) -> np.ndarray[Any, Any]:

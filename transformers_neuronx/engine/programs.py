@@ -18,12 +18,13 @@ from transformers_neuronx.engine.family import (
     DecoderConfig,
     EncoderDecoderConfig,
     Family,
+    VisionConfig,
 )
 from transformers_neuronx.engine.keys import Segment
 from transformers_neuronx.engine.kv_cache import CacheLayout, LayerCache, MemoryLayout
 from transformers_neuronx.layers.lora import chosen
 from transformers_neuronx.layers.memory import Memory
-from transformers_neuronx.layers.step import Cache, Step
+from transformers_neuronx.layers.step import Cache, Placed, Step, declare_placed
 from transformers_neuronx.pyhlo import HloScribe, Tensor, dtype_named
 from transformers_neuronx.weights.lora import AdapterLayout
 from transformers_neuronx.weights.outputs import Outputs
@@ -69,7 +70,8 @@ class Programs:
         rows = Outputs(options.head, options.score, options.score_tokens).rows(family.weights.table(config))
         table = quantized(with_whole_experts(rows) if options.expert_parallel else rows, options.quant)
         self.table = self._numbered(in_panels(table, self.dtype) if panels else table)
-        rows = [row for row in self.table if not (family.encoder and row.name.startswith(ENCODER_ONLY))]
+        apart = family.encoder or family.tower
+        rows = [row for row in self.table if not (apart and row.name.startswith(ENCODER_ONLY))]
         self.shared_table = [row for row in rows if not row.layered]
         self.layer_table = [row for row in rows if row.layered]
         self.alike = self._alike()
@@ -101,8 +103,8 @@ class Programs:
         )
 
     def _numbered(self, table: list[Weight]) -> list[Weight]:
-        """Return the table, where rows of the encoder's layers have their number."""
-        if self.family.encoder is None:
+        """Return the table, where rows of the encoder's or the tower's layers have their number."""
+        if self.family.encoder is None and self.family.tower is None:
             return table
         layers = cast(EncoderDecoderConfig, self.config).encoder_layers
         return [replace(row, layers=layers) if row.name.startswith(ENCODER_LAYER) else row for row in table]
@@ -188,6 +190,17 @@ class Programs:
             assert self.adapters is not None
             rows = self.adapters.of_layer(number, self.layers)
             declare(rows, parameters, self.dtype, self.degree, f"layer.{number}.", weights)
+
+    def declare_placed(self, parameters: hlo.Parameters, b: int, n: int) -> Placed | None:
+        """Declare what stands in place of some tokens of a step, after all other parameters, if there is a tower."""
+        if self.family.tower is None:
+            return None
+        return declare_placed(parameters, self.dtype, b, n, self.row_sizes)
+
+    @property
+    def row_sizes(self) -> tuple[int, int]:
+        """Sizes of a row of an image."""
+        return cast(VisionConfig, self.config).row_parts, self.config.hidden_size
 
     def body(
         self,

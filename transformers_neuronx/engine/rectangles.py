@@ -7,7 +7,7 @@ pages, too. This file does not run anything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers_neuronx import hlo
@@ -29,7 +29,7 @@ from transformers_neuronx.engine.loops import (
 from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.layers.rows import declare_rows, field
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample
-from transformers_neuronx.layers.step import Step, declare_step
+from transformers_neuronx.layers.step import Placed, Step, declare_step
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 
 
@@ -122,9 +122,9 @@ def step_module(programs: Programs, key: StepKey, segment: Segment) -> HloModule
     """Write the program of `segment` for `key`.
 
     Parameters: the step; the hidden state, unless the segment embeds; the caches of its layers; its weights in
-    table order. Results: logits f32[rows, 1, vocab] if there is a head (layerwise: [rows, active, vocab]); the
-    hidden state [rows, active, h], unless there is a head and either one active token or no layer; the caches, in
-    place.
+    table order; if there is a tower, what is placed in the step, unless it is layerwise. Results: logits
+    f32[rows, 1, vocab] if there is a head (layerwise: [rows, active, vocab]); the hidden state [rows, active, h],
+    unless there is a head and either one active token or no layer; the caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
@@ -134,6 +134,8 @@ def step_module(programs: Programs, key: StepKey, segment: Segment) -> HloModule
         x = None if segment.embed else programs.declare_hidden(parameters, key.rows, key.active)
         caches = programs.cache.declare(parameters, segment.layers)
         shared, layers = programs.declare_weights(parameters, segment)
+        if not isinstance(key, LayerwiseKey):
+            step = replace(step, placed=programs.declare_placed(parameters, key.rows, key.active))
         x, after = programs.body(scribe, segment, shared, layers, x, caches, step)
         hidden = [] if segment.head and (key.active == 1 or not segment.layers) else [x]
         last = None if isinstance(key, LayerwiseKey) else step
@@ -161,7 +163,8 @@ def head_module(programs: Programs, key: HeadKey) -> HloModuleProto:
 def loop_module(programs: Programs, key: LoopKey) -> HloModuleProto:
     """Write the program that generates up to `steps` tokens per slot, and stops when all rows are done.
 
-    Parameters: the rows, `LOOP` for each slot; seen pred[slots, vocab]; the caches; the weights. Results:
+    Parameters: the rows, `LOOP` for each slot; seen pred[slots, vocab]; the caches; the weights; if there is a tower,
+    what is placed in a step of one token of each slot. Results:
     tokens s32[slots, steps], NOTHING where a row has none; seen with these tokens, and the caches, in place.
     """
 
@@ -171,11 +174,12 @@ def loop_module(programs: Programs, key: LoopKey) -> HloModuleProto:
         seen = programs.declare_seen(parameters)
         caches = programs.cache.declare(parameters, programs.layers)
         weights = programs.declare_weights(parameters, programs.whole)
+        placed = programs.declare_placed(parameters, programs.slots, 1)
         tokens = hlo.full(NOTHING, "s32", [programs.slots, key.steps])
         state = [hlo.constant(0, "s32"), *state_of(packed), seen, tokens]
         (*_, seen_after, tokens), after = looped(
             lambda i, token, position, wanted, *_: hlo.logical_and(i < key.steps, hlo.any(wanted > 0, 0)),
-            _next_tokens(programs, scribe, weights, packed, key.width),
+            _next_tokens(programs, scribe, weights, packed, key.width, placed),
             state,
             caches,
             programs.visible(caches, key.width),
@@ -186,8 +190,9 @@ def loop_module(programs: Programs, key: LoopKey) -> HloModuleProto:
 
 
 def _next_tokens(
-    programs: Programs, scribe: HloScribe, weights: tuple[Any, list[Any]], packed: Tensor, width: int
-) -> Callable[..., list[Tensor]]:
+    programs: Programs, scribe: HloScribe, weights: tuple[Any, list[Any]], packed: Tensor, width: int,
+    placed: Placed | None,
+) -> Callable[..., list[Tensor]]:  # fmt: skip
     """Return the body of the loop: feed each row's token, sample the next."""
     policy, eos = rules_of(packed)
 
@@ -196,7 +201,7 @@ def _next_tokens(
     ) -> list[Tensor]:
         active = wanted > 0
         count = hlo.convert(active, "s32")
-        step = Step(hlo.reshape(token, -1, 1), position, count, position + count, None, width)
+        step = Step(hlo.reshape(token, -1, 1), position, count, position + count, None, width, placed=placed)
         caches = programs.cache.by_layer(flat)
         x, after = programs.body(scribe, programs.whole, *weights, None, caches, step)
         logits = hlo.reshape(programs.logits(scribe, weights[0], x), programs.slots, programs.config.vocab_size)
@@ -214,7 +219,8 @@ def verify_module(programs: Programs, key: VerifyKey) -> HloModuleProto:
     """Write the program that samples after each of several tokens, as the loop would after generating them.
 
     Parameters: the step, a `step_row` for each slot; s32[slots, POLICY_COLUMNS]; seen pred[slots, vocab], with only
-    the first of the step's tokens; the caches; the weights. Results: tokens s32[slots, active]; caches, in place.
+    the first of the step's tokens; the caches; the weights; what is placed in the step, if there is a tower. Results:
+    tokens s32[slots, active]; caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
@@ -224,6 +230,7 @@ def verify_module(programs: Programs, key: VerifyKey) -> HloModuleProto:
         seen = programs.declare_seen(parameters)
         caches = programs.cache.declare(parameters, programs.layers)
         weights = programs.declare_weights(parameters, programs.whole)
+        step = replace(step, placed=programs.declare_placed(parameters, programs.slots, key.active))
         x, after = programs.body(scribe, programs.whole, *weights, None, caches, step)
         tokens = sampled_after(programs.logits(scribe, weights[0], x), step, seen, policy)
         return [side_by_side(tokens), *in_place(flattened(after), flattened(caches))]

@@ -13,6 +13,7 @@ from transformers_neuronx.engine.decoder import Array, Decoder, gap
 from transformers_neuronx.engine.encoding import RedirectKey
 from transformers_neuronx.engine.family import DecoderConfig, Family
 from transformers_neuronx.engine.feeding import StepInputs, operands, windows
+from transformers_neuronx.engine.images import continued
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.kv_cache import Given
@@ -35,7 +36,7 @@ from transformers_neuronx.runtimes.base import DeviceTensor, Runtime
 def packed_step(fed: StepInputs) -> Array:
     """Return a step as its program gets it: rows of `step_row`, as s32[b, columns]."""
     rows = np.zeros(len(fed.ids), step_row(fed.ids.shape[1]))
-    for name, value in zip(("ids", "start", "length", "end", "slot"), fed, strict=True):
+    for name, value in zip(("ids", "start", "length", "end", "slot"), fed, strict=False):
         rows[name] = value
     return words(rows)
 
@@ -60,7 +61,7 @@ class SlotDecoder(Decoder):
         sampling = [SampleKey(rows) for rows in sorted({prompts if context else self.slots, self.slots})]
         heads = [HeadKey(prompts, n) for n in context]
         moves = [ReorderKey(), *[RedirectKey()] * bool(self.memory.layout)]
-        return [*self.memory.keys(), *steps, *heads, *tokens, *loops, *sampling, *moves]
+        return [*self.memory.keys(), *self.tower.keys(), *steps, *heads, *tokens, *loops, *sampling, *moves]
 
     def verifying(self, guesses: int) -> list[ProgramKey]:
         return [VerifyKey(1 + guesses, width) for width in self.programs.widths(1) if width > guesses]
@@ -125,14 +126,32 @@ class SlotDecoder(Decoder):
             StepKey(rows, active, self.programs.width(active, int((fed.start + fed.length).max())))
         )
         packed = packed_step(fed)
-        if not all_positions or active == 1:
-            with self.guarded():
-                return self.execute(parts, self.runtime.put([packed]))[0]
-        whole = len(parts) == 1
         with self.guarded():
-            hidden = self.execute(parts if whole else parts[:-1], self.runtime.put([packed]))[-1]
+            placed = self._placed(fed)
+            if not all_positions or active == 1:
+                return self.execute(parts, self.runtime.put([packed]), placed=placed)[0]
+            whole = len(parts) == 1
+            hidden = self.execute(parts if whole else parts[:-1], self.runtime.put([packed]), placed=placed)[-1]
         [(_, head)] = self.store.parts(HeadKey(rows, active))
         return head(hidden, *self.operands(range(0)))[0]
+
+    def _placed(self, fed: StepInputs) -> list[DeviceTensor]:
+        """Return the operands of what is placed in a step, if there is a tower."""
+        if not self.family.images:
+            return []
+        (b, n), parts = fed.ids.shape, []
+        for lane, (slot, start, count) in enumerate(zip(fed.slots, fed.start, fed.length, strict=True)):
+            if count:
+                found = self.pictured(slot, start, fed.prompts[lane] if fed.prompts else None)
+                parts.append((lane * n, int(start), int(count), found))
+        return self.tower.put(b, n, self.tower.placed(b, n, parts))
+
+    def _turned(self, n: int) -> list[DeviceTensor]:
+        """Return the same operands where slots continue sequences with `n` tokens each."""
+        if not self.family.images:
+            return []
+        parts = [(slot * n, 0, n, continued(int(later))) for slot, later in enumerate(self.later)]
+        return self.tower.put(self.slots, n, self.tower.placed(self.slots, n, parts))
 
     def fill(self, slots: Array, start: Array, length: Array) -> None:
         """Record what is written to the slots.
@@ -161,7 +180,8 @@ class SlotDecoder(Decoder):
         parts = self.store.parts(LoopKey(width, self.options.chunk))
         self.fill(np.arange(self.slots), rows["position"], rows["left"])
         with self.guarded():
-            tokens, *self.seen = self.execute(parts, self.runtime.put([words(rows)]), *self.seen_now())
+            operands = self.runtime.put([words(rows)]), *self.seen_now()
+            tokens, *self.seen = self.execute(parts, *operands, placed=self._turned(1))
             return self.noted(tokens.numpy())[:, :steps]
 
     def _loop_on_host(self, rows: Array, steps: int) -> Array:
@@ -204,7 +224,8 @@ class SlotDecoder(Decoder):
         packed = packed_step(StepInputs(ids, start, length, end, np.arange(self.slots)))
         with self.guarded():
             operands = (self.runtime.put([operand]) for operand in (packed, policy))
-            return self.noted(self.execute(parts, *operands, *self.seen_now())[0].numpy())
+            results = self.execute(parts, *operands, *self.seen_now(), placed=self._turned(active))
+            return self.noted(results[0].numpy())
 
     def sample(self, logits: DeviceTensor, slots: Array, position: Array, policy: Array) -> Array:
         sampled = super().sample(logits, slots, position, policy)
@@ -225,6 +246,7 @@ class SlotDecoder(Decoder):
         self.redirect(np.where(source < 0, np.arange(self.slots), source))  # a cleared slot keeps its source
         self.version += 1
         self.tainted, self.filled = self.tainted[source] & (source >= 0), self.filled[source] * (source >= 0)
+        self.later = self.later[source] * (source >= 0)
 
     def _wipe(self, slots: Array) -> None:
         """Clear these slots if one may hold NaN: attention weighs stale positions with zero, and 0 × NaN is NaN."""

@@ -21,8 +21,10 @@ from transformers_neuronx.config import Configuration
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.huggingface.device_cache import GENERATE, DeviceCache
 from transformers_neuronx.huggingface.speech import SpeechGeneration
+from transformers_neuronx.huggingface.vision import VisionGeneration
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.models.vision import VisionForSampling
 from transformers_neuronx.support.turns import Turns
 
 # Arguments that Transformers' models may take. They are refused: ignoring them would change the result silently.
@@ -64,8 +66,8 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
       a `generation_config.json`, that gives the defaults of `generate()`.
     - `model`: the compiled model. Call its `to_neuron` before `generate()`.
 
-    The number of prompts, times `num_beams` or `num_return_sequences`, must be at most the model's `batch_size`. For a
-    model with an encoder, the instance is an `EncoderDecoderAdapter`, and for Whisper a `SpeechAdapter`.
+    The number of prompts, times `num_beams` or `num_return_sequences`, must be at most the model's `batch_size`. The
+    class is `EncoderDecoderAdapter` with an encoder, `SpeechAdapter` for Whisper, and `VisionAdapter` with images.
 
     Raises ConfigError if the model has `log_softmax_scores` in its NeuronConfig: `generate()` needs logits alone.
     """
@@ -83,6 +85,8 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
     def __new__(cls, config: PreTrainedConfig | Configuration, model: ForSampling) -> HuggingFaceGenerationModelAdapter:
         if isinstance(model, EncoderDecoderForSampling):
             cls = SpeechAdapter if config.model_type == "whisper" else EncoderDecoderAdapter
+        elif isinstance(model, VisionForSampling):
+            cls = VisionAdapter
         return super().__new__(cls)
 
     def __init__(self, config: PreTrainedConfig | Configuration, model: ForSampling) -> None:
@@ -352,6 +356,12 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
         slots = np.arange(decoder.slots)
         slots[: len(numbers)] = np.where(sources[: len(numbers)] == numbers, slots[: len(numbers)], found.argmax(1))
         decoder.redirect(slots)
+
+
+class VisionAdapter(VisionGeneration, HuggingFaceGenerationModelAdapter):  # type: ignore[no-untyped-call, misc]
+    """The adapter of a model that reads images: `generate()` takes all that a processor of Transformers returns."""
+
+    model: VisionForSampling
 
 
 class SpeechAdapter(SpeechGeneration, EncoderDecoderAdapter):  # type: ignore[no-untyped-call]

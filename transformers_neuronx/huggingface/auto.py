@@ -14,6 +14,7 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.families import SAME_AS
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.models.vision import VisionForSampling
 from transformers_neuronx.support.arguments import path_in
 from transformers_neuronx.weights.directories import PathOrName, load_config
 
@@ -74,6 +75,23 @@ class NeuronAutoModelForSeq2SeqLM:
         cls = class_of(load_config(path_or_name, options.get("cache_dir")), path_or_name)
         if not issubclass(cls, EncoderDecoderForSampling):
             raise ConfigError(f"{cls.__name__} has no encoder; use NeuronAutoModelForCausalLM")
+        return cls.from_pretrained(path_or_name, *values, **options)
+
+
+class NeuronAutoModelForImageTextToText:
+    """Makes models from checkpoints of families that read images.
+
+    `NeuronAutoModelForCausalLM` makes one of their text half, without the tower for images.
+    """
+
+    @staticmethod
+    def from_pretrained(path_or_name: PathOrName | None = None, *values: Any, **options: Any) -> VisionForSampling:
+        """Call `from_pretrained` of the family's class, with its options."""
+        path_or_name = path_in(path_or_name, options)
+        attributes = load_config(path_or_name, options.get("cache_dir"), images=True)
+        cls = class_of(attributes, path_or_name)
+        if not issubclass(cls, VisionForSampling):
+            raise ConfigError(f"{cls.__name__} reads no images; use NeuronAutoModelForCausalLM")
         return cls.from_pretrained(path_or_name, *values, **options)
 
 

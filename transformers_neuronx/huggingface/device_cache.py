@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
+from transformers_neuronx.engine.images import Image
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.models.sampling import ForSampling
 
@@ -29,6 +31,7 @@ class DeviceCache(Cache):
         self.mask: torch.Tensor | None = None  # [rows, columns], once there is padding
         self.rows = self.columns = 0
         self.drafts = False
+        self.images: Sequence[Image] = ()  # those of the first columns
         self._left = -1  # the version of the sequences on the devices after the last call for these
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -48,6 +51,8 @@ class DeviceCache(Cache):
         where: dict[str, Any] = dict(cache_ids=np.arange(first, first + cut))
         if mask is not None:
             where = dict(attention_mask=mask[:, : first + cut])
+        if self.images and not first:
+            where |= dict(images=self.images)
         logits: torch.Tensor = self.model.run(ids[:, :cut], output_all_logits=all_positions, **where)[:rows]
         self.rows, self.columns, self._left = rows, first + n, self._held()
         self.ids, self.mask = torch.cat([self.ids[:rows, :first].reshape(rows, first), ids], 1), mask

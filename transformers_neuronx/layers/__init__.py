@@ -41,6 +41,7 @@ from transformers_neuronx.layers.rotary import (
     frequencies_in_checkpoints as frequencies_in_checkpoints,
     rotaries as rotaries,
     rotation as rotation,
+    turning as turning,
 )
 from transformers_neuronx.layers.state import State as State, scan as scan
-from transformers_neuronx.layers.step import Cache as Cache, Step as Step
+from transformers_neuronx.layers.step import Cache as Cache, Placed as Placed, Step as Step

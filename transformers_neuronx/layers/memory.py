@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from transformers_neuronx import hlo
+from transformers_neuronx.layers.attention import Rotate
 from transformers_neuronx.layers.linear import linear, linears
 from transformers_neuronx.pyhlo import Tensor
 
@@ -22,22 +23,27 @@ class Memory(NamedTuple):
     slots: Tensor | None = None
 
 
-def remembered(x: Tensor, w: Any, lengths: Tensor, head_dim: int) -> Memory:
-    """Project a sequence x [b, m, h] to keys and values, with the linear layers `k` and `v` of `w`."""
+def remembered(x: Tensor, w: Any, lengths: Tensor, head_dim: int, rotate: Rotate | None = None) -> Memory:
+    """Project a sequence x [b, m, h] to keys and values, with the linear layers `k` and `v` of `w`. `rotate` is applied
+    to keys [b, m, heads, d].
+    """
     b, m, _ = x.sizes
     keys, values = (hlo.reshape(y, b, m, -1, head_dim) for y in linears(x, w.k, w.v))
-    return Memory(keys, values, lengths)
+    return Memory(rotate(keys) if rotate else keys, values, lengths)
 
 
 def attention_over(
-    x: Tensor, w: Any, memory: Memory, head_dim: int, *, scale: float | None = None, bias: Tensor | None = None
-) -> Tensor:
+    x: Tensor, w: Any, memory: Memory, head_dim: int, rotate: Rotate | None = None, *, scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Project, attend to all of the memory, project back. x [b, n, h] -> [b, n, h]
 
-    `w` has linear layers `q` and `out`; `scale` and `bias` are those of `attend_to`.
+    `w` has linear layers `q` and `out`; `rotate` is applied to queries [b, n, heads, d]; `scale` and `bias` are those
+    of `attend_to`.
     """
     b, n, _ = x.sizes
     q = hlo.reshape(linear(x, w.q), b, n, -1, head_dim)
+    q = rotate(q) if rotate else q
     return linear(hlo.reshape(attend_to(q, memory, scale=scale, bias=bias), b, n, -1), w.out)
 
 

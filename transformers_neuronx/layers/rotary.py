@@ -17,7 +17,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.config import ModelConfig, hf
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers.attention import Rotate
-from transformers_neuronx.layers.step import Step
+from transformers_neuronx.layers.step import Placed, Step
 from transformers_neuronx.pyhlo import Tensor
 from transformers_neuronx.weights.splits import Heads
 
@@ -242,6 +242,9 @@ def _magnitude(r: Rotary) -> float:
     return (0.1 * over * math.log(r.stretch) + 1) / (0.1 * under * math.log(r.stretch) + 1)
 
 
+SECTIONS = (24, 20, 20)  # frequencies of each part of a position, if a configuration does not say
+
+
 def rotation(r: Rotary, step: Step) -> Rotate:
     """Return the function that rotates queries or keys, [b, n, heads, head_dim], by the positions of a step."""
     frequencies = ROPE_TYPES[r.kind].frequencies(r, step.end)
@@ -249,12 +252,33 @@ def rotation(r: Rotary, step: Step) -> Rotate:
         frequencies = hlo.reshape(hlo.constant(frequencies, "f32"), 1, -1)
     b, n = step.ids.sizes
     positions = hlo.reshape(hlo.convert(step.positions, "f32"), b, n, 1, 1)
-    angles = positions * hlo.reshape(frequencies, -1, 1, 1, r.dim // 2)  # [b, n, 1, dim / 2]
-    cos, sin = hlo.cos(angles) * _magnitude(r), hlo.sin(angles) * _magnitude(r)
+    if step.placed is not None:
+        positions = positions + _offsets(r, step.placed)
+    return turning(r.dim, positions * hlo.reshape(frequencies, -1, 1, 1, r.dim // 2), _magnitude(r))
+
+
+def _offsets(r: Rotary, placed: Placed) -> Tensor:
+    """Return what the position of each token is more, for each frequency. f32[b, n, 1, dim / 2]
+
+    Of the frequencies in turns of three, so many as `mrope_section` says are of height, as many of width, and the
+    others of time (Bai et al., arXiv:2511.21631).
+    """
+    b, n, _ = placed.offsets.sizes
+    sections, parts = r.parameters.get("mrope_section") or SECTIONS, np.zeros(r.dim // 2, np.int64)
+    for part in (1, 2):
+        parts[part : 3 * sections[part] : 3] = part
+    chosen = hlo.constant(np.asarray(parts[:, None] == np.arange(3), np.float32).T, "f32")
+    offsets = hlo.reshape(hlo.convert(placed.offsets, "f32"), b, n, 3, 1) * hlo.reshape(chosen, 1, 1, 3, -1)
+    return hlo.sum(offsets, 2, keep=True)
+
+
+def turning(dim: int, angles: Tensor, magnitude: float = 1.0) -> Rotate:
+    """Return the function that rotates the first `dim` features of x [b, n, heads, ·] by angles [b, n, 1, dim / 2]."""
+    cos, sin = hlo.cos(angles) * magnitude, hlo.sin(angles) * magnitude
 
     def rotate(x: Tensor) -> Tensor:
         first, second, rest = (
-            hlo.slice(x, -1, low, high) for low, high in ((0, r.dim // 2), (r.dim // 2, r.dim), (r.dim, x.sizes[-1]))
+            hlo.slice(x, -1, low, high) for low, high in ((0, dim // 2), (dim // 2, dim), (dim, x.sizes[-1]))
         )
         a, c = hlo.convert(first, "f32"), hlo.convert(second, "f32")
         turned = [hlo.convert(part, x.dtype) for part in (a * cos - c * sin, c * cos + a * sin)]

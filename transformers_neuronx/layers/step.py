@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from transformers_neuronx import hlo
 from transformers_neuronx.config.sparse_attention import Pattern
 from transformers_neuronx.layers.rows import Row, declare_rows, field, row_of
-from transformers_neuronx.pyhlo import Tensor
+from transformers_neuronx.pyhlo import Tensor, dtype_named
 
 
 class Spread(NamedTuple):
@@ -20,6 +20,20 @@ class Spread(NamedTuple):
 
     devices: int
     degree: int
+
+
+class Placed(NamedTuple):
+    """Rows that stand in place of the embeddings of some tokens, such as those of images, and turned positions.
+
+    rows [b, n, 1 + layers, h]: what a token is instead of its embedding, and what is added to it after each of the
+    first layers (DeepStack, arXiv:2406.04334), zeros for others; real pred[b, n], which tokens these are. Rotary
+    positions have three parts: of time, height and width. offsets s32[b, n, 3] are what they are more than a token's
+    position.
+    """
+
+    rows: Tensor
+    real: Tensor
+    offsets: Tensor
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,8 @@ class Step:
     s32[segments, 2], are these places again, and where states will be: both are needed to keep the old ones until it
     is known which draft tokens are right.
 
-    `adapters`, s32[b], are the adapters of rows, for linear layers that have some: see `layers.lora`.
+    `adapters`, s32[b], are the adapters of rows, for linear layers that have some: see `layers.lora`. If a family
+    reads images, `placed` is what stands in place of some tokens; None where there are none.
     """
 
     ids: Tensor
@@ -52,6 +67,7 @@ class Step:
     segments: Tensor | None = None
     places: Tensor | None = None
     adapters: Tensor | None = None
+    placed: Placed | None = None
 
     @cached_property
     def positions(self) -> Tensor:
@@ -129,3 +145,15 @@ def declare_step(parameters: hlo.Parameters, b: int, n: int, width: int, own_slo
     packed = declare_rows(parameters, row, b, "step")
     slots, start, length, end, ids = (field(packed, row, name) for name in ("slot", "start", "length", "end", "ids"))
     return Step(ids, start, length, end, slots if own_slots else None, width)
+
+
+# What `Placed` has of a token besides its row.
+PLACE = row_of(real=None, offsets=3)
+
+
+def declare_placed(parameters: hlo.Parameters, dtype: str, b: int, n: int, sizes: tuple[int, int]) -> Placed:
+    """Declare `Placed` as two parameters: the rows, of these `sizes` each, and b * n rows of `PLACE`."""
+    rows = parameters.add(dtype_named(dtype)[b, n, *sizes], "placed")
+    packed = declare_rows(parameters, PLACE, b * n, "places")
+    offsets = hlo.reshape(field(packed, PLACE, "offsets"), b, n, 3)
+    return Placed(rows, hlo.reshape(field(packed, PLACE, "real") > 0, b, n), offsets)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Self
@@ -108,7 +108,7 @@ class Model(PretrainedModel):
     ) -> None:
         super().__init__()
         mention_unknown(type(self).__name__, unknown, _OPTIONS, _SWITCHES)
-        self.config = Configuration(completed(config if isinstance(config, Mapping) else config.to_dict()))
+        self.config = Configuration(completed(config, self.family.images))
         self.neuron_config = neuron_config or NeuronConfig()
         self.tag = tag or type(self).__name__
         self.meter = Meter()
@@ -201,8 +201,8 @@ class Model(PretrainedModel):
         """
         path_or_name = path_in(path_or_name, options)
         if not holds_artifact(path_or_name):
-            model = cls(load_config(path_or_name, cache_dir), *values, **options)
-            model._weights = open_adapted(path_or_name if weights is None else weights, cache_dir, adapter)
+            model = cls(load_config(path_or_name, cache_dir, cls.family.images), *values, **options)
+            model._weights = open_adapted(weights or path_or_name, cache_dir, adapter, cls.family.images)
             return model
         artifact = open_artifact(path_or_name)
         model = cls(artifact.attributes(cls.family), *values, **artifact.options() | options)
@@ -214,7 +214,7 @@ class Model(PretrainedModel):
         if artifact.has_weights:
             model._weights = artifact
         elif weights is not None:
-            model._weights = open_adapted(weights, cache_dir, adapter)
+            model._weights = open_adapted(weights, cache_dir, adapter, cls.family.images)
         return model
 
     def save(self, directory: str | os.PathLike[str], sharded_weights: bool = False) -> None:

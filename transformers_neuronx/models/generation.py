@@ -168,7 +168,9 @@ class Generation:
         params = SamplingParams(max_tokens=count, repetition_penalty=penalty)
         given = self.decoder.given(row, computed, len(tokens) + count)
         ends, policy = frozenset(self.eos), self.rows["policy"][row]
-        self._requests.append(Request(row, tokens, params, ends, rules=policy, given=given, computed=computed))
+        prompt = self.prompts.pictured(row % len(self.prompts.tokens))
+        how = dict(rules=policy, given=given, computed=computed, pictured=self.decoder.pictured(row, computed, prompt))
+        self._requests.append(Request(row, tokens, params, ends, **how))
         assert self._loop is not None
         self._loop.scheduler.add(self._requests[-1])
 

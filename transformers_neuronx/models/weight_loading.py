@@ -41,5 +41,6 @@ def incoming(decoder: Decoder, source: Artifact | Checkpoint) -> tuple[Iterable[
     """Return the weights for the decoder's devices, and what has the marks of those that were read."""
     if isinstance(source, Artifact):
         return source.weights(decoder), source
+    source = source.with_tower if decoder.family.images else source
     marked = Marked(source, decoder.family.weights.PREFIX)
     return decoder.read(marked), marked

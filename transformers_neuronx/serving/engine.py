@@ -41,6 +41,7 @@ from transformers_neuronx.serving.parts import (
     guesser_for,
     measured,
     paged_cache,
+    pictured_in,
     steps_of,
 )
 from transformers_neuronx.serving.records import EngineMetrics, Records
@@ -119,14 +120,18 @@ class Engine:
         self._thread.start()
         atexit.register(self.close)  # a thread must not be inside a program when the interpreter goes
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams | None = None, source: Any = None) -> Handle:
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams | None = None, source: Any = None, *,
+        pixel_values: Any = None, image_grid_thw: Any = None,
+    ) -> Handle:  # fmt: skip
         """Let a prompt, token ids, be continued. Return at once. For a model with an encoder it is the source.
 
         If a model's sources are numbers, `source` is one of them, such as f32[mel bins, frames]. The prompt is then
-        what the decoder begins with, by default its start token.
+        what the decoder begins with, by default its start token. The last two arguments are the images of a prompt, for
+        models that read some: see `VisionForSampling`.
 
-        Raises InputError for a prompt or a source that the model cannot serve, and QueueFullError if too much is
-        waiting.
+        Raises InputError for a prompt, a source or images that the model cannot serve, and QueueFullError if too much
+        is waiting.
         """
         params = params or SamplingParams()
         want_head(self._model.decoder.options, self._model.tag, "generate")
@@ -140,13 +145,14 @@ class Engine:
         adapter = self.scheduler.adapters.named(params.adapter)
         salt = self._salt(tokens, params.cache_salt, adapter)
         source, tokens = _divided(self._model.decoder, tokens, source)
+        images = pictured_in(self._model, tokens, pixel_values, image_grid_thw)
         outputs = params.structured_outputs
         parsers = self._grammars.parsers(outputs, params.n) if outputs else [None] * params.n
 
         def request(stream: int) -> Request:
             how = params.stop, params.include_stop_str_in_output, not params.skip_special_tokens
             text = TextStream(self.tokenizer, tokens, *how) if self.tokenizer else None
-            own = ends, salt, source, adapter, text, parsers[stream], stream
+            own = ends, salt, source, adapter, images, text, parsers[stream], stream
             return Request(next(self._ids), list(tokens), params, *own)
 
         return self._take([request(stream) for stream in range(params.n)])
@@ -192,6 +198,7 @@ class Engine:
         tokens = self._checked(prompt)
         params = SamplingParams(max_tokens=1, priority=priority, cache_salt=cache_salt)
         own = self.scheduler.adapters.named(adapter)
+        pictured_in(self._model, tokens)  # it must have none
         how: dict[str, Any] = dict(salt=self._salt(tokens, cache_salt, own), adapter=own, pooling=pooling)
         return self._take([Request(next(self._ids), tokens, params, labels=len(self.labels), **how)])
 

@@ -172,6 +172,8 @@ def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
         )
     if isinstance(draft, PromptLookup):
         return []
+    if draft.family.images:
+        raise ConfigError(f"{draft.tag}: a draft reads text alone: load it with NeuronAutoModelForCausalLM")
     decoder, paged = draft.decoder, model.decoder.programs.reads_pages
     if decoder.config.vocab_size != model.decoder.config.vocab_size:
         sizes = f"{model.decoder.config.vocab_size}, got {decoder.config.vocab_size}"

@@ -51,7 +51,8 @@ class KVCache:
 
     def name(self, request: Request) -> None:
         """Give a request the names of the full pages of its prompt, by which others find them."""
-        request.digests = digests(request.tokens, self.size, request.salt)
+        tokens = request.tokens
+        request.digests = digests(tokens, self.size, request.salt, request.contents(0, len(tokens)))
 
     def found(self, request: Request) -> Found:
         """Return what there is of a prompt. At least its last token is computed again, as the next one is sampled from
@@ -64,7 +65,7 @@ class KVCache:
             return Found(0, [[] for _ in self.pools], 0)
         names = request.digests[: last // size]
         full = next(count for count in range(self._most(names), -1, -1) if self._have(names[:count]))
-        rest = request.tokens[full * size : min((full + 1) * size, last)]
+        rest = request.held(full * size, min((full + 1) * size, last))
         copied, alike = self._most_alike(request.before(full), rest)
         copied, alike = (copied, alike) if alike > size // 8 else ((), 0)
         positions, tables = full * size + alike, []
@@ -82,7 +83,7 @@ class KVCache:
         end = len(names) * self.size
         return all(all(map(pool.page_of, names[pool.first(end) :])) for pool in self.pools if pool.window)
 
-    def _most_alike(self, before: bytes, tokens: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    def _most_alike(self, before: bytes, tokens: Sequence[int | bytes]) -> tuple[tuple[int, ...], int]:
         """Return the pages that begin with most of `tokens`, one of each pool, and how many these are."""
         first, *others = self.pools
         name, alike = first.most_alike(before, tokens)
@@ -146,7 +147,7 @@ class KVCache:
         """Let others find the pages that are full of computed tokens of the prompt."""
         full = min(request.computed, request.prompt_length) // self.size
         for place in range(request.published, full):
-            held = request.tokens[place * self.size : (place + 1) * self.size]
+            held = request.held(place * self.size, (place + 1) * self.size)
             for pool, table in zip(self.pools, request.tables, strict=True):
                 pool.publish(table[place], request.digests[place], request.before(place), held)
         request.published = max(request.published, full)

@@ -65,6 +65,7 @@ class PackedTokens:
     seen: Array | None = None  # the tokens that each one's sequence has, pred[samples, vocab], if rules depend on them
     pools: Sequence[Work] = ()  # those whose last hidden states are summed
     shares: Array | None = None  # how often each one's sum has each token, f32[sequences, tokens]
+    placed: Sequence[Array] = ()  # what stands in place of tokens, if anything does
 
 
 class Started(NamedTuple):
@@ -177,6 +178,7 @@ class PagedSteps:
     def reset(self) -> None:
         """Fill the cache with zeros, and the places of adapters."""
         self._seen.clear()
+        self.decoder.tower.reset()
         self._noted: tuple[int, list[Request]] = (0, [])  # samples of the last step, and whose tokens are known there
         self._before = self.chooser.none()
         self.caches[:] = [self.decoder.runtime.put([zeros]) for zeros in self.layout.zeros()]
@@ -244,8 +246,15 @@ class PagedSteps:
             for row, request in zip(rows["eos"], requests, strict=False):
                 some = sorted(request.ends)[: len(row)]  # the host knows the others
                 row[: len(some)] = some
-        shares = shares_of(key, step, bounds) if pools else None
-        return PackedTokens(key, tokens, segments, rows, requests, scored, self.seen(key, requests), pools, shares)
+        shares, placed = shares_of(key, step, bounds) if pools else None, self.placed(key.tokens, step)
+        seen = self.seen(key, requests)
+        return PackedTokens(key, tokens, segments, rows, requests, scored, seen, pools, shares, placed)
+
+    def placed(self, size: int, step: Sequence[Work]) -> list[Array]:
+        """Return what stands in place of some of `size` tokens; nothing if none is of a request with images."""
+        bounds = accumulate((work.count for work in step), initial=0)
+        works = zip(bounds, step, strict=False)
+        return self.decoder.tower.placed(size, 1, ((at, w.start, w.count, w.request.pictured) for at, w in works))
 
     def seen(self, key: TokensKey, requests: Sequence[Request]) -> Array | None:
         """Return the tokens that sequences have, pred[samples, vocab], if the rules of a request depend on them.
@@ -274,7 +283,8 @@ class PagedSteps:
         [(_, program)] = self.store.parts(packed.key)
         before = [self._before] * bool(packed.key.chosen)
         operands = self.decoder.operands(range(self.decoder.config.n_layer), memory=self.memory)
-        results = iter(program(rows, *before, *seen, *self.caches, *operands, *self.adapters.arrays))
+        placed = self.decoder.tower.put(packed.key.tokens, 1, packed.placed)
+        results = iter(program(rows, *before, *seen, *self.caches, *operands, *self.adapters.arrays, *placed))
         tokens = next(results) if count else None
         rounds = next(results) if packed.key.rounds else None
         logits = next(results) if count else None

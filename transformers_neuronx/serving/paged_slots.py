@@ -16,6 +16,7 @@ from transformers_neuronx.config import CompileOptions
 from transformers_neuronx.engine.decoder import Array, Decoder, gap
 from transformers_neuronx.engine.encoding import RedirectKey
 from transformers_neuronx.engine.family import DecoderConfig, Family
+from transformers_neuronx.engine.images import Pictured
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.kv_cache import Given
@@ -86,7 +87,8 @@ class PagedDecoder(Decoder):
         """
         heads = [HeadKey(key.tokens, 1) for key in self.steps.keys if key.samples < key.tokens <= self._most_of_all]
         redirects = [RedirectKey()] * bool(self.memory.layout)
-        return [*self.memory.keys(), *self.steps.keys, *heads, CopyKey(), SampleKey(self.slots), *redirects]
+        apart = [*self.memory.keys(), *self.tower.keys()]
+        return [*apart, *self.steps.keys, *heads, CopyKey(), SampleKey(self.slots), *redirects]
 
     @property
     def _most_of_all(self) -> int:
@@ -187,6 +189,7 @@ class PagedDecoder(Decoder):
             self.pool.release(table)
         self.tables = [[*table] for table in before]
         self.filled = np.where(source < 0, 0, self.filled[source])
+        self.later = np.where(source < 0, 0, self.later[source])
         self.redirect(np.where(source < 0, np.arange(self.slots), source))  # a cleared slot keeps its source
         self.version += 1
 
@@ -202,7 +205,8 @@ class PagedDecoder(Decoder):
 
         With `every`, short steps sample after all tokens.
         """
-        works = [self._work(*row) for row in zip(rows.tokens, rows.start, rows.end, rows.slots, policy, strict=True)]
+        each = zip(rows.tokens, rows.start, rows.end, rows.slots, policy, strict=True)
+        works = [self._work(*row, rows.pictured(number)) for number, row in enumerate(each)]
         most = self._most_of_all if every else self.steps.most_tokens
         lengths = sorted(enumerate(map(len, rows.tokens)), key=lambda row: row[1] > 1)  # single tokens first
         for parts in in_steps(lengths, most):
@@ -211,10 +215,13 @@ class PagedDecoder(Decoder):
             step = [_part(works[part.row], part, whole) for part in parts]
             yield parts, self.steps.start(self.steps.pack(step))
 
-    def _work(self, tokens: Array, start: int, end: int, slot: int, policy: Array) -> Work:
+    def _work(
+        self, tokens: Array, start: int, end: int, slot: int, policy: Array, prompt: Pictured | None
+    ) -> Work:  # fmt: skip
         """Return the work that computes all tokens of a row, and samples."""
         params = _params(penalty_of(policy))
         request = Request(int(slot), [NOTHING] * int(start) + tokens.tolist(), params, rules=policy)
+        request.pictured = self.pictured(int(slot), int(start), prompt)
         if len(tokens) == 1:
             request.prompt_length = int(start)  # it continues a sequence, as a generated token does
         (request.tables, request.places), request.pending = self.given(int(slot), int(start), int(end)), 1

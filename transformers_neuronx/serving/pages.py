@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, takewhile
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,12 +22,17 @@ PAGE = 64  # positions of a page of an engine
 COMPARED = 16  # pages with the same tokens before, of which the one most like a prompt is copied
 
 
-def digests(tokens: Sequence[int], page: int, salt: bytes = b"") -> list[bytes]:
-    """Return a digest for each full page of `tokens`; it depends on all tokens up to its end, and on the salt."""
+def digests(
+    tokens: Sequence[int], page: int, salt: bytes = b"", contents: Mapping[int, bytes] = MappingProxyType({})
+) -> list[bytes]:  # fmt: skip
+    """Return a digest for each full page of `tokens`; it depends on all tokens up to its end, on the salt, and on the
+    `contents` of those that are more than their ids, by position.
+    """
     chain, found = hashlib.sha256(salt).digest(), []
     ids = np.asarray(tokens, "<i4")
     for end in range(page, len(ids) + 1, page):
-        chain = hashlib.sha256(chain + ids[end - page : end].tobytes()).digest()
+        more = b"".join(contents[place] for place in range(end - page, end) if place in contents)
+        chain = hashlib.sha256(chain + ids[end - page : end].tobytes() + more).digest()
         found.append(chain)
     return found
 
@@ -40,7 +46,8 @@ class Pages:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, count + 1))  # the next to give away first
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
-        self._held: dict[int, tuple[bytes, tuple[int, ...]]] = {}  # of a published page: what is before, and its tokens
+        # Of a published page: what is before, and its tokens.
+        self._held: dict[int, tuple[bytes, tuple[int | bytes, ...]]] = {}
         self._after: dict[bytes, dict[int, None]] = {}  # published pages by what is before, the latest last
 
     @property
@@ -118,14 +125,14 @@ class Pages:
         for known in (self._page_of, self._digest_of, self._held, self._after):
             known.clear()
 
-    def publish(self, page: int, digest: bytes, before: bytes, tokens: Sequence[int]) -> None:
+    def publish(self, page: int, digest: bytes, before: bytes, tokens: Sequence[int | bytes]) -> None:
         """Say what a full page holds: the digest, that of the page before, and its tokens. It never changes again."""
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest], self._digest_of[page] = page, digest
             self._held[page] = before, tuple(tokens)
             self._after.setdefault(before, {})[page] = None
 
-    def most_alike(self, before: bytes, tokens: Sequence[int]) -> tuple[bytes, int]:
+    def most_alike(self, before: bytes, tokens: Sequence[int | bytes]) -> tuple[bytes, int]:
         """Return the digest of the published page that begins with most of `tokens`, after what `before` stands for,
         and how many these are. Only the COMPARED latest are looked at.
         """

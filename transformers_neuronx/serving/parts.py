@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.engine.images import Pictured, pictured
+from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.runtimes.base import want_all_here
 from transformers_neuronx.serving.calls import guesser_of
 from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser
@@ -68,6 +69,23 @@ def content_of(directory: str | os.PathLike[str], decoder: Decoder, rank: int) -
     weights = decoder.family.weights
     table = weights.table(decoder.config)
     return placed(open_adapter(directory), table, decoder.programs.layers, rank, weights.PREFIX)
+
+
+def pictured_in(
+    model: Any, tokens: Sequence[int], pixel_values: Any = None, image_grid_thw: Any = None
+) -> Pictured | None:  # fmt: skip
+    """Return the images of a prompt and where they stand. Raises InputError for images that do not fit it, and for any
+    if the model reads none.
+    """
+    if not model.family.images:
+        if pixel_values is None and image_grid_thw is None:
+            return None
+        raise InputError(f"{model.tag} reads no images: load it with NeuronAutoModelForImageTextToText, if it has both")
+    images = model.read_images(pixel_values, image_grid_thw)
+    found = pictured(tokens, images, model.model_config)
+    if images:
+        raise InputError(f"the prompt has no tokens for {len(images)} of its images")
+    return found
 
 
 def measured(limits: Limits, steps: Steps, joined: int | None) -> Limits:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transformers_neuronx.engine.images import Pictured
 from transformers_neuronx.engine.kv_cache import Given
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import InputError
@@ -146,6 +147,7 @@ class Request:
         default_factory=lambda: NO_SOURCE
     )  # what an encoder reads, if the model has one: s32[·], or f32[*source_sizes]
     adapter: HostAdapter | None = None
+    pictured: Pictured | None = None  # images that stand in place of tokens of its prompt
     text: TextStream | None = None
     parser: Parser | None = None
     stream: int = 0  # of random numbers: requests of one seed and prompt differ by it
@@ -273,6 +275,15 @@ class Request:
 
     def _generated_with(self, guesses: int) -> list[int]:
         return self.tokens[self.prompt_length :] + self.guesses[:guesses]
+
+    def contents(self, start: int, count: int) -> dict[int, bytes]:
+        """What stands for the content of those of so many tokens that are of images, by position."""
+        return self.pictured.contents(start, count) if self.pictured else {}
+
+    def held(self, start: int, end: int) -> list[int | bytes]:
+        """Its tokens from `start` up to `end`, as others are compared with them."""
+        contents = self.contents(start, end - start)
+        return [contents.get(place, token) for place, token in enumerate(self.tokens[start:end], start)]
 
     def before(self, page: int) -> bytes:
         """What stands for all tokens of the prompt before one of its pages."""

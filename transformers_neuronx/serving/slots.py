@@ -204,7 +204,8 @@ def _rows(works: Sequence[Work]) -> Chunks:
     """Return the tokens of each request that are computed, as rows."""
     tokens = [np.array(work.tokens, np.int64) for work in works]
     start, ends = np.array([(work.start, work.end) for work in works]).T
-    return Chunks(tokens, start, np.ones((len(works), 1), bool), np.array(slots_of(works)), ends)
+    prompts = [work.request.pictured for work in works]
+    return Chunks(tokens, start, np.ones((len(works), 1), bool), np.array(slots_of(works)), ends, prompts=prompts)
 
 
 def seen_in_slots(decoder: SlotDecoder, works: Sequence[Work]) -> Array:

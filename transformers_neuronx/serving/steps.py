@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
@@ -199,7 +200,7 @@ def step_module(programs: Programs, key: TokensKey) -> HloModuleProto:
     Parameters: a row of `TOKEN` for each token, a `sequence_row` for each sequence and a row of `SAMPLED` for each that
     samples, joined; the tokens that the step before chose, s32[chosen]; if some sample, the tokens that each one's
     sequence has, pred[samples, vocab], where those that the step computes may be missing; the caches; the weights;
-    the adapters.
+    the adapters; and what is placed in the step, if there is a tower.
 
     Results: the last token of each sample, and NOTHING after them, up to s32[chosen]; if there are `rounds`, all
     tokens, s32[samples, ROUNDS], and NOTHING where there are fewer; logits f32[samples, 1, vocab] of the last round;
@@ -286,6 +287,7 @@ class _Writer:
         self.caches = self.layout.declare(parameters, self.layout.layers)
         self.shared, self.weights = programs.declare_weights(parameters, programs.whole)
         programs.declare_adapters(parameters, self.weights)
+        self.placed = programs.declare_placed(parameters, key.tokens, 1)
 
     def computed(
         self, ids: Tensor, position: Tensor, end: Tensor, sequences: Tensor, caches: list[Cache]
@@ -297,7 +299,8 @@ class _Writer:
             slots = hlo.take(hlo.reshape(hlo.slice(places, 1, 0, 1), -1), located(sequences, self.size)[1])
         one = hlo.full(1, "s32", ids.sizes)
         adapters = field(self.tokens, TOKEN, "adapter") if self.programs.adapters else None
-        step = Step(hlo.reshape(ids, -1, 1), position, one, end, slots, 0, places=places, adapters=adapters)
+        more: dict[str, Any] = dict(places=places, adapters=adapters, placed=self.placed)
+        step = Step(hlo.reshape(ids, -1, 1), position, one, end, slots, 0, **more)
         segments, programs = segments_of(self.layout, sequences), self.programs
         return programs.body(
             self.scribe, programs.whole, self.shared, self.weights, None, caches, step, segments

@@ -214,6 +214,7 @@ class Rounds:
         tokens, rules = self._text[slot, :end].tolist(), policy[slot]
         params = SamplingParams(max_tokens=1 + count, repetition_penalty=penalty_of(rules))
         given = self.target.decoder.given(slot, end - 1, end - 1 + count)
-        request = Request(slot, tokens[:-1], params, rules=rules, given=given, computed=end - 1)
+        how: dict[str, Any] = dict(rules=rules, given=given, computed=end - 1)
+        request = Request(slot, tokens[:-1], params, **how, pictured=self.target.decoder.pictured(slot, end - 1, None))
         request.append(tokens[-1])
         return request

@@ -134,6 +134,8 @@ def check_pair(draft: ForSampling, target: ForSampling) -> None:
     """Raise ConfigError unless the draft fits the target."""
     if draft is target:
         raise ConfigError("a draft must be another model than its target: both would write to the same caches")
+    if draft.family.images:
+        raise ConfigError(f"{draft.tag}: a draft reads text alone: load it with NeuronAutoModelForCausalLM")
     for name, ours, theirs in (
         ("vocab_size", draft.config.vocab_size, target.config.vocab_size),
         ("batch_size", draft.options.batch_size, target.options.batch_size),

@@ -134,7 +134,8 @@ class FusedSpeculativeDecoder(torch.nn.Module):
 
     @property
     def _in_one_program(self) -> bool:
-        return all(isinstance(model.decoder, SlotDecoder) for model in (self.draft, self.target))
+        slotted = all(isinstance(model.decoder, SlotDecoder) for model in (self.draft, self.target))
+        return slotted and not self.target.family.images  # whose positions the program does not turn
 
     def _one_by_one(self) -> Rounds:
         if self._rounds is None:

@@ -6,6 +6,7 @@ from transformers_neuronx.weights.layouts import (
     flattened as flattened,
     for_each_head as for_each_head,
     in_turns as in_turns,
+    inputs_flattened as inputs_flattened,
     pairs_as_halves as pairs_as_halves,
     part as part,
     part_per_head as part_per_head,

@@ -24,6 +24,11 @@ def plus_one(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() + 1
 
 
+def inputs_flattened(tensor: torch.Tensor) -> torch.Tensor:
+    """Make the weights of a convolution whose steps do not overlap, [out, ...], those of a linear layer, [out, in]."""
+    return tensor.flatten(1)
+
+
 def flattened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten()
 
