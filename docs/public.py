@@ -16,11 +16,14 @@ FAMILIES = sorted(path.parent.name for path in (ROOT / PACKAGE).glob("*/model.py
 
 # The public names of each module. None: all that it defines or re-exports.
 PUBLIC: dict[str, list[str] | None] = {
-    "huggingface.auto": ["NeuronAutoModelForCausalLM", "NeuronAutoModelForSeq2SeqLM", "families"],
+    "huggingface.auto": [
+        *("NeuronAutoModelForCausalLM", "NeuronAutoModelForSeq2SeqLM", "NeuronAutoModelForImageTextToText", "families"),
+    ],
     "models.base": ["Model"],
     "models.sampling": None,
     "original.sampling_functions": None,
     "models.encoder_decoder": ["EncoderDecoderForSampling"],
+    "models.vision": ["VisionForSampling"],
     **{f"{family}.model": None for family in FAMILIES},
     "engine.rules": ["Rules"],
     "serving.engine": ["Engine"],

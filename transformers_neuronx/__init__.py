@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from transformers_neuronx.huggingface.auto import (
         NeuronAutoModelForCausalLM as NeuronAutoModelForCausalLM,
+        NeuronAutoModelForImageTextToText as NeuronAutoModelForImageTextToText,
         NeuronAutoModelForSeq2SeqLM as NeuronAutoModelForSeq2SeqLM,
     )
     from transformers_neuronx.llama.model import LlamaForSampling as LlamaForSampling
@@ -59,6 +60,7 @@ _HOMES = {
     "MistralForSampling": "mistral.model",
     "MixtralForSampling": "mixtral.model",
     "NeuronAutoModelForCausalLM": "huggingface.auto",
+    "NeuronAutoModelForImageTextToText": "huggingface.auto",
     "NeuronAutoModelForSeq2SeqLM": "huggingface.auto",
     "NeuronConfig": "config",
     "OPTForSampling": "opt.model",

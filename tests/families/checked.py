@@ -20,7 +20,7 @@ BEGIN, END = "<!-- tests/families/checked.py writes what follows -->", "<!-- unt
 
 # Tests of logits have the fixture `parity`, or GPT-2's `reference`, or are these where there is an encoder.
 OF_ENCODERS = "test_logits_are_those_of_transformers", "test_at_other_degrees"
-LOGITS = {"test_t5.py": OF_ENCODERS, "test_whisper.py": OF_ENCODERS}
+LOGITS = {f"test_{name}.py": OF_ENCODERS for name in ("t5", "whisper", "qwen3vl")}
 AS_PUBLISHED = ("test_it_is_read_as_transformers_reads_it", "test_published_configurations")
 HALF = {
     "test_in_bf16", "test_in_half_precision", "test_half_precision_is_as_near_to_the_truth_as_transformers",
@@ -30,10 +30,12 @@ HALF = {
 CHECKS = {
     "bf16": HALF,
     "real size": {"test_at_a_true_size"},
-    "8 bits": {"test_int8_as_in_numpy", "test_fewer_bits_as_in_numpy s8"},
+    "8 bits": {"test_int8_as_in_numpy", "test_fewer_bits_as_in_numpy s8", "test_eight_bits_as_in_numpy"},
     "4 bits": {"test_groups_of_four_bits_as_in_numpy", "test_fewer_bits_as_in_numpy s4"},
-    "engine": {"test_tokens_and_vectors_are_those_of_transformers", "test_sources_of_an_encoder"},
-    "drafts": {"test_draft_tokens_change_nothing"},
+    "engine": {
+        "test_tokens_and_vectors_are_those_of_transformers", "test_sources_of_an_encoder", "test_images_in_an_engine",
+    },
+    "drafts": {"test_draft_tokens_change_nothing", "test_images_in_an_engine"},
     "beams": {"test_beams_of_unequal_prompts", "test_generate_as_transformers_does"},
     "artifact": {
         "test_an_artifact_has_the_programs_and_the_weights", "test_an_artifact_needs_neither_compiler_nor_checkpoint",

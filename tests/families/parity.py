@@ -12,7 +12,9 @@ from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSamplin
 
 ONE_FILE = [name for name in families() if family_of(name).__module__.split(".")[1] == "families"]
 DECODERS = [  # those with a folder; `make test` runs the tests of every family for these
-    name for name in families() if name not in ONE_FILE and not issubclass(family_of(name), EncoderDecoderForSampling)
+    name
+    for name in families()
+    if not (name in ONE_FILE or family_of(name).family.images or issubclass(family_of(name), EncoderDecoderForSampling))
 ]
 EVERY_DECODER = [*DECODERS, *(pytest.param(name, marks=pytest.mark.slow) for name in ONE_FILE)]
 TOLERANCE = 1e-5  # relative to the largest logit, in f32

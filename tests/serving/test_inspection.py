@@ -310,6 +310,8 @@ def test_memory_is_what_the_compiler_takes(cls_config, amp):
         assert least * memory.temporaries <= facts.temporaries <= most * memory.temporaries, what
 
 
+INPUTS = {"step", "hidden", "rows", "seen", "logits", "pages", "sources", "source", "features"}
+INPUTS |= {"numbers", "corners", "shares", "places", "length", "placed"}  # of images, and in steps
 IN_FOLDERS = [name for name in families() if family_of(name).__module__.endswith(".model")]
 
 
@@ -320,6 +322,9 @@ def test_every_family(family):
     """Every parameter is a weight, a cache or an input, also for two devices and quantized weights."""
     names = {re.sub("[^a-z0-9]", "", model_type): model_type for model_type in CONFIG_MAPPING}
     kinds = dict(attention_types=[[["global", "local"], 1]]) if family == "gptneo" else {}  # as many as layers
+    if family == "qwen3vl":  # its tower's default sizes are not those of its text half
+        tower = dict(depth=2, out_hidden_size=4096, deepstack_visual_indexes=[1])
+        kinds = dict(text_config=dict(num_hidden_layers=2), vision_config=tower)
     config = AutoConfig.for_model(names[family], num_hidden_layers=2, **kinds)
     switches = NeuronConfig(quant=QuantizationConfig("s8"), kv_cache_quant=KVCacheQuantizationConfig())
     context = None if family == "whisper" else 16  # its sources have one size
@@ -328,7 +333,7 @@ def test_every_family(family):
     for program in facts.programs:
         inputs = {parameter.name for parameter in program.parameters if parameter.kind == "input"}
         named = {name for name in inputs if not name.startswith("memory.")}
-        assert named <= {"step", "hidden", "rows", "seen", "logits", "pages", "sources", "source", "features"}
+        assert named <= INPUTS
         assert program.total.products or program.name.startswith(("sample", "copy", "reorder", "redirect"))
     assert_fits(str(facts))
 
