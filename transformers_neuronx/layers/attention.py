@@ -153,9 +153,8 @@ def _attend_body(
 ) -> tuple[Tensor, ...]:
     """Compute softmax(q Kᵀ scale) V over the positions up to each token's own, and the cache with k and v in it.
 
-    q [b, n, heads, d]; k, v [b, n, kv_heads, d]; start, length and slots s32[b] as in `Step`; alibi and sinks
-    f32[heads]; distances f32[heads, ·]. Only `width` positions are read. -> context [b, n, heads, d], and the cache;
-    without v, keys are values, too, and it has them once
+    q [b, n, heads, d]; k, v [b, n, kv_heads, d], or k that is both; start, length, slots s32[b] as in `Step`; alibi and
+    sinks f32[heads]; distances f32[heads, ·]. Reads `width` positions. -> context [b, n, heads, d], and the cache
     """
     b, n, heads, d = q.sizes
     kv_heads = k.sizes[2]
