@@ -188,8 +188,8 @@ def test_start_and_end_tokens_of_the_generation(tmp_path):
 def test_what_is_neither_text_nor_a_known_part_is_refused(tmp_path):
     saved("llava", tmp_path)
     file = tmp_path / "model.safetensors"
-    save_file(load_file(file) | {"audio_tower.proj.weight": torch.ones(3)}, file)
-    with pytest.raises(CheckpointError, match=r"has unexpected audio_tower\.proj\.weight$"):
+    save_file(load_file(file) | {"speech_tower.proj.weight": torch.ones(3)}, file)
+    with pytest.raises(CheckpointError, match=r"has unexpected speech_tower\.proj\.weight$"):
         opened(tmp_path)
 
 
