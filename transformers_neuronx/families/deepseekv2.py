@@ -9,31 +9,25 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers import ACTIVATIONS, Router
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.llama.latent import LatentLike
-from transformers_neuronx.llama.mixture import MixtureLike
+from transformers_neuronx.llama.routed import RoutedLike
 from transformers_neuronx.models.sampling import ForSampling
 
 BY_GROUP = "group_limited_greedy"
 
 
 @dataclass(frozen=True)
-class DeepseekV2Config(LatentLike, MixtureLike):
+class DeepseekV2Config(LatentLike, RoutedLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     mlp_bias: bool = hf("mlp_bias")
-    n_expert: int = hf("n_routed_experts")
-    active_experts: int = hf("num_experts_per_tok")
-    expert_size: int = hf("moe_intermediate_size")
-    n_shared: int = hf("n_shared_experts")
     normalized: bool = hf("norm_topk_prob", False, among=[False])
-    routed_scale: float = hf("routed_scaling_factor")
     method: str = hf("topk_method", "greedy", among=["greedy", BY_GROUP])
-    groups: int = hf("n_group", 1)
-    active_groups: int = hf("topk_group", 1)
-    first_dense: int = hf("first_k_dense_replace", 0)
 
     in_pairs = True
+    sigmoid = False
+    correction = ""
 
-    WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits", "pretraining_tp"})
+    WITHOUT_EFFECT: ClassVar = frozenset({"pretraining_tp"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,14 +37,6 @@ class DeepseekV2Config(LatentLike, MixtureLike):
                 f"the deepseek_v2 configuration needs num_experts_per_tok of at most {most}, the experts of its best "
                 f"groups, got {self.active_experts}"
             )
-
-    @property
-    def dense_layers(self) -> range:
-        return range(self.first_dense)
-
-    @property
-    def shared_size(self) -> int:  # type: ignore[override]
-        return self.n_shared * self.expert_size
 
     @property
     def router(self) -> Router:

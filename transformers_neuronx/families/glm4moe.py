@@ -1,50 +1,21 @@
 """GLM-4.5, 4.6 and 4.7: a mixture of experts after a few layers without."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
 from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.llama import graph, weights
-from transformers_neuronx.llama.mixture import MixtureLike
+from transformers_neuronx.llama.routed import RoutedLike
 from transformers_neuronx.models.sampling import ForSampling
 
 
 @dataclass(frozen=True)
-class Glm4MoeConfig(MixtureLike):
+class Glm4MoeConfig(RoutedLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     qkv_bias: bool = hf("attention_bias")
     qk_norm: bool = hf("use_qk_norm")
-    n_expert: int = hf("n_routed_experts")
-    active_experts: int = hf("num_experts_per_tok")
-    expert_size: int = hf("moe_intermediate_size")
-    n_shared: int = hf("n_shared_experts")
-    normalized: bool = hf("norm_topk_prob")
-    routed_scale: float = hf("routed_scaling_factor")
-    groups: int = hf("n_group")
-    active_groups: int = hf("topk_group")
-    first_dense: int = hf("first_k_dense_replace")
-    guesses: int = hf("num_nextn_predict_layers", 0)
-
-    sigmoid = True
-    correction = "mlp.gate.e_score_correction_bias"
-
-    WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits"})
-
-    @property
-    def dense_layers(self) -> range:
-        return range(self.first_dense)
-
-    @property
-    def shared_size(self) -> int:  # type: ignore[override]
-        return self.n_shared * self.expert_size
-
-    @property
-    def unread(self) -> list[str]:
-        """Layers after the last one guess further tokens."""
-        return [rf"(model\.)?layers\.{self.n_layer + n}\..*" for n in range(self.guesses)]
 
 
 class Glm4MoeForSampling(ForSampling):
