@@ -483,6 +483,12 @@ REFUSED = {
     "'llama.rope.freq_base' = nan, expected a positive number": ("llama", dict(rope__freq_base=(float("nan"), F32))),
     "'llama.rope.scaling.type' = 1, expected text": ("llama", dict(rope__scaling__type=(1, U32))),
     "keys that are not supported: llama.attention.clamp_kqv": ("llama", dict(attention__clamp_kqv=(8.0, F32))),
+    "keys that are not supported: llama.logit_scale": ("llama", dict(logit_scale=(8.0, F32))),
+    "keys that are not supported: gemma2.rope.freq_base_swa": ("gemma2", dict(rope__freq_base_swa=(1e5, F32))),
+    "keys that are not supported: gemma3.final_logit_softcapping": (
+        "gemma3_text",
+        dict(final_logit_softcapping=(30.0, F32)),
+    ),
     "features in keys as in values, got 24 and 16": ("qwen3", dict(attention__value_length=(16, U32))),
     "as in values, got 0 and 0": (
         "qwen3",

@@ -6,7 +6,7 @@ it may change results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from transformers_neuronx.config.gguf_metadata import OTHER, Described
@@ -77,21 +77,27 @@ _LARGEST = dict(gemma2=46, gemma3_text=62)
 _KNOWN = frozenset(
     """
     attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_epsilon
-    attention.layer_norm_rms_epsilon attention.scale attention.sliding_window attention.value_length
-    attn_logit_softcapping block_count context_length embedding_length embedding_scale expert_count
-    expert_feed_forward_length expert_used_count feed_forward_length final_logit_softcapping logit_scale
-    residual_scale rope.dimension_count rope.freq_base rope.freq_base_swa rope.scale_linear rope.scaling.attn_factor
-    rope.scaling.factor rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.type
-    rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow tensor_data_layout
-    vocab_size
+    attention.layer_norm_rms_epsilon attention.sliding_window attention.value_length block_count
+    context_length embedding_length expert_count expert_used_count feed_forward_length rope.dimension_count
+    rope.freq_base rope.scale_linear rope.scaling.attn_factor rope.scaling.factor rope.scaling.finetuned
+    rope.scaling.original_context_length rope.scaling.type rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast
+    rope.scaling.yarn_beta_slow tensor_data_layout vocab_size
     """.split()
+)
+_CAPS_OF_GEMMA2 = dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)  # by default
+_KNOWN_OF: Mapping[str, Collection[str]] = dict(
+    gemma2=_CAPS_OF_GEMMA2,
+    gemma3=["rope.freq_base_swa"],
+    granite=_SCALES_OF_GRANITE,
+    qwen3moe=["expert_feed_forward_length"],
 )
 
 
 def attributes(file: Described) -> dict[str, Any]:
     """Return the attributes that config.json would have. CheckpointError if one is missing or not supported."""
     start = f"{file.architecture}."
-    if unknown := [key for key in file.metadata if key.startswith(start) and key.removeprefix(start) not in _KNOWN]:
+    own = [key.removeprefix(start) for key in file.metadata if key.startswith(start)]
+    if unknown := [start + key for key in own if key not in _KNOWN.union(_KNOWN_OF.get(file.architecture, ()))]:
         raise file.refused(f"the metadata has keys that are not supported: {', '.join(unknown)}", OTHER)
     embeddings = file.shapes.get("token_embd.weight", ())
     if len(embeddings) != 2:
@@ -174,5 +180,4 @@ def _of_gemma(file: Described, head_dim: int) -> dict[str, Any]:
     own = dict(hidden_activation=gelu, query_pre_attn_scalar=scale, sliding_window=file.window)
     if family == "gemma3_text":
         return own | dict(rope_local_base_freq=file.real("rope.freq_base_swa", 10000.0))
-    caps = dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
-    return own | {name: file.real(name, default) for name, default in caps.items()}
+    return own | {name: file.real(name, default) for name, default in _CAPS_OF_GEMMA2.items()}
