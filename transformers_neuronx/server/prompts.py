@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -39,13 +39,19 @@ class Prompts:
         template = getattr(self.tokenizer, "chat_template", None)
         if not isinstance(template, str) or not all(role in template for role in PAIR):
             return self.encoded(first, second=second)
-        for content in (str, _as_part):  # templates read a message's content as text, or as a list of parts
-            messages = [
-                dict(role=role, content=content(text)) for role, text in zip(PAIR, (first, second), strict=True)
-            ]
-            text = self._told(messages, "documents", chat_template=template, add_generation_prompt=True)
-            if first.strip() in text and second.strip() in text:
-                return self.encoded(text, special=False)
+        return self.encoded(self._of_pair(first, second, self._pair_content), special=False)
+
+    def _of_pair(self, first: str, second: str, content: Callable[[str], Any]) -> str:
+        messages = [dict(role=role, content=content(text)) for role, text in zip(PAIR, (first, second), strict=True)]
+        return self._told(messages, "documents", add_generation_prompt=True)
+
+    @cached_property
+    def _pair_content(self) -> Callable[[str], Any]:
+        """What the template reads as content of a message: text, or a list of parts. Raises ApiError for neither."""
+        for content in (str, _as_part):
+            text = self._of_pair("a7Qx", "z9Kw", content)
+            if "a7Qx" in text and "z9Kw" in text:
+                return content
         raise ApiError(400, "the chat template does not show the query and the document", param="documents")
 
     def of_embeddings(self, asked: Embeddings | Classify) -> list[list[int]]:
