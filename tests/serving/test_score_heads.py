@@ -184,7 +184,7 @@ def test_a_reranker_scores_by_logits_of_tokens(name, tmp_path):
     want = (logits[:, yes] - (0 if no is None else logits[:, no]))[:, None].numpy()
     model = opened(tmp_path, tp_degree=2)
     check(classified(model), want)
-    with pytest.raises(InputError, match="cannot generate"):
+    with pytest.raises(InputError, match="cannot generate: it is a reranker"):
         model.sample([ROWS[0]], 20)
     model.save(tmp_path / "artifact")  # without weights
     check(classified(opened(tmp_path / "artifact", weights=tmp_path)), want)

@@ -32,14 +32,14 @@ PACKAGE = Path(__file__).parents[1]  # the root of this package
 
 def description(family: Family, config: Any, options: CompileOptions) -> dict[str, Any]:
     """Return what a model and an artifact must have in common, in the types of JSON."""
-    compiled = json.loads(as_json(dataclasses.asdict(options)))
+    told = dict(family=family.name, config=dataclasses.asdict(config), options=dataclasses.asdict(options))
+    in_json: dict[str, Any] = json.loads(as_json(told))
+    compiled = in_json["options"]
     del compiled["workers"]  # the number of parallel compilations changes no program
     # Artifacts of earlier versions do not have them.
     later: dict[str, Any] = dict(blocks=None, head=True, score=None, score_tokens=[], expert_parallel=False, patches=[])
-    compiled = {name: value for name, value in compiled.items() if name not in later or value != later[name]}
-    told = dict(family=family.name, config=dataclasses.asdict(config), options=compiled)
-    in_json: dict[str, Any] = json.loads(as_json(told))
-    return in_json
+    kept = {name: value for name, value in compiled.items() if name not in later or value != later[name]}
+    return in_json | dict(options=kept)
 
 
 def constructor_options(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class EncoderDecoderConfig(DecoderConfig, Protocol):
     def decoder_start_token_id(self) -> int: ...
 
 
-class Tower(Protocol):
+class TowerSizes(Protocol):
     """Sizes of a tower for images, in patches: how many there are on each side of its table of positions, and of those
     that become one row; the numbers of a patch.
     """
@@ -81,7 +81,7 @@ class VisionConfig(DecoderConfig, Protocol):
     @property
     def encoder_layers(self) -> int: ...
     @property
-    def tower(self) -> Tower: ...
+    def tower(self) -> TowerSizes: ...
     @property
     def row_parts(self) -> int: ...
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,12 @@ class Image:
     height: int
     width: int
     rows: Array | None = None
-    digest: bytes = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def digest(self) -> bytes:
+        """What tells it from others."""
         size = f"{self.height}x{self.width} ".encode()
-        self.digest = hashlib.sha256(size + np.ascontiguousarray(self.numbers).tobytes()).digest()
+        return hashlib.sha256(size + np.ascontiguousarray(self.numbers).tobytes()).digest()
 
 
 @dataclass(frozen=True, eq=False)

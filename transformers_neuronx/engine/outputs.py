@@ -11,6 +11,11 @@ from transformers_neuronx.errors import InputError
 
 def want_head(options: CompileOptions, tag: str, what: str) -> None:
     """Raise InputError if a model has no output layer, and so no logits of tokens, to do `what`."""
+    if options.score_tokens:
+        raise InputError(
+            f"{tag} cannot {what}: it is a reranker, as its checkpoint says (1_LogitScore/config.json), and loads only "
+            "rows of its output layer; an Engine's classify() returns its score"
+        )
     if not options.head:
         raise InputError(
             f"{tag} cannot {what}: its checkpoint has no output layer (lm_head); an Engine's embed() makes vectors of "

@@ -113,14 +113,14 @@ def attended(
 
     Without v, keys are values, too, and the cache has them once.
     """
-    attend, window = _attends(step, window)
+    of_slots, window = _attends(step, window)
     named = how | {name: getattr(w, name).tensor for name in ("alibi", "distances", "sinks") if hasattr(w, name)}
     made: tuple[Tensor, ...]
     if step.segments is not None:
         made = paged_attention(q, k, v, step.segments, cache, window=window, **named)
     else:
         where = step.start, step.length, cache, step.slots
-        made = attend(q, k, v, *where, width=step.width, window=window, **named)
+        made = of_slots(q, k, v, *where, width=step.width, window=window, **named)
     return made
 
 
