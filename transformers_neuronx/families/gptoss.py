@@ -21,8 +21,8 @@ class GptOssConfig(MixtureLike):
     window: int | None = hf("sliding_window", None)
     n_expert: int = hf("num_local_experts")
     active_experts: int = hf("num_experts_per_tok")
-    alpha: float = hf("swiglu_alpha")
-    limit: float = hf("swiglu_limit")
+    alpha: float = hf("swiglu_alpha", 1.702)  # Transformers' configuration has both since 5.19
+    limit: float = hf("swiglu_limit", 7.0)
 
     router_name = "mlp.router"
 

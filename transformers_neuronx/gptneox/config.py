@@ -15,5 +15,5 @@ class GPTNeoXConfig(RotaryConfig):
     parallel: bool = hf("use_parallel_residual")
     tied: bool = hf("tie_word_embeddings")
 
-    # Transformers 4 wrote them in addition to rotary_emb_base and rotary_pct.
-    WITHOUT_EFFECT: ClassVar = frozenset({"rope_theta", "partial_rotary_factor"})
+    # Transformers 4 wrote it in addition to rotary_emb_base.
+    WITHOUT_EFFECT: ClassVar = frozenset({"rope_theta"})

@@ -96,8 +96,8 @@ class RotaryConfig(ModelConfig):
     eps: float = hf("rms_norm_eps")
     rope: dict[str, Any] = hf("rope_parameters")
 
-    # Transformers also has it in rope_parameters.
-    WITHOUT_EFFECT: ClassVar = frozenset({"original_max_position_embeddings"})
+    # Transformers also has them in rope_parameters.
+    WITHOUT_EFFECT: ClassVar = frozenset({"original_max_position_embeddings", "partial_rotary_factor"})
     n_positions: ClassVar[int | None] = None  # no embeddings of positions are learned
 
     def __post_init__(self) -> None:

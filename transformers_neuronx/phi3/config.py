@@ -17,6 +17,6 @@ class Phi3Config(LlamaLike):
     projections = (*["self_attn.qkv_proj"] * 3, "self_attn.o_proj")
     feed_forward = ("mlp.gate_up_proj", "mlp.gate_up_proj", "mlp.down_proj")
 
-    # Transformers also has the first in rope_parameters; Phi-4's files have the others, which nothing reads.
-    WITHOUT_EFFECT: ClassVar = frozenset({"partial_rotary_factor", "full_attn_mod", "interpolate_factor"})
+    # Phi-4's files have them, and nothing reads them.
+    WITHOUT_EFFECT: ClassVar = frozenset({"full_attn_mod", "interpolate_factor"})
     FIXED: ClassVar = dict(attention_bias=False, mlp_bias=False, lm_head_bias=False)
