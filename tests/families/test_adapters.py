@@ -181,6 +181,7 @@ ALL = [(family, degree) for family in MATRICES for degree in (1, 3)]
 @pytest.mark.parametrize(
     ("family", "degree"), [pytest.param(*each, marks=[pytest.mark.slow] * (each != ("llama", 1))) for each in ALL]
 )
+@pytest.mark.usefixtures("needs_pages")
 def test_requests_choose_adapters(family, degree, tmp_path, compiled_when_needed):
     """Logits of requests with an adapter are those of the sum, beside requests without it."""
     reference = base(family, tmp_path / "base")

@@ -30,6 +30,7 @@ PROMPTS = [DRAW.integers(3, 100, count).tolist() for count in (1, 3, 30, 9, 17, 
     "family",
     [each if each in EACH_TIME else pytest.param(each, marks=pytest.mark.slow) for each in DECODERS + ONE_FILE],
 )
+@pytest.mark.usefixtures("needs_pages")
 def test_tokens_and_vectors_are_those_of_transformers(family, degree, tmp_path):
     reference = randomized(tiny(family))
     reference.save_pretrained(tmp_path)
@@ -53,6 +54,7 @@ def test_tokens_and_vectors_are_those_of_transformers(family, degree, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", DECODERS + ONE_FILE)
+@pytest.mark.usefixtures("needs_pages")
 def test_draft_tokens_change_nothing(family, tmp_path):
     """A model that drafts for itself is right; what followed the last token before is wrong most times."""
     reference = randomized(tiny(family))
@@ -72,6 +74,7 @@ def test_draft_tokens_change_nothing(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2"])
+@pytest.mark.usefixtures("needs_pages")
 def test_pages_behind_a_window_go_back(family, tmp_path):
     """All layers of Mistral have a window; every second one of Gemma 2. A prompt that others share is found in both."""
     small = dict(
@@ -101,6 +104,7 @@ def test_pages_behind_a_window_go_back(family, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+@pytest.mark.usefixtures("needs_pages")
 def test_prompts_whose_lengths_turn_their_keys_differently_share_no_pages(kind, tmp_path):
     """Of frequencies that depend on a sequence's length; and with so few pages that requests start again."""
     if kind == "longrope":

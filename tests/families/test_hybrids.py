@@ -41,6 +41,7 @@ def test_states_over_two_thousand_tokens(family, degree, tmp_path):
 @pytest.mark.parametrize("family", sorted(WITH_STATES))
 @pytest.mark.parametrize("draft", [None, PromptLookup()], ids=["plain", "draft tokens"])
 @pytest.mark.few(2)
+@pytest.mark.usefixtures("needs_pages")
 def test_requests_together_get_what_each_gets_alone(family, draft, tmp_path):
     reference = randomized(tiny(family))
     model = opened(reference, tmp_path, n_positions=64, context_length_estimate=16)

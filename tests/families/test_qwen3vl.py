@@ -142,7 +142,11 @@ def test_logits_are_those_of_transformers(saved, compiled_when_needed, variant):
     assert_close(logits(made(directory)), expected(reference))
 
 
-@pytest.mark.parametrize("options", [{}, dict(unroll=1, context_unroll=1)], ids=["pages", "slots"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.usefixtures("needs_pages")), dict(unroll=1, context_unroll=1)],
+    ids=["pages", "slots"],
+)
 @pytest.mark.parametrize("degree", [1, 2, 3, 8])
 @pytest.mark.few(2)
 def test_at_other_degrees(saved, compiled_when_needed, degree, options):
@@ -261,6 +265,7 @@ def submitted(engine, ids, image=None):
     return engine.submit(ids, params, **images)
 
 
+@pytest.mark.usefixtures("needs_pages")
 def test_images_in_an_engine(wide):
     """Requests with images and without get what each gets alone. Those with the same image share pages of its rows;
     those with another image of the same size, and so the same ids, do not.
@@ -345,6 +350,7 @@ def test_images_that_do_not_fit_are_refused(pair, wide, what):
             call()
 
 
+@pytest.mark.usefixtures("needs_pages")
 def test_what_is_refused_by_name(pair, wide, saved):
     model, reference = pair
     one = dict(pixel_values=patches(GRIDS[2:]), image_grid_thw=GRIDS[2:])

@@ -317,6 +317,7 @@ def test_an_artifact_needs_neither_compiler_nor_checkpoint(saved, tmp_path, monk
     assert torch.equal(loaded.sample(ids, 24, top_k=5, seed=1), want)
 
 
+@pytest.mark.usefixtures("needs_pages")
 def test_what_is_compiled_before_it_is_needed(pair):
     model, _ = pair
     names = [key.name for key in model.decoder.planned()]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from transformers_neuronx import hlo
 from transformers_neuronx.errors import EngineError
@@ -69,7 +70,7 @@ def test_atan2_knows_the_quadrant(run):
 def test_reduce_precision_to_that_of_bf16(run):
     x = np.array([1 / 3, 1.00390625, 3e38], np.float32)
     (got,) = run(lambda x: x.shape.ReducePrecision(x, exponent_bits=8, mantissa_bits=7), x)
-    (want,) = run(lambda x: hlo.convert(hlo.convert(x, "bf16"), "f32"), x)
+    want = x.astype(bfloat16).astype(np.float32)
     assert got.tolist() == want.tolist() != x.tolist()
 
 
@@ -277,5 +278,5 @@ def test_groups_of_devices_sum_apart(run):
 
 
 def test_bitcast_is_for_compilers_only(run):
-    with pytest.raises(EngineError, match="Unexpected bitcast operation"):
+    with pytest.raises(EngineError, match=r"Unexpected bitcast operation|failed to legalize operation 'mhlo.bitcast'"):
         run(lambda x: F32[4, 2].Bitcast(x), X)

@@ -14,7 +14,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.pyhlo import dtype_named
-from transformers_neuronx.runtimes import get_runtime, products, xla, xla_clients
+from transformers_neuronx.runtimes import for_gpus, get_runtime, xla, xla_clients
 
 ROOT = Path(__file__).parents[2]
 F32, S32 = dtype_named("f32"), dtype_named("s32")
@@ -114,6 +114,7 @@ def test_the_runtime_is_the_cpu_unless_the_environment_says_otherwise(cpu, monke
 
 
 def test_cuda_without_its_plugin_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("jaxlib.xla_client.pjrt_plugin_loaded", lambda name: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(xla_clients, "_cuda_client", xla_clients._cuda_client.__wrapped__)
     with pytest.raises(
@@ -134,10 +135,36 @@ def test_products_of_f32_are_in_f32_on_gpus(write):
         return hlo.dot(x, y, contract=([1], [0])), hlo.dot(narrow, narrow, contract=([1], [1]))
 
     module = write(graph, np.zeros((2, 3), np.float32), np.zeros((3, 4), np.float32))
-    dots = [each for part in products.in_f32(module).computations for each in part.instructions if each.opcode == "dot"]
-    assert [list(each.precision_config.operand_precision) for each in dots] == [products.HIGHEST, []]
-    assert "operand_precision={highest,highest}" in xla.module_text(products.in_f32(module))
+    dots = [
+        each for part in for_gpus.for_gpus(module).computations for each in part.instructions if each.opcode == "dot"
+    ]
+    assert [list(each.precision_config.operand_precision) for each in dots] == [for_gpus.HIGHEST, []]
+    assert "operand_precision={highest,highest}" in xla.module_text(for_gpus.for_gpus(module))
     assert "operand_precision" not in xla.module_text(module)
+
+
+def test_products_of_s8_are_in_s32_on_gpus(write):
+    """What runs there is run here."""
+    a, b = np.array([[127, -128, 3]], np.int8), np.array([[127], [-128], [2]], np.int8)
+    module = write(lambda a, b: hlo.dot(a, b, ([1], [0]), dtype="s32"), a, b)
+    given = for_gpus.for_gpus(module)
+    assert [each.opcode for each in given.computations[0].instructions].count("convert") == 2
+    runtime = get_runtime("cpu", 1)
+    assert runtime.compile(given)(runtime.put([a]), runtime.put([b]))[0].numpy().tolist() == [[127**2 + 128**2 + 6]]
+    assert "convert" not in xla.module_text(module)
+
+
+def test_copies_are_barriers_on_gpus(write):
+    module = write(lambda x: x.shape.Copy(x) + 1.0, np.zeros(3, np.float32))
+    assert " copy(" in xla.module_text(module)
+    text = xla.module_text(for_gpus.for_gpus(module))
+    assert "opt-barrier" in text and " copy(" not in text
+
+
+def test_a_full_gpu_is_an_error_that_says_what_others_may_have():
+    said = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16.38MiB with allocator GPU_0_bfc on device 0."
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE is false" in for_gpus.full(RuntimeError(said))
+    assert for_gpus.full(RuntimeError("INVALID_ARGUMENT: a GPU has no such operation")) == ""
 
 
 # Memory.
@@ -355,6 +382,7 @@ JAXS = """
 SETUP = """
     import os
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    os.environ["JAX_PLATFORMS"] = "cpu"
     import numpy as np
     from transformers_neuronx import hlo
     from transformers_neuronx.compiler import compile_py_func

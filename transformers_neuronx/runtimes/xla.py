@@ -27,9 +27,9 @@ from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import kernels
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats, raw
 from transformers_neuronx.runtimes.collectives import in_order
+from transformers_neuronx.runtimes.for_gpus import for_gpus, full
 from transformers_neuronx.runtimes.meeting import Meeting
 from transformers_neuronx.runtimes.processor import processor
-from transformers_neuronx.runtimes.products import in_f32
 from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
 from transformers_neuronx.runtimes.xla_clients import Devices, devices, enlarge_buffers, jaxlib, jaxlib_hlo
 
@@ -69,7 +69,7 @@ def _engine_errors(what: str) -> Iterator[None]:
     try:
         yield
     except jaxlib().JaxRuntimeError as error:
-        raise EngineError(f"{what} failed on the device: {error}") from error
+        raise EngineError(f"{what} failed on the device: {error}{full(error)}") from error
 
 
 class XlaTensor:
@@ -201,12 +201,13 @@ class XlaRuntime:
     def compile(self, module: HloModuleProto) -> Executable:
         private = jaxlib()
         try:
-            given = kernels.with_kernels(module) if self.platform == "cpu" else in_f32(module)
+            given = kernels.with_kernels(module) if self.platform == "cpu" else for_gpus(module)
             given = in_order(given) if self._meeting else given
             stablehlo = private.mlir.hlo_to_stablehlo(given.SerializeToString())
             loaded = self._client.compile_and_load(stablehlo, self._devices, self._options())
         except private.JaxRuntimeError as error:
-            raise EngineError(f"XLA:{self.platform.upper()} refused the module {module.name!r}: {error}") from error
+            refused = f"XLA:{self.platform.upper()} refused the module {module.name!r}"
+            raise EngineError(f"{refused}: {error}{full(error)}") from error
         return XlaExecutable(loaded, self._devices, module, self._as_bytes(loaded), self._meeting)
 
     def stop(self) -> None:
