@@ -24,7 +24,15 @@ exec((HERE / "transformers_neuronx" / "version.py").read_text(), version)
 
 JAXLIB = "jaxlib>=0.10.2,<0.13"
 GGUF = ["gguf>=0.10"]  # with which Transformers reads the tokenizer of a GGUF file
-SERVE = ["httptools>=0.6", "httpx2>=2", "llguidance>=1.9", "msgspec>=0.19", "starlette>=0.45", "uvicorn>=0.34"]
+SERVE = [
+    "httptools>=0.6",
+    "httpx2>=2",
+    "llguidance>=1.9",
+    "msgspec>=0.19",
+    "pillow>=10",
+    "starlette>=0.45",
+    "uvicorn>=0.34",
+]
 DOCS = ["furo>=2025", "myst-parser>=5", "sphinx>=9", "sphinx-copybutton>=0.5"]
 
 KERNELS = "transformers_neuronx/runtimes/kernels"
@@ -144,7 +152,7 @@ setup(
         "safetensors>=0.5",
         "torch>=2.6",
         "tqdm>=4.66",
-        "transformers>=5,<6",
+        "transformers>=5.17,<6",
         "typer>=0.15",
     ],
     entry_points={

@@ -51,8 +51,8 @@ INSIDE = {
     "speculation": ["acceptors", "drafts", "fused"],
     "huggingface": ["auto", "device_cache", "speech", "vision", "adapter"],
     "server": [
-        "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "prompts", "answers",
-        "scores", "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running", "on_ray",
+        "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "pictures", "prompts",
+        "answers", "scores", "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running", "on_ray",
     ],
     "analysis": ["inspection", "planning", "comparison", "perplexity"],
 }  # fmt: skip

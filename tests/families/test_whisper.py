@@ -280,10 +280,10 @@ def test_slots_that_are_named(saved):
     assert_close(got, expected(reference, first, [[92, 5, 6]])[:, -1])
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.usefixtures("needs_pages")), dict(unroll=1)], ids=["pages", "slots"]
-)
-def test_sources_that_serve_several_sequences(saved, options):
+@pytest.mark.parametrize("options", [{}, dict(unroll=1)], ids=["pages", "slots"])
+def test_sources_that_serve_several_sequences(saved, options, request):
+    if not options:
+        request.getfixturevalue("needs_pages")
     reference, directory = saved()
     model = made(directory, batch_size=4, prompt_batch_size=2, **options)
     assert isinstance(model.decoder, SlotDecoder) == bool(options)

@@ -255,7 +255,7 @@ def test_a_template_that_knows_no_tools(tokenizer):
     messages = [*MESSAGES, dict(role="assistant", content=None, tool_calls=[call])]
     messages.append(dict(role="tool", tool_call_id="abc", content="It is sunny"))
     asked = fields_of(Chat, json.dumps(dict(messages=messages, tools=TOOLS[1:])).encode())
-    text = tokenizer.decode(Prompts(plain).of_chat(asked, tools=True))
+    text = tokenizer.decode(Prompts(plain).of_chat(asked, tools=True)[0])
     assert text.startswith("[system] You may call") and '{"name": "now", "description": "The now"}' in text
     assert '[assistant] <tool_call>\n{"name": "weather", "arguments": {"city": "Ur"}}\n</tool_call>\n' in text
     assert text.endswith("[user] <tool_response>\nIt is sunny\n</tool_response>\n[assistant] ") or text.endswith(

@@ -17,16 +17,18 @@ from transformers_neuronx.config.multimodal import text_half
 from transformers_neuronx.engine.artifacts import holds_artifact, open_artifact
 from transformers_neuronx.engine.family import EncoderDecoderConfig
 from transformers_neuronx.errors import CheckpointError, ConfigError
-from transformers_neuronx.huggingface.auto import class_of
+from transformers_neuronx.huggingface.auto import class_of, reads_images
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.runtimes import RUNTIMES
 from transformers_neuronx.support.files import explain, read_json
 from transformers_neuronx.weights.directories import (
+    PROCESSOR_FILES,
     gguf_at,
     load_config,
     load_generation_config,
     load_pooling,
     resolve_tokenizer,
+    whole_type,
 )
 
 NO = 4  # exit status of `plan`, `lint` and `check` if they find a problem
@@ -167,16 +169,21 @@ def said(**options: Any) -> dict[str, Any]:
 class Source:
     """A model by its path or name, maybe with an adapter. Its configuration is read once, and decides the family.
 
-    A configuration file alone is enough where no weights are needed. Raises CheckpointError if no family supports it.
+    A configuration file alone is enough where no weights are needed. Of a multimodal model it is the text half; or with
+    `images` the whole, if its family reads them. Raises CheckpointError if no family supports it.
     """
 
-    def __init__(self, path: str, cache_dir: str | None = None, adapter: str | None = None) -> None:
+    def __init__(
+        self, path: str, cache_dir: str | None = None, adapter: str | None = None, images: bool = False
+    ) -> None:  # fmt: skip
         self.path, self.cache_dir, self.adapter = path, cache_dir, adapter
         self.is_artifact = holds_artifact(path)
         alone = Path(path).expanduser()
         self._alone = alone.suffix == ".json" and alone.is_file()
         with _checkpoint_s():
-            self.attributes = text_half(read_json(alone)) if self._alone else load_config(path, cache_dir)
+            self.images = images and not self._alone and reads_images(whole_type(path, cache_dir))
+            found = text_half(read_json(alone)) if self._alone else load_config(path, cache_dir, self.images)
+            self.attributes = found
             self.cls = class_of(self.attributes, path)
             family = self.cls.family
             completed = open_artifact(path).attributes(family) if self.is_artifact else self.attributes
@@ -237,6 +244,17 @@ class Source:
     def tokenizer(self) -> Any:
         """Return the model's tokenizer."""
         return tokenizer_of(self.path, self.cache_dir)
+
+    def image_processor(self) -> Any:
+        """Return what divides images into patches for the model. Raises CheckpointError if it has none."""
+        from transformers import AutoImageProcessor  # takes seconds
+
+        directory = resolve_tokenizer(self.path, self.cache_dir)
+        if not any((directory / name).exists() for name in PROCESSOR_FILES):
+            advice = f"add {PROCESSOR_FILES[0]} of the checkpoint, or leave out images with --text-only"
+            raise CheckpointError(f"{self.path} does not say how images are read; {advice}")
+        with explain(f"{self.path}: its image processor cannot be read", "leave out images with --text-only"):
+            return AutoImageProcessor.from_pretrained(directory)  # type: ignore[no-untyped-call]
 
 
 def tokenizer_of(path: str, cache_dir: str | None) -> Any:

@@ -85,6 +85,9 @@ AtOnce = Annotated[
     int | None,
     o.option("--batch-size", help="Most requests that run at once; 16 by default.", panel=o.HOW, least=1),
 ]
+TextOnly = Annotated[
+    bool, o.option("--text-only", help="Leave out what reads images, of a model that does.", panel=o.HOW)
+]
 UseRay = Annotated[bool, o.option("--ray", help="Run replicas on Ray Serve, behind its proxy.", panel=o.SERVER)]
 Replicas = Annotated[
     int, o.option("--replicas", help="Replicas on Ray; at least so many.", panel=o.SERVER, default=True, least=1)
@@ -104,7 +107,7 @@ def serve(
     lora_modules: LoraModules = None, enable_lora: EnableLora = False, max_loras: MaxLoras = None,
     max_lora_rank: MaxLoraRank = o.RANK, allow_lora_updates: LoraUpdates = False,
     adapter: o.Adapter = None, cache_dir: o.CacheDir = None,
-    batch_size: AtOnce = None, n_positions: o.Positions = None,
+    batch_size: AtOnce = None, n_positions: o.Positions = None, text_only: TextOnly = False,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
     runtime: o.Runtime = None, expert_parallel: o.Experts = False,
     processes: n.Processes = False, nnodes: n.Nodes = 1, node_rank: n.NodeRank = 0,
@@ -126,10 +129,10 @@ def serve(
     limits: dict[str, Any] = dict(most_per_key=max_per_key, most_seconds=max_seconds)
     limits |= dict(logs_prompts=log_prompts, updates_adapters=allow_lora_updates)
     settings = Settings(api_key or env.API_KEYS.get().split(), allowed_origin or (), **limits)
-    modules, as_json = _modules(lora_modules or []), log_format == "json"
-    places = max_loras or o.LORAS * bool(modules or enable_lora or allow_lora_updates)
-    loras = s.Loras(modules, places, max_lora_rank)
-    service = s.Service(paths, cache_dir, how, batch_size, n_positions, queue, settings, as_json, adapter, loras)
+    modules = _modules(lora_modules or [])
+    loras = s.Loras(modules, max_loras or o.LORAS * bool(modules or enable_lora or allow_lora_updates), max_lora_rank)
+    sizes, told = (batch_size, n_positions), log_format == "json"
+    service = s.Service(paths, cache_dir, how, *sizes, queue, settings, told, adapter, loras, text_only)
     if ray:
         s.run_on_ray(service, host, port, drain, replicas, max_replicas)
     else:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -15,9 +15,11 @@ from transformers_neuronx.cli import nodes, options as o
 from transformers_neuronx.cli.engines import ROWS, SLOTS, engine_for, has_pages, open_for_engine
 from transformers_neuronx.cli.sampling import SamplingOptions
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.models.vision import VisionForSampling
 from transformers_neuronx.server import logs
 from transformers_neuronx.server.app import Server
 from transformers_neuronx.server.models import ServedModel
+from transformers_neuronx.server.pictures import Pictures
 from transformers_neuronx.server.running import Running
 from transformers_neuronx.server.settings import Settings
 from transformers_neuronx.serving.engine import Engine
@@ -52,6 +54,7 @@ class Service:
     logs_json: bool
     adapter: str | None = None
     loras: Loras = Loras({}, 0, 1)
+    text_only: bool = False
 
     def __post_init__(self) -> None:
         if len(self.paths) > 1 and (self.adapter or self.loras.places):
@@ -66,21 +69,23 @@ class Service:
         with ExitStack() as engines:
             served: dict[str, ServedModel] = {}
             for path, names in self.paths.items():
-                source = o.Source(path, self.cache_dir, self.adapter)
-                engine = engines.enter_context(self._engine(source))
+                source = o.Source(path, self.cache_dir, self.adapter, images=not self.text_only)
+                engine, pictures = self._engine(source)
+                engines.enter_context(engine)
                 for name, directory in self.loras.modules.items():
                     engine.load_adapter(name, directory)
                 defaults = SamplingOptions(None, None, None, None, None).rules(source, ALL, None)
-                served |= dict.fromkeys(names, ServedModel(engine, names[0], defaults, source.pooling))
+                served |= dict.fromkeys(names, ServedModel(engine, names[0], defaults, source.pooling, pictures))
             yield Server(served, self.settings)
 
-    def _engine(self, source: o.Source) -> Engine:
-        tokenizer = source.tokenizer()
+    def _engine(self, source: o.Source) -> tuple[Engine, Pictures | None]:
+        tokenizer, processor = source.tokenizer(), source.image_processor() if source.images else None
         model = open_for_engine(source, self.how, self.rows, o.said(n_positions=self.positions))
         model.to_neuron(ahead=not has_pages(model))
         rows, loras = self.rows or ROWS, self.loras
         how: dict[str, Any] = dict(tokenizer=tokenizer, max_loras=loras.places, max_lora_rank=loras.rank)
-        return engine_for(model, rows, min(rows, SLOTS), {}, **how, **self.queue)
+        pictures = Pictures(cast(VisionForSampling, model), processor) if processor else None
+        return engine_for(model, rows, min(rows, SLOTS), {}, **how, **self.queue), pictures
 
 
 def run(service: Service, host: str, port: int, drain: int) -> None:

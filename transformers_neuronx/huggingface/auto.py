@@ -35,10 +35,14 @@ def _modules() -> dict[str, str]:
     }
 
 
+def _module_name(model_type: str) -> str:
+    name = re.sub(r"[^a-z0-9]", "", model_type.lower())
+    return SAME_AS.get(name, name)
+
+
 def family_of(model_type: str) -> type[ForSampling]:
     """Return the sampling class of a configuration's `model_type`; "gpt_neox" is in the folder gptneox."""
-    name = re.sub(r"[^a-z0-9]", "", model_type.lower())
-    name = SAME_AS.get(name, name)
+    name = _module_name(model_type)
     if name not in _modules():
         known = ", ".join(sorted([*families(), *SAME_AS]))
         raise ConfigError(f"model_type {model_type!r} is not supported; expected one of {known}")
@@ -48,6 +52,11 @@ def family_of(model_type: str) -> type[ForSampling]:
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, ForSampling) and value.__module__ == module.__name__
     )
+
+
+def reads_images(model_type: str) -> bool:
+    """Whether there is a family of this `model_type` that reads images."""
+    return _module_name(model_type) in _modules() and family_of(model_type).family.images
 
 
 class NeuronAutoModelForCausalLM:

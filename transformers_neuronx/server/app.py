@@ -183,7 +183,8 @@ class Server:
         model = self._open_model(asked.model)
         prompts = model.prompts
         tools = tools_of(asked, prompts.template(tools=bool(asked.tools)), prompts.special)
-        handles = model.submit(asked, [prompts.of_chat(asked, tools is not None)], self.settings, tools)
+        ids, images = prompts.of_chat(asked, tools is not None)
+        handles = model.submit(asked, [ids], self.settings, tools, images)
         return self._reply(ChatAnswer(asked, model.name, prompts, handles, tools), asked.stream)
 
     def _embed(self, body: bytes) -> Response:
@@ -229,7 +230,7 @@ class Server:
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "there must be a prompt, or messages", param="prompt")
         if asked.prompt is None:
-            tokens = model.prompts.of_chat(asked, bool(asked.tools))
+            tokens, _ = model.prompts.of_chat(asked, bool(asked.tools))
         else:
             tokens = model.prompts.encoded(asked.prompt, asked.add_special_tokens is not False)
         return _json(dict(tokens=tokens, count=len(tokens), max_model_len=model.engine.longest))

@@ -13,6 +13,7 @@ from transformers_neuronx.errors import GrammarError, InputError
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Classify, Completion, Embeddings, Judging, Rerank, Score
 from transformers_neuronx.server.parameters import no_grammar, params_of
+from transformers_neuronx.server.pictures import Pictures
 from transformers_neuronx.server.prompts import Prompts
 from transformers_neuronx.server.scores import Judgement
 from transformers_neuronx.server.settings import Settings
@@ -29,18 +30,20 @@ class ServedModel:
     - `name`: what responses and metrics call it. Default: the class of the model.
     - `defaults`: values of fields that requests leave out, such as a checkpoint's `temperature`.
     - `pooling`: how the hidden states of an input become its vector: "last", "mean" or "cls".
+    - `pictures`: what reads the images of messages, for a model that does.
 
     Raises InputError for an engine without a tokenizer.
     """
 
     def __init__(
-        self, engine: Engine, name: str | None = None, defaults: Mapping[str, Any] | None = None, pooling: str = "last"
-    ) -> None:
+        self, engine: Engine, name: str | None = None, defaults: Mapping[str, Any] | None = None,
+        pooling: str = "last", pictures: Pictures | None = None,
+    ) -> None:  # fmt: skip
         if engine.tokenizer is None:
             raise InputError("a server needs an engine with a tokenizer: Engine(model, tokenizer=…)")
         self.engine, self.name = engine, engine.metrics.model if name is None else name
         self.defaults, self.pooling = defaults or {}, pooling
-        self.prompts = Prompts(engine.tokenizer)
+        self.prompts = Prompts(engine.tokenizer, pictures)
         self.root = self.name  # also where an adapter has another
         self.adapter: str | None = None  # of all requests
 
@@ -51,9 +54,13 @@ class ServedModel:
         return other
 
     def submit(
-        self, asked: Completion | Chat, prompts: Sequence[list[int]], settings: Settings, tools: Tools | None = None
-    ) -> list[Handle]:
-        """Submit a request for each prompt, all or none. Raises ApiError, and InputError for what cannot be served."""
+        self, asked: Completion | Chat, prompts: Sequence[list[int]], settings: Settings, tools: Tools | None = None,
+        images: Mapping[str, Any] | None = None,
+    ) -> list[Handle]:  # fmt: skip
+        """Submit a request for each prompt, with these images, all or none.
+
+        Raises ApiError, and InputError for what cannot be served.
+        """
         _check_count(len(prompts) * (asked.n or 1), settings, "prompts and n", "n")
         if settings.logs_prompts:
             for ids in prompts:
@@ -62,7 +69,8 @@ class ServedModel:
         try:
             params = [params_of(asked, len(ids), longest, self.defaults, tools) for ids in prompts]
             params = [replace(each, adapter=self.adapter) for each in params] if self.adapter else params
-            return _all_or_none(partial(self.engine.submit, *each) for each in zip(prompts, params, strict=True))
+            submit = partial(self.engine.submit, **images or {})
+            return _all_or_none(partial(submit, *each) for each in zip(prompts, params, strict=True))
         except GrammarError as error:
             raise no_grammar(asked, error) from error
 

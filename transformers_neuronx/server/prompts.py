@@ -14,16 +14,20 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from transformers_neuronx.server.errors import ApiError
 from transformers_neuronx.server.fields import Chat, Classify, Completion, Embeddings, Tokenize
+from transformers_neuronx.server.pictures import Pictures
 from transformers_neuronx.server.tool_formats import knows_tools, told_as_text
 
 PAIR = ("query", "document")  # roles that templates of rerankers have, as Sentence Transformers calls them
 
 
 class Prompts:
-    """A model's tokenizer, one of Transformers'. Making prompts may take long: a server does it in other threads."""
+    """A model's tokenizer, one of Transformers', and what reads images, if it does.
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    Making prompts may take long: a server does it in other threads.
+    """
+
+    def __init__(self, tokenizer: Any, pictures: Pictures | None = None) -> None:
+        self.tokenizer, self._pictures = tokenizer, pictures
         self.text_of_token = cache(self._text_of_token)
 
     def of_completion(self, asked: Completion) -> list[list[int]]:
@@ -82,14 +86,21 @@ class Prompts:
         names = self.tokenizer.all_special_tokens
         return dict(zip(names, self.tokenizer.convert_tokens_to_ids(names), strict=True))
 
-    def of_chat(self, asked: Chat | Tokenize, tools: bool = False) -> list[int]:
-        """Return the token ids of a chat, by the tokenizer's template, with or without the request's tools."""
-        messages = [_plain(message, number) for number, message in enumerate(asked.messages or ())]
+    def of_chat(self, asked: Chat | Tokenize, tools: bool = False) -> tuple[list[int], dict[str, Any]]:
+        """Return the token ids of a chat, by the tokenizer's template, with or without the request's tools; and its
+        images, as the model takes them.
+        """
+        urls: list[tuple[str, str]] = []  # of images, and where they are
+        messages = [_plain(message, number, urls) for number, message in enumerate(asked.messages or ())]
+        if urls and self._pictures is None:
+            raise ApiError(400, f"{urls[0][1]}: this model reads no images", param=urls[0][1])
         if not messages:
             raise ApiError(400, "messages must have one message or more", param="messages")
         told = [msgspec.to_builtins(tool) for tool in asked.tools or ()] if tools else []
         template = self.template(tools)
         if not knows_tools(template) and (told or any(message.get("tool_calls") for message in messages)):
+            if urls:
+                raise ApiError(400, "the chat template knows no tools: a chat has images or tools", param="tools")
             messages, told = told_as_text(messages, told), []
         goes_on = bool(asked.continue_final_message)
         begins = not goes_on if asked.add_generation_prompt is None else asked.add_generation_prompt
@@ -98,7 +109,11 @@ class Prompts:
             raise ApiError(400, message, param="continue_final_message")
         how = dict(tools=told or None, chat_template=template, continue_final_message=goes_on)
         how |= dict(add_generation_prompt=begins) | (asked.chat_template_kwargs or {})
-        return self.encoded(self._told(messages, "messages", **how), special=False)
+        ids = self.encoded(self._told(messages, "messages", **how), special=False)
+        if self._pictures is None or not urls:
+            return ids, {}
+        images = self._pictures.read(urls)
+        return self._pictures.expanded(ids, images["image_grid_thw"]), images
 
     def _told(self, messages: Sequence[Mapping[str, Any]], param: str, **how: Any) -> str:
         """Return the text of messages by a template. Raises ApiError if it refuses them."""
@@ -159,8 +174,11 @@ def _as_part(text: str) -> list[dict[str, str]]:
     return [dict(type="text", text=text)]
 
 
-def _plain(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return a message with its content as one text, which is all that most templates know."""
+def _plain(message: Mapping[str, Any], number: int, urls: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return a message as templates know it: its content is one text, or with images, a list of parts.
+
+    The URLs of images are added to `urls`, with where they are.
+    """
     where = f"messages[{number}]"
     if not isinstance(message.get("role"), str):
         raise ApiError(400, f"{where} must have a role", param=where)
@@ -170,12 +188,22 @@ def _plain(message: Mapping[str, Any], number: int) -> dict[str, Any]:
         return plain | dict(content=content or "")
     if not isinstance(content, list):
         raise ApiError(400, f"{where}.content must be text, or a list of parts", param=where)
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{where}.content may only have parts of type text", param=where)
-        texts.append(part["text"])
-    return plain | dict(content="".join(texts))
+    before = len(urls)
+    parts = [_part(part, f"{where}.content[{place}]", urls) for place, part in enumerate(content)]
+    return plain | dict(content=parts if len(urls) > before else "".join(part["text"] for part in parts))
+
+
+def _part(part: Any, where: str, urls: list[tuple[str, str]]) -> dict[str, str]:
+    """Return a part of a message: text, or the place of an image, whose URL is added to `urls`."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    given = part.get(kind) if kind in ("text", "image_url") else None
+    url = given.get("url") if isinstance(given, dict) else given
+    if kind == "text" and isinstance(given, str):
+        return dict(type="text", text=given)
+    if kind == "image_url" and isinstance(url, str):
+        urls.append((url, f"{where}.image_url"))
+        return dict(type="image")
+    raise ApiError(400, f"{where} must be of type text or image_url, with what it is", param=where)
 
 
 def _with_arguments(message: Mapping[str, Any], where: str) -> dict[str, Any]:

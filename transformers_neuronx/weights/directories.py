@@ -28,7 +28,8 @@ MODULES_FILE = "modules.json"  # also of Sentence Transformers
 SCORE_FILE = "1_LogitScore/config.json"  # of rerankers, also of Sentence Transformers
 MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")  # the server makes all vectors of length 1
 POOLINGS = dict(lasttoken="last", mean_tokens="mean", cls_token="cls", mean="mean", cls="cls")
-TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*"]
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")  # how images are read
+TOKENIZER_FILES = ["*token*.json", "vocab*", "merges.txt", "*.model", "chat_template*", *PROCESSOR_FILES]
 
 
 def resolve(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Path:
@@ -50,7 +51,7 @@ def resolve(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Pa
 
 
 def resolve_tokenizer(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> Path:
-    """Return the directory of a checkpoint's tokenizer, found as `resolve` does."""
+    """Return the directory of a checkpoint's tokenizer and processor, found as `resolve` does."""
     found = _local_directory(path_or_name)
     return found or _download(os.fspath(path_or_name), [*CONFIG_FILES, *TOKENIZER_FILES], cache_dir, ignore=["*/*"])
 
@@ -96,6 +97,13 @@ def load_config(
 def is_multimodal(directory: Path) -> bool:
     """Whether a checkpoint has more than the text half that is read. CheckpointError if its configuration is broken."""
     return read_json(directory / "config.json").get("model_type") in MODELS
+
+
+def whole_type(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> str:
+    """Return the model_type of a checkpoint: of a multimodal model, that of the whole. Of a GGUF file it is empty."""
+    if gguf_at(path_or_name):
+        return ""
+    return str(read_json(_config_directory(path_or_name, cache_dir) / "config.json").get("model_type") or "")
 
 
 def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
