@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Types, quants
 from safetensors.torch import save_file
 
 # Others have the name of the model type.
-ARCHITECTURES = dict(mistral="llama", mixtral="llama", gemma3_text="gemma3", qwen3_moe="qwen3moe")
+ARCHITECTURES = dict(mistral="llama", mixtral="llama", gemma3_text="gemma3", qwen3_moe="qwen3moe", gpt_oss="gpt-oss")
 PAIRED = ("granite", "llama", "mistral", "mixtral", "smollm3")
 OF_GRANITE = dict(
     attention_scale="attention_multiplier", embedding_scale="embedding_multiplier",
@@ -22,7 +22,7 @@ SCALES = dict(
     Q4_0=[(0, 1)], Q4_1=[(0, 1), (2, -7.5)], Q5_0=[(0, 1)], Q5_1=[(0, 1), (2, -15.5)], Q8_0=[(0, 1)],
     Q2_K=[(80, 1), (82, 1.5)], Q3_K=[(108, 1)], Q4_K=[(0, 1), (2, 7.5)], Q5_K=[(0, 1), (2, 15.5)], Q6_K=[(208, 1)],
 )  # fmt: skip
-PACKED = tuple(SCALES)
+PACKED = (*SCALES, "MXFP4")
 IN_PYTHON = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # types that the package can quantize to
 
 
@@ -54,7 +54,7 @@ def write_gguf(path, model, types="F32", change=None, split=0):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return held
+    return in_turns(held)
 
 
 def with_numbers(model, held, directory):
@@ -87,7 +87,7 @@ def describe(writer, config):
         if family in PAIRED:
             writer.add_vocab_size(config.vocab_size)
             writer.add_rope_dimension_count(head_dim)
-        if family in ("gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe") or getattr(
+        if family in ("gemma", "gemma2", "gemma3_text", "gpt_oss", "qwen3", "qwen3_moe") or getattr(
             config, "head_dim", None
         ) not in (None, head_dim):
             writer.add_key_length(head_dim)
@@ -104,11 +104,13 @@ def describe(writer, config):
             getattr(writer, f"add_{key}")(getattr(config, name))
     if family == "qwen3_moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if family in ("mixtral", "qwen3_moe"):
+    if family == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if family in ("mixtral", "qwen3_moe", "gpt_oss"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     window = getattr(config, "sliding_window", None)
-    if family in ("gemma2", "gemma3_text", "phi3") or (family in ("mistral", "mixtral") and window):
+    if family in ("gemma2", "gemma3_text", "phi3", "gpt_oss") or (family in ("mistral", "mixtral") and window):
         writer.add_sliding_window(window or 0)
     describe_scaling(writer, config, rope)
     describe_tokens(writer, config)
@@ -160,6 +162,12 @@ def converted(model):
         if name in tied or name.endswith((".attn.bias", ".attn.masked_bias")):
             continue
         tensor = tensor.detach().float()
+        if ".mlp.experts." in name and config.model_type == "gpt_oss":
+            yield from of_gpt_oss(name, tensor)
+            continue
+        if name.endswith("self_attn.sinks"):
+            yield f"blk.{name.split('.')[2]}.attn_sinks.weight", [name], tensor, lambda numbers: [numbers]
+            continue
         if ".mlp.experts." in name:
             yield from stacked(config.model_type, names, name, tensor)
             continue
@@ -176,6 +184,31 @@ def stacked(family, names, name, tensor):
         merged = names.get_name(f"{block}.{end}")
         each = [f"{block}.{n}.{end}.weight" for n in range(len(tensor))]
         yield f"{merged}.weight", each, part.contiguous(), list
+
+
+def of_gpt_oss(name, tensor):
+    """Yield the tensors of gpt-oss's experts, as `converted` does. In the checkpoint, a gate and what it is for take
+    turns as features, and matrices are [in, out].
+    """
+    end, bias = ("weight", False) if tensor.ndim == 3 else ("bias", True)
+    tensor = tensor if bias else tensor.mT
+    gates = ".gate_up_proj" in name
+    parts = dict(gate=tensor[:, ::2], up=tensor[:, 1::2]) if gates else dict(down=tensor)
+    for part, own in parts.items():
+        stored = f"blk.{name.split('.')[2]}.ffn_{part}_exps.{end}"
+        yield stored, [f"{name} {part}"], own.contiguous(), lambda numbers: [numbers]
+
+
+def in_turns(held):
+    """Join the halves of gpt-oss's experts again, in a checkpoint's tensors."""
+    for name in [name.removesuffix(" down") for name in held if name.endswith(" down")]:
+        down = held.pop(f"{name} down")
+        held[name] = down if down.ndim == 2 else down.mT
+    for name in [name.removesuffix(" gate") for name in held if name.endswith(" gate")]:
+        gate, up = held.pop(f"{name} gate"), held.pop(f"{name} up")
+        both = torch.stack([gate, up], 2).flatten(1, 2)
+        held[name] = both if both.ndim == 2 else both.mT
+    return held
 
 
 def one(config, name, tensor):
@@ -195,11 +228,11 @@ def one(config, name, tensor):
 
 
 def type_of(types, name, tensor):
-    """Return the type of a tensor. Of vectors, routers and positions it is F32, as llama.cpp has it."""
+    """Return the type of a tensor. Of vectors, biases, routers and positions it is F32, as llama.cpp has it."""
     if isinstance(types, str):
         types = {r"^(?!.*(wpe|\.gate\.)).*weight": types}
     kind = next((kind for pattern, kind in types.items() if re.search(pattern, name)), "F32")
-    fits = tensor.ndim > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[Types[kind]][0] == 0
+    fits = tensor.ndim > 1 and "bias" not in name and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[Types[kind]][0] == 0
     return kind if fits else "F32"
 
 
@@ -218,6 +251,10 @@ def encoded(tensor, kind, generator):
 def drawn(kind, shape, generator, deviation=0.3):
     """Return random blocks of a type, u8[…, bytes of a row]: all bits are drawn, and scales are finite."""
     numbers, size = gguf.GGML_QUANT_SIZES[Types[kind]]
+    if kind == "MXFP4":  # an exponent, and codes
+        blocks = generator.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), dtype=np.uint8)
+        blocks[..., 0] = generator.integers(120, 124, blocks.shape[:-1])
+        return blocks.reshape(*shape[:-1], -1)
     blocks = generator.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), dtype=np.uint8)
 
     def scaled(by):

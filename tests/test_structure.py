@@ -30,7 +30,7 @@ INSIDE = {
     ],
     "weights": [
         "layouts", "codes", "packed", "loops", "bits", "panels", "splits", "one_pass", "rows", "quantization",
-        "other_formats", "formats", "gguf_file", "gguf_blocks", "gguf", "words", "coded", "published", "directories",
+        "other_formats", "formats", "words", "coded", "gguf_file", "gguf_blocks", "gguf", "published", "directories",
         "saving", "stored_module", "checkpoint", "adapters", "origin", "outputs", "parameters", "reading", "lora",
         "quantizing",
     ],

@@ -22,7 +22,7 @@ from transformers_neuronx.weights.checkpoint import open_checkpoint
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 FAMILIES = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "gemma", "gemma3_text", "qwen3_moe",
-    "granite", "smollm3",
+    "granite", "smollm3", "gpt_oss",
 )  # fmt: skip
 SIZES = dict(
     vocab_size=96, hidden_size=192, intermediate_size=192, num_hidden_layers=3, num_attention_heads=6,
@@ -37,6 +37,20 @@ OF_FAMILY = dict(
     qwen3_moe=dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True),
     granite=dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=4.0),
     smollm3=dict(num_hidden_layers=5),  # the fourth does not rotate
+    gpt_oss=dict(
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        sliding_window=5,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=150000.0,
+            factor=4.0,
+            original_max_position_embeddings=16,
+            truncate=False,
+            beta_fast=32.0,
+            beta_slow=1.0,
+        ),
+    ),
 )
 # As files of llama.cpp mix types: another one for some matrices, and for some layers of these. Some matrices are plain.
 MIXED = {
@@ -74,11 +88,22 @@ def test_logits_are_those_of_the_file(family, tmp_path, compiled_when_needed):
     assert_close(logits(model), expected(reference))
     stored = model.options.quant.stored
     wanted = {"s8/32, f16", "s4/32, f16", "s5/32, f16 with minima", "s4/32, f16 with minima"}
-    wanted |= {"s5/32, f16"} if family not in ("phi3", "gpt2", "mixtral") else set()  # others have no gate_proj
+    wanted |= {"s5/32, f16"} if family not in ("phi3", "gpt2", "mixtral", "gpt_oss") else set()  # with gate_proj
     assert wanted == {text for plan in stored.values() for text in plan if text != "plain"}
     assert any(len(plan) > 1 for plan in stored.values()), "a layer must differ from others"
     experts = {"moe.gate.weight", "moe.up.weight", "moe.down.weight"}
-    assert family not in ("mixtral", "qwen3_moe") or experts <= stored.keys(), "experts stay in few bits"
+    mixture = family in ("mixtral", "qwen3_moe", "gpt_oss")
+    assert not mixture or experts <= stored.keys(), "experts stay in few bits"
+
+
+@pytest.mark.parametrize("kind", ["MXFP4", "F16"])
+def test_gpt_oss_as_its_files_are(kind, tmp_path, compiled_when_needed):
+    """Experts in MXFP4, and the rest in eight bits; or whole."""
+    reference = reference_of("gpt_oss", tmp_path, {"experts": kind, r"(embed_tokens|lm_head|_proj)": "Q8_0"})
+    model = loaded(tmp_path / "model.gguf", tp_degree=2)
+    assert_close(logits(model), expected(reference))
+    own = {plan for name, plans in model.options.quant.stored.items() if name.startswith("moe.") for plan in plans}
+    assert own == ({"e2m1/32, bf16"} if kind == "MXFP4" else set())
 
 
 @pytest.mark.parametrize("kind", PACKED)

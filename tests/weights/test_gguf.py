@@ -1,5 +1,6 @@
 """GGUF files: blocks, names, configurations and damage, against the package gguf and Transformers."""
 
+import itertools
 import json
 import random
 import re
@@ -34,6 +35,7 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -80,6 +82,7 @@ LONGROPE = dict(
 )
 PARTIAL = dict(rope_theta=1e4, rope_type="default", partial_rotary_factor=0.5)
 YARN = dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=16)
+OF_GPT_OSS = YARN | dict(rope_theta=150000.0, beta_fast=32.0, beta_slow=1.0, truncate=False)
 
 GEMMA3 = dict(
     full_attention=dict(rope_type="default", rope_theta=1e6),
@@ -147,6 +150,15 @@ MODELS = {
     "granite": granite,
     "granite, biases": lambda: granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "smollm3": lambda: sized(SmolLM3Config, num_hidden_layers=5),
+    "gpt_oss": lambda: sized(
+        GptOssConfig,
+        head_dim=16,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        sliding_window=5,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=OF_GPT_OSS,
+    ),
     "gpt2": gpt2,
     "gpt2, not tied": lambda: gpt2(tie_word_embeddings=False),
 }
@@ -164,9 +176,13 @@ def model_of(name):
 
 
 def read(path):
-    """Return all tensors of a model, and those in few bits as they are stored."""
+    """Return all tensors of a model, and those in few bits as they are stored. Experts of gpt-oss are one tensor."""
     readers, in_few_bits, _ = open_gguf(path)
     found = {name: reader(name) for name, reader in readers.items()}
+    for name in [name for name in found if re.search(r"experts\.0\.(gate_up|down)_proj$", name)]:
+        names = (name.replace("experts.0", f"experts.{number}") for number in itertools.count())
+        own = [*itertools.takewhile(found.__contains__, names)]
+        found[name.replace("experts.0", "experts")] = torch.stack([found.pop(each) for each in own])
     return found, {name: reader(name).whole() for name, reader in in_few_bits.items()}
 
 
@@ -179,7 +195,20 @@ def same(one, other):
 # Blocks.
 
 
-@pytest.mark.parametrize("kind", PACKED)
+def test_codes_of_drawn_blocks_are_those_of_ggml():
+    data = drawn("MXFP4", (7, 768), np.random.default_rng(1))
+    blocks = data.reshape(7, -1, 17)
+    blocks[1, :, 0], blocks[2, :, 0], blocks[3, :, 0] = 0, 1, 250
+    found = packed("MXFP4", torch.from_numpy(data))
+    want = torch.from_numpy(quants.dequantize(data, Types.MXFP4))
+    assert torch.equal(found.numbers, want)  # but for the sign of zero, which ggml drops
+    assert (found.dtype, found.group, found.minima, found.levels) == ("e2m1", 32, None, ())
+    blocks[4, 5, 0] = 255
+    with pytest.raises(CheckpointError, match="a matrix in MXFP4: expected exponents as scales, found NaN"):
+        packed("MXFP4", torch.from_numpy(data))
+
+
+@pytest.mark.parametrize("kind", SCALES)
 def test_numbers_of_drawn_blocks_are_those_of_ggml_bit_for_bit(kind):
     data = drawn(kind, (7, 768), np.random.default_rng(1))
     blocks = data.reshape(7, -1, gguf.GGML_QUANT_SIZES[Types[kind]][1])
@@ -263,7 +292,7 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gpt_oss"])  # experts are one tensor
 def test_matrices_in_few_bits(family, tmp_path):
     model = large(family)
     held = write_gguf(tmp_path / "model.gguf", model, MIXED)
@@ -399,10 +428,15 @@ def test_the_configuration_is_that_of_the_model(name, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in MODELS if not re.search("mistral|mixtral|3.1|3.2|linear|yarn|gemma$|granite|smollm3", name)],
+    [
+        name
+        for name in MODELS
+        if not re.search("mistral|mixtral|3.1|3.2|linear|yarn|gemma$|granite|smollm3|gpt_oss", name)
+    ],
 )
 def test_what_transformers_reads_of_a_file(name, tmp_path):
-    """It does not read scaled positions, Mistral's windows, Mixtral's experts, and more: see `GGUF_CONFIG_MAPPING`.
+    """It does not read scaled positions, Mistral's windows, Mixtral's experts, gpt-oss's positions, and more: see
+    `GGUF_CONFIG_MAPPING`.
 
     Of Gemma 3, it does not read which positions are scaled.
     """
@@ -701,6 +735,8 @@ def renamed(stored, other, kind="F32"):
         ("mixtral", ("blk.1.attn_v.weight", "blk.1.ffn_up.0.weight"), "are both model.layers.1.block_sparse_moe.ex"),
         ("llama", ("output_norm.weight", "output_norm.weight", "Q8_0"), "has the type Q8_0, which only matrices have"),
         ("llama 3.1", ("output_norm.weight", "output_norm.weight", "BF16"), None),
+        ("gpt_oss", ("blk.1.ffn_gate_exps.weight", "blk.1.attn_sinks.weight "), "none of the tensors of a gpt_oss mo"),
+        ("gpt_oss", ("blk.1.ffn_up_exps.bias", "blk.1.ffn_up_exps.bias", "BF16"), "must have one type and the same si"),
         ("phi3, longrope", ("rope_factors_long.weight", "rope_factors.weight"), "rope.scaling.attn_factor = 1.2247449"),
         ("phi3, longrope", ("rope_factors_short.weight", "rope_factors.weight"), "expected rope_factors_short.weight"),
     ],

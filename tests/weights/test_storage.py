@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gguf_files import PACKED, drawn
+from gguf_files import PACKED, SCALES, drawn
 
 from transformers_neuronx.config.gguf import STORED
 from transformers_neuronx.layers.storage import numbers
@@ -36,7 +36,7 @@ def dequantized(run, parts, inputs=768):
     return run(graph, *parts.values())[0]
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", SCALES)
 def test_matrices_of_files_are_stored_without_rounding(run, kind):
     matrix = packed(kind, torch.from_numpy(drawn(kind, (5, 768), np.random.default_rng(3))))
     parts = parts_of(Storage.of(str(STORED[kind])), matrix)

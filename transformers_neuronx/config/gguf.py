@@ -55,6 +55,7 @@ STORED: Mapping[str, Stored] = {
     "Q4_K": Stored("s4", 32, "f16", True, 256),
     "Q5_K": Stored("s5", 32, "f16", True, 256),
     "Q6_K": Stored("s6", 16, "f16", block=256),
+    "MXFP4": Stored("e2m1", 32, "bf16"),  # powers of two
 }
 
 _SIZES = dict(
@@ -90,7 +91,7 @@ _KNOWN_OF: Mapping[str, Collection[str]] = dict(
     gemma3=["rope.freq_base_swa"],
     granite=_SCALES_OF_GRANITE,
     qwen3moe=["expert_feed_forward_length"],
-)
+) | {"gpt-oss": ["expert_feed_forward_length"]}
 
 
 def attributes(file: Described) -> dict[str, Any]:
@@ -161,6 +162,9 @@ def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
     if family == "qwen3_moe":
         own |= dict(num_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
         own |= dict(moe_intermediate_size=file.whole("expert_feed_forward_length"), norm_topk_prob=True)
+    if family == "gpt_oss":
+        own |= dict(num_local_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
+        return own | dict(intermediate_size=file.whole("expert_feed_forward_length"), sliding_window=file.window)
     if family == "granite":
         own |= {name: file.real(key) for key, name in _SCALES_OF_GRANITE.items()}
     if family in ("llama", "qwen3", "qwen3_moe", "granite", "smollm3"):

@@ -14,7 +14,7 @@ from transformers_neuronx.errors import CheckpointError
 ARCHITECTURES = dict(
     gemma="gemma", gemma2="gemma2", gemma3="gemma3_text", gpt2="gpt2", granite="granite", llama="llama", phi3="phi3",
     qwen2="qwen2", qwen3="qwen3", qwen3moe="qwen3_moe", smollm3="smollm3",
-)  # fmt: skip
+) | {"gpt-oss": "gpt_oss"}  # fmt: skip
 AGAIN = "download or convert it again"
 OTHER = "take another model"
 _REQUIRED: Any = object()

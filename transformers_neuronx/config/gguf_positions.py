@@ -50,7 +50,10 @@ def _scaling(file: Described, dim: int, theta: float) -> dict[str, Any]:
     if kind == "yarn" and factor:
         names = dict(yarn_attn_factor="attention_factor", yarn_beta_fast="beta_fast", yarn_beta_slow="beta_slow")
         given = {name: file.real(f"rope.scaling.{key}", 0.0) for key, name in names.items()}
-        return dict(rope_type=kind, factor=factor, **length) | {name: value for name, value in given.items() if value}
+        # gpt-oss was trained without rounding what YaRN interpolates between; files do not say so.
+        exact = dict(truncate=False) if file.architecture == "gpt-oss" else {}
+        given = {name: value for name, value in given.items() if value} | exact
+        return dict(rope_type=kind, factor=factor, **length) | given
     raise file.refused(f"rope.scaling.type = {kind!r} with the factor {factor} is not supported", OTHER)
 
 

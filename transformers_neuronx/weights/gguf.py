@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from transformers_neuronx.config.gguf import GGUF, STORED, attributes
@@ -31,7 +32,8 @@ NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_0-9]+)(?:\.([0-9]{1,5})
 
 
 # Names in the file and in the checkpoint, by model type. Those in "blk" are of a layer, which `LAYERS` begins. "*" and
-# "{}" stand for the number of an expert; the experts of "_exps" are stacked in one tensor.
+# "{}" stand for the number of an expert; the experts of "_exps" are stacked in one tensor. A name with its end is for a
+# whole name in the checkpoint.
 _LLAMA = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -51,6 +53,17 @@ _MIXTRAL = {
     f"blk.{part}{end}": f"block_sparse_moe.experts.{{}}.{n}" for part, n in _EXPERTS.items() for end in ("_exps", ".*")
 }
 _QWEN3_MOE = {f"blk.ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
+_GPT_OSS = {
+    "blk.post_attention_norm": "post_attention_layernorm",
+    "blk.attn_sinks.weight": "self_attn.sinks",
+    "blk.ffn_gate_inp": "mlp.router",
+    "blk.ffn_gate_exps.weight": "mlp.experts.{}.gate_up_proj",
+    "blk.ffn_up_exps.weight": "mlp.experts.{}.gate_up_proj",
+    "blk.ffn_down_exps.weight": "mlp.experts.{}.down_proj",
+    "blk.ffn_gate_exps.bias": "mlp.experts.gate_up_proj_bias",
+    "blk.ffn_up_exps.bias": "mlp.experts.gate_up_proj_bias",
+    "blk.ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+}
 _NORMS_OF_HEADS = {"blk.attn_q_norm": "self_attn.q_norm", "blk.attn_k_norm": "self_attn.k_norm"}
 _SANDWICH = {
     "blk.post_attention_norm": "post_attention_layernorm",
@@ -70,6 +83,7 @@ NAMES: Mapping[str, Mapping[str, str]] = dict(
     gemma2=_LLAMA | _SANDWICH,
     gemma3_text=_LLAMA | _SANDWICH | _NORMS_OF_HEADS,
     phi3=_LLAMA | {"blk.attn_qkv": "self_attn.qkv_proj", "blk.ffn_up": "mlp.gate_up_proj"},
+    gpt_oss={name: own for name, own in _LLAMA.items() if ".ffn_" not in name} | _GPT_OSS,
     gpt2={
         "token_embd": "transformer.wte",
         "position_embd": "transformer.wpe",
@@ -86,34 +100,55 @@ NAMES: Mapping[str, Mapping[str, str]] = dict(
 LAYERS = dict(gpt2="transformer.h.{}.")
 PAIRED = ("granite", "llama", "mistral", "mixtral", "smollm3")  # features that rotate together follow each other
 PLUS_ONE = ("gemma", "gemma2", "gemma3_text")  # norms multiply by one plus their weight, and the converter adds the one
-CONV1D = re.compile(r"blk\..*\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight")  # matrices of GPT-2 that are [in, out]
+# Matrices that are [in, out] in the checkpoint, and of gpt-oss tensors that are one there, with features in turns.
+TURNED = dict(
+    gpt2=re.compile(r"blk\..*\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight"),
+    gpt_oss=re.compile(r"blk\..*\.ffn_(gate|up|down)_exps\.weight"),
+)
+IN_TURNS = dict(gpt_oss=re.compile(r"blk\..*\.ffn_(gate|up)_exps\.(weight|bias)"))
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What a tensor of the checkpoint is made of: a stored one with its rows in another order, and `shift` added."""
+    """What a tensor of the checkpoint is made of: a stored one with its rows in another order, and `shift` added.
 
-    tensor: StoredTensor
+    Or several, of one type and shape. They take turns with their features, which are the last axis in the checkpoint.
+    """
+
+    tensors: tuple[StoredTensor, ...]
     rows: Layout = as_is
     transposed: bool = False
     shift: float = 0.0
 
     @property
+    def kind(self) -> str:
+        return self.tensors[0].kind.name
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape[::-1] if self.transposed else self.tensor.shape
+        *lead, last = self.tensors[0].shape[::-1] if self.transposed else self.tensors[0].shape
+        return (*lead, len(self.tensors) * last)
 
     @property
     def in_few_bits(self) -> bool:
-        return self.tensor.kind.name in STORED
+        return self.kind in STORED
 
     def in_outputs(self) -> Unread:
-        kind, blocks = self.tensor.kind.name, self.tensor.rows()
-        outputs, inputs = self.tensor.shape
+        kind, blocks = self.kind, [tensor.rows().numpy() for tensor in self.tensors]
+        inputs, count = self.tensors[0].shape[1], len(blocks)
+        outputs = count * len(blocks[0])
         order = self.rows(torch.arange(outputs).unsqueeze(1))[:, 0]
 
         def read(numbers: torch.Tensor) -> Packed:
             # NumPy copies row by row. PyTorch would wait for a thread on each core.
-            return packed(kind, torch.from_numpy(blocks.numpy().take(order[numbers].numpy(), 0)))
+            places = order[numbers].numpy()
+            if count == 1:
+                return packed(kind, torch.from_numpy(blocks[0].take(places, 0)))
+            taken = np.empty((len(places), *blocks[0].shape[1:]), np.uint8)
+            for turn, each in enumerate(blocks):
+                here = places % count == turn
+                taken[here] = each.take(places[here] // count, 0)
+            return packed(kind, torch.from_numpy(taken))
 
         return Unread((outputs, inputs), read, self.transposed)
 
@@ -121,7 +156,9 @@ class _Source:
         if self.in_few_bits:
             found = self.in_outputs().whole().numbers
         else:
-            found = self.rows(self.tensor.rows().view(TYPES[self.tensor.kind.name]))
+            parts = [self.rows(tensor.rows().view(TYPES[self.kind])) for tensor in self.tensors]
+            axis = 0 if self.transposed else parts[0].ndim - 1
+            found = torch.stack(parts, axis + 1).flatten(axis, axis + 1) if parts[1:] else parts[0]
         found = found.float() + self.shift if self.shift else found
         return found.T if self.transposed else found
 
@@ -154,8 +191,9 @@ def attributes_of(path: Path) -> dict[str, Any]:
     """
     file = open_files(path)
     found = attributes(_described(file))
-    matrices = {name: source for name, source in _sources(file, found).items() if len(source.shape) == 2}
-    kinds = {name: source.tensor.kind.name for name, source in matrices.items()}
+    sources = {name: source for name, source in _sources(file, found).items() if not name.endswith("bias")}
+    matrices = {name: source for name, source in sources.items() if len(source.shape) == 2}
+    kinds = {name: source.kind for name, source in matrices.items()}
     if any(source.in_few_bits for source in matrices.values()):
         return found | {"dtype": "bfloat16", QUANTIZATION: dict(quant_method=GGUF, matrices=kinds)}
     usual = Counter(kinds.values()).most_common(1)[0][0]
@@ -169,7 +207,7 @@ def _described(file: GgufFile) -> Described:
             raise CheckpointError(
                 f"{file.path}: {name!r} has the type {tensor.kind.name}, expected F32; convert it again"
             )
-        return [float(number) for number in _Source(tensor).numbers()]
+        return [float(number) for number in _Source((tensor,)).numbers()]
 
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     return Described(str(file.path), file.metadata, shapes, numbers)
@@ -178,15 +216,13 @@ def _described(file: GgufFile) -> Described:
 def _sources(file: GgufFile, facts: Mapping[str, Any]) -> dict[str, _Source]:
     """Return what each tensor of the checkpoint is made of, given the model's attributes."""
     described = _described(file)
-    found: dict[str, _Source] = {}
+    found: dict[str, list[StoredTensor]] = {}
     for tensor in file.tensors.values():
         if tensor.name in FACTORS or tensor.name.endswith(".attn_rot_embd.weight"):  # frequencies, in old files
             continue
         for name, part in _named(described, facts, tensor):
-            if name in found:
-                raise described.refused(f"{tensor.name!r} and {found[name].tensor.name!r} are both {name}")
-            found[name] = _source(described, facts, part)
-    return found
+            found.setdefault(name, []).append(part)
+    return {name: _source(described, facts, name, *parts) for name, parts in found.items()}
 
 
 def _named(file: Described, facts: Mapping[str, Any], tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
@@ -194,11 +230,12 @@ def _named(file: Described, facts: Mapping[str, Any], tensor: StoredTensor) -> I
     family, match = facts["model_type"], NAME.fullmatch(tensor.name)
     layer, part, expert, end = match.groups() if match else ("", "", "", "")
     key = f"{'blk.' if layer else ''}{part}{'.*' if expert else ''}"
-    if key not in NAMES[family]:
+    known = NAMES[family]
+    if not known.keys() & {key, f"{key}.{end}"}:
         raise file.refused(f"{tensor.name!r} is none of the tensors of a {family} model", OTHER)
     start = LAYERS.get(family, "model.layers.{}.").format(layer) if layer else ""
-    name = f"{start}{NAMES[family][key]}.{end}"
-    if not key.endswith("_exps"):
+    name = start + (known[key] + f".{end}" if key in known else known[f"{key}.{end}"])
+    if not key.endswith("_exps") or "{}" not in name:
         yield name.format(int(expert or 0)), tensor
         return
     count = file.whole("expert_count")
@@ -207,16 +244,24 @@ def _named(file: Described, facts: Mapping[str, Any], tensor: StoredTensor) -> I
     yield from ((name.format(number), tensor.part(number)) for number in range(count))
 
 
-def _source(file: Described, facts: Mapping[str, Any], tensor: StoredTensor) -> _Source:
-    """Return how a tensor is made of the stored one, whose name llama.cpp has given."""
-    family, name, sizes = facts["model_type"], tensor.name, list(tensor.shape)
-    if tensor.kind.name in STORED and len(sizes) != 2:
-        raise file.refused(f"{name!r} {sizes} has the type {tensor.kind.name}, which only matrices have")
-    if family in PAIRED and (match := re.search(r"\.attn_([qk])\.", name)):
+def _source(file: Described, facts: Mapping[str, Any], name: str, *tensors: StoredTensor) -> _Source:
+    """Return how a tensor of the checkpoint is made of stored ones, whose names llama.cpp has given."""
+    family, (tensor, *more) = facts["model_type"], sorted(tensors, key=lambda tensor: tensor.name)  # a gate is first
+    stored, sizes = tensor.name, list(tensor.shape)
+    in_turns = family in IN_TURNS and IN_TURNS[family].fullmatch(stored)
+    if len(more) > bool(in_turns):
+        raise file.refused(f"{' and '.join(repr(each.name) for each in tensors)} are both {name}")
+    if in_turns and not more:
+        raise file.refused(f"{stored!r} is alone, expected both ffn_gate_exps and ffn_up_exps")
+    if in_turns and (more[0].kind, more[0].shape) != (tensor.kind, tensor.shape):
+        raise file.refused(f"{stored!r} and {more[0].name!r} must have one type and the same sizes", OTHER)
+    if tensor.kind.name in STORED and (len(sizes) != 2 or stored.endswith("bias")):
+        raise file.refused(f"{stored!r} {sizes} has the type {tensor.kind.name}, which only matrices have")
+    if family in PAIRED and (match := re.search(r"\.attn_([qk])\.", stored)):
         heads, size = facts["num_attention_heads" if match[1] == "q" else "num_key_value_heads"], facts["head_dim"]
         if sizes[0] != heads * size:
-            raise file.refused(f"{name!r} has sizes {sizes}, expected rows of {heads} heads with {size} features")
-        return _Source(tensor, pairs_as_halves(size, size))
-    if family == "gpt2" and CONV1D.fullmatch(name):
-        return _Source(tensor, transposed=True)
-    return _Source(tensor, shift=-1.0 if family in PLUS_ONE and name.endswith("norm.weight") else 0.0)
+            raise file.refused(f"{stored!r} has sizes {sizes}, expected rows of {heads} heads with {size} features")
+        return _Source((tensor,), pairs_as_halves(size, size))
+    turned = family in TURNED and TURNED[family].fullmatch(stored) is not None
+    shift = -1.0 if family in PLUS_ONE and stored.endswith("norm.weight") else 0.0
+    return _Source((tensor, *more), transposed=turned, shift=shift)

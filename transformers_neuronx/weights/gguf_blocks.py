@@ -15,14 +15,21 @@ import torch
 from transformers_neuronx.config.gguf import STORED
 from transformers_neuronx.weights import loops
 from transformers_neuronx.weights.bits import WORD, repeated
+from transformers_neuronx.weights.coded import of_exponents
 from transformers_neuronx.weights.packed import LEAST, Levels, Packed
 
+MXFP4 = "MXFP4"
 _Found = tuple[torch.Tensor, Sequence[torch.Tensor]]  # values, and in the K types whole scales and maybe minima, int8
 
 
 def packed(kind: str, rows: torch.Tensor) -> Packed:
     """Return the matrix that rows of blocks are, u8[out, bytes of a row]. `kind` is one of `STORED`."""
-    stored, form = STORED[kind], _FORMS[kind]
+    stored = STORED[kind]
+    if kind == MXFP4:  # codes, after the exponent of their scale
+        blocks = torch.unflatten(rows, 1, (-1, 1 + stored.group // 2))
+        scales = of_exponents("a matrix in MXFP4", blocks[..., 0])
+        return Packed(stored.dtype, _fields(blocks[..., 1:], 1, 4).flatten(1), scales, stored.group)
+    form = _FORMS[kind]
     blocks = torch.unflatten(rows, 1, (-1, form.size))
     less = -LEAST[stored.dtype] if stored.minima else form.excess
     values, whole = (_by_loops if loops.built() else _by_operations)(kind, blocks, less)

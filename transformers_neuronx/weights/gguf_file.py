@@ -53,10 +53,11 @@ KINDS = {
     13: Kind("Q5_K", 256, 176),
     14: Kind("Q6_K", 256, 210),
     30: Kind("BF16", 1, 2),
+    39: Kind("MXFP4", 32, 17),
 }
 _UNREAD = (
     "9 Q8_1, 15 Q8_K, 16 IQ2_XXS, 17 IQ2_XS, 18 IQ3_XXS, 19 IQ1_S, 20 IQ4_NL, 21 IQ3_S, 22 IQ2_S, 23 IQ4_XS, 24 I8, "
-    "25 I16, 26 I32, 27 I64, 28 F64, 29 IQ1_M, 34 TQ1_0, 35 TQ2_0, 39 MXFP4, 40 NVFP4, 41 Q1_0"
+    "25 I16, 26 I32, 27 I64, 28 F64, 29 IQ1_M, 34 TQ1_0, 35 TQ2_0, 40 NVFP4, 41 Q1_0"
 )
 UNREAD_KINDS = {int(number): name for number, name in map(str.split, _UNREAD.split(","))}
 
