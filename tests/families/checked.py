@@ -30,7 +30,7 @@ HALF = {
 CHECKS = {
     "bf16": HALF,
     "real size": {"test_at_a_true_size"},
-    "8 bits": {"test_int8_as_in_numpy", "test_fewer_bits_as_in_numpy s8", "test_eight_bits_as_in_numpy"},
+    "8 bits": {"test_int8_as_in_numpy", "test_fewer_bits_as_in_numpy s8"},
     "4 bits": {"test_groups_of_four_bits_as_in_numpy", "test_fewer_bits_as_in_numpy s4"},
     "engine": {
         "test_tokens_and_vectors_are_those_of_transformers", "test_sources_of_an_encoder", "test_images_in_an_engine",

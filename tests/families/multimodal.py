@@ -166,3 +166,12 @@ ATTRIBUTES = {
         torch_dtype="float32", vision_config=TOWER | dict(image_size=[28, 28], patch_size=[14, 14]),
     ),
 }  # fmt: skip
+
+# Qwen3-VL as it is published: the 2B model ties its head, the 8B model has another.
+QWEN3_VL = {
+    "Qwen/Qwen3-VL-2B-Instruct": ATTRIBUTES["qwen3_vl"],
+    "Qwen/Qwen3-VL-8B-Instruct": ATTRIBUTES["qwen3_vl"] | dict(
+        text_config=ATTRIBUTES["qwen3_vl"]["text_config"] | dict(tie_word_embeddings=False), tie_word_embeddings=False,
+        vision_config=ATTRIBUTES["qwen3_vl"]["vision_config"] | dict(deepstack_visual_indexes=[0, 1]),
+    ),
+}  # fmt: skip

@@ -7,7 +7,7 @@ from checked import HERE, PAGE, page_with
 
 
 def test_the_list_of_models_has_what_the_tests_check():
-    """Every family has every check, but for layers of a real size of those in one file, and what encoders lack."""
+    """Every family has every check, but for what encoders lack."""
     command = [sys.executable, "-c", "import checked; print(checked.table())"]
     text = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
     assert PAGE.read_text() == page_with(text), "run: python tests/families/checked.py"
@@ -15,5 +15,4 @@ def test_the_list_of_models_has_what_the_tests_check():
     lacking = {row[0]: [name for name, cell in zip(header, row, strict=True) if cell == "–"] for row in rows}
     assert lacking.pop("t5") == ["published", "drafts"]
     assert lacking.pop("whisper") == ["engine", "drafts"]  # tests/serving has requests with sounds
-    assert lacking.pop("qwen3vl") == ["published", "real size", "4 bits"]  # its text half has them as Qwen3
-    assert [each for each in lacking.values() if each not in ([], ["real size"])] == []
+    assert [each for each in lacking.values() if each] == []

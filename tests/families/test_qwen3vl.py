@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from multimodal import ATTRIBUTES
+from multimodal import ATTRIBUTES, QWEN3_VL
 from parity import assert_close, padded, prompts, randomized
-from test_quantized import TOLERANCE, emulated, rounded
+from test_quantized import TOLERANCE, emulated, in_groups_of, rounded
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from transformers_neuronx import Engine, SamplingParams
@@ -180,14 +180,50 @@ def test_in_half_precision(saved, compiled_when_needed, amp):
     assert (got - want).abs().max() <= 1.5 * (theirs - want).abs().max()
 
 
-def test_eight_bits_as_in_numpy(saved, compiled_when_needed):
+@pytest.mark.parametrize("kind", ["s8", "s4"])
+def test_fewer_bits_as_in_numpy(saved, compiled_when_needed, kind):
     """Matrices of the tower are stored as those for text, besides what makes patches."""
     reference, directory = saved()
-    whole = ("patch_embed", "pos_embed", "embed_tokens", "lm_head")
-    change = emulated(reference, lambda name, m: m if any(map(name.__contains__, whole)) else rounded(m))
-    got = logits(made(directory, tp_degree=2, neuron_config=NeuronConfig(quant=QuantizationConfig("s8"))))
-    assert_close(got, want := expected(change), TOLERANCE)
+
+    def change(name, matrix):
+        if any(whole in name for whole in ("patch_embed", "pos_embed", "embed_tokens", "lm_head")):
+            return matrix
+        if kind == "s8":
+            return rounded(matrix)
+        of_heads = name.endswith(("o_proj.weight", "attn.proj.weight"))
+        down = name.endswith(("down_proj.weight", "linear_fc2.weight"))
+        return in_groups_of(16 if of_heads else 32 if down else np.gcd(32, matrix.shape[-1]), matrix)
+
+    got = logits(made(directory, tp_degree=2, neuron_config=NeuronConfig(quant=QuantizationConfig(kind))))
+    assert_close(got, want := expected(emulated(reference, change)), TOLERANCE)
     assert (want - expected(reference)).abs().max() > 10 * TOLERANCE * want.abs().max()
+
+
+@pytest.mark.slow
+def test_at_a_true_size(tmp_path):
+    """Qwen3-VL 2B, with two layers of each half and a small vocabulary."""
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=2048, intermediate_size=6144, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
+    rope = dict(rope_type="default", mrope_interleaved=True, mrope_section=[24, 20, 20])
+    tower = dict(hidden_size=1024, intermediate_size=4096, num_heads=16, out_hidden_size=2048)
+    tower |= dict(num_position_embeddings=2304, deepstack_visual_indexes=[0, 1])
+    changed = config(**sizes, rope_scaling=rope, **{f"vision_{name}": value for name, value in tower.items()})
+    reference = AutoModelForImageTextToText.from_config(changed, dtype=torch.float32).eval()
+    reference.save_pretrained(tmp_path)
+    want = expected(reference)
+    del reference
+    for degree in (1, 2):
+        assert_close(logits(made(tmp_path, tp_degree=degree)), want)
+
+
+@pytest.mark.parametrize("name", QWEN3_VL)
+@pytest.mark.few(1)
+def test_published_configurations(name, tmp_path, compiled_when_needed):
+    attributes = QWEN3_VL[name]
+    reference = randomized(CONFIG_MAPPING["qwen3_vl"].from_dict(copy.deepcopy(attributes)), AutoModelForImageTextToText)
+    reference.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(attributes))
+    assert_close(logits(made(tmp_path)), expected(reference))
 
 
 def test_without_images_it_is_its_text_half(saved, pair):

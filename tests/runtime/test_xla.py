@@ -143,6 +143,15 @@ def test_products_of_f32_are_in_f32_on_gpus(write):
     assert "operand_precision" not in xla.module_text(module)
 
 
+def test_the_only_result_may_be_in_place_of_a_parameter(run):
+    def in_place(x):
+        y = x + 1.0
+        y.set_alias_to(x, must=True)
+        return [y]
+
+    assert run(in_place, np.arange(3, dtype=np.float32))[0].tolist() == [1, 2, 3]
+
+
 def test_products_of_s8_are_in_s32_on_gpus(write):
     """What runs there is run here."""
     a, b = np.array([[127, -128, 3]], np.int8), np.array([[127], [-128], [2]], np.int8)

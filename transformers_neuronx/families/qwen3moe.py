@@ -14,7 +14,6 @@ from transformers_neuronx.models.sampling import ForSampling
 @dataclass(frozen=True)
 class Qwen3MoeConfig(MixtureLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
-    head_dim: int = hf("head_dim")
     attention_bias: bool = hf("attention_bias")
     tied: bool = hf("tie_word_embeddings")
     window: int | None = hf("sliding_window", None)

@@ -202,7 +202,7 @@ class XlaRuntime:
         private = jaxlib()
         try:
             given = kernels.with_kernels(module) if self.platform == "cpu" else for_gpus(module)
-            given = in_order(given) if self._meeting else given
+            given = _with_one_result(in_order(given) if self._meeting else given)
             stablehlo = private.mlir.hlo_to_stablehlo(given.SerializeToString())
             loaded = self._client.compile_and_load(stablehlo, self._devices, self._options())
         except private.JaxRuntimeError as error:
@@ -298,6 +298,16 @@ def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, donate: bool) -> 
         host_buffer_semantics=how,
         enable_x64=True,
     )
+
+
+def _with_one_result(module: HloModuleProto) -> HloModuleProto:
+    """Return the module with aliases as StableHLO has them: a tuple of one result is that result, without an index."""
+    if len(module.host_program_shape.result.tuple_shapes) != 1 or not module.input_output_alias.entries:
+        return module
+    module = HloModuleProto.FromString(module.SerializeToString())
+    for entry in module.input_output_alias.entries:
+        del entry.output_shape_index[:]
+    return module
 
 
 @functools.cache
