@@ -24,7 +24,7 @@ from itertools import product
 from pathlib import Path
 
 from peers import PEERS
-from peers.checkpoint import SHAPES
+from peers.checkpoint import DENSE, SHAPES
 from peers.results import Results, report
 from tqdm import tqdm
 
@@ -212,7 +212,7 @@ def listed(among):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=listed(ENGINES), default=ENGINES, help=", ".join(ENGINES))
-    parser.add_argument("--shapes", type=listed(SHAPES), default=list(SHAPES), help=", ".join(SHAPES))
+    parser.add_argument("--shapes", type=listed(SHAPES), default=list(DENSE), help=", ".join(SHAPES))
     parser.add_argument("--widths", type=listed(WIDTHS), help=", ".join(WIDTHS))
     parser.add_argument("--rounds", type=int, default=3, help="with --add, 0 prints the results in --out")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, and no long context for several rows")

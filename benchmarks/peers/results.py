@@ -22,10 +22,10 @@ have {cores} threads. Weights are random, decoding is greedy, and the end of a s
 - Start: from the start of the process to the first token after a prompt of 16, with all files in memory. The step of
   `compile` is not compiled by then.
 - Peak: VmHWM of the process with a single sequence, including mapped files.
-- Of read: the bytes of the weights, as the engine stores them, times tokens per second, relative to the {read:.1f} GB/s
-  at which torch reads 1 GiB by the fastest of sum, maximum and scalar product. That is the maximum of {count}
-  measurements, one before each run. Their median was {usual:.1f} and their minimum {slow:.1f}, which shows how much the
-  machine itself varies.
+- Of read: the bytes of the weights that a token reads, as the engine stores them, times tokens per second, relative to
+  the {read:.1f} GB/s at which torch reads 1 GiB by the fastest of sum, maximum and scalar product. That is the maximum
+  of {count} measurements, one before each run. Their median was {usual:.1f} and their minimum {slow:.1f}, which shows
+  how much the machine itself varies.
 - Of product: the operations of a prompt per second, relative to torch's product of [1024, 2048] and [2048, 8192]:
   {f32:.0f} GFLOP/s in f32, {bf16:.0f} in bf16. Formats other than f32 are compared with bf16.
 - Eight rows: eight sequences at once, so a step gives eight tokens.
@@ -166,7 +166,8 @@ class Tables:
         weights, cells = self.values(where, 1, "weights"), []
         for context in ("short", "long"):
             seconds = self.values(where, 1, "token", context)
-            share = weights[0] / statistics.median(seconds) / self.rates["read"] if seconds and self.rates else None
+            read = self.shape.read * weights[0] if seconds else 0
+            share = read / statistics.median(seconds) / self.rates["read"] if seconds and self.rates else None
             cells += [cell(seconds, 1e3), share_of(share)]
         several = [cell(self.values(where, BATCH, "token", context), 1e3) for context in ("short", "long")]
         return [cell(weights[:1], 2**-20, digits=0), *cells, *several, self.same(where)]
