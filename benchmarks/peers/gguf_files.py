@@ -100,7 +100,7 @@ def describe_rotated(writer, config, size):
     if config["model_type"] == "qwen3_moe":
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
-        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 

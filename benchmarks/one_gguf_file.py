@@ -1,6 +1,6 @@
 """Run one GGUF file in this project and in llama.cpp's server: a token, a prompt, the start and the memory.
 
-    python benchmarks/gguf.py FILE [--rounds 3] [--amp bf16] [--llama-server PATH]
+    python benchmarks/one_gguf_file.py FILE [--rounds 3] [--amp bf16] [--llama-server PATH]
 
 Engines take turns, a process each. A token is the mean of 127 after a prompt of 16, greedily; a prompt has 512 random
 tokens. Both are medians of four runs in each round. Starts are of whole processes: ours has Python and its imports, and
