@@ -3,9 +3,10 @@
     python benchmarks/cpu.py [--engines ours,openvino] [--shapes gpt2] [--widths bf16,s8] [--rounds 3] [--quick]
 
 Weights are random, in the shapes of GPT-2 124M and Llama-3.2-1B; --shapes also knows those of a mixture and a hybrid.
-Decoding is greedy and ignores the end of a sequence. Each engine has its own environment, created at the first run, and files converted from the same checkpoint. Both are
-kept in --work. Compiling llama.cpp takes a quarter of an hour. Each measurement is a process. Engines take turns, and
-the machine's own speed is measured before each of them. A failure is reported in its row, and the other rows continue.
+Decoding is greedy and ignores the end of a sequence. Each engine has its own environment, created at the first run, and
+files converted from the same checkpoint. Both are kept in --work. Compiling llama.cpp takes a quarter of an hour. Each
+measurement is a process. Engines take turns, and the machine's own speed is measured before each of them. A failure is
+reported in its row, and the other rows continue.
 
 Torch must be its CPU build. If the package index has another one, set PIP_EXTRA_INDEX_URL to an index that has it.
 """
