@@ -15,7 +15,7 @@ from transformers_neuronx.models.vision import VisionForSampling
 from transformers_neuronx.server.errors import ApiError
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
-MOST_PIXELS = 2**26  # of an image as it comes: a small file may hold a huge one
+MOST_PIXELS = 2**26  # of all images of a request, as they come: a small file may hold a huge one
 _URL = re.compile(r"data:image/[\w.+-]+;base64,(?P<data>[A-Za-z0-9+/=\s]+)", re.ASCII)
 
 
@@ -36,7 +36,10 @@ class Pictures:
 
         Raises ApiError for another URL than one of data, and for what is no image.
         """
-        images = [_image(url, where) for url, where in urls]
+        images, left = [], MOST_PIXELS
+        for url, where in urls:
+            images.append(_image(url, where, left))
+            left -= images[-1].width * images[-1].height
         try:
             read = self._processor(images, size=self._size, return_tensors="np")
         except ValueError as error:  # such as one that is 200 times as high as it is wide
@@ -56,16 +59,19 @@ class Pictures:
         return [each for token in ids for each in [token] * (next(left) if token == self._token else 1)]
 
 
-def _image(url: str, where: str) -> Image.Image:
-    """Decode a URL, turn the image as its camera says, and drop transparency."""
+def _image(url: str, where: str, most: int) -> Image.Image:
+    """Decode a URL, turn the image as its camera says, and drop transparency. It may have so many pixels."""
     if not (found := _URL.fullmatch(url)):
         message = f"{where} must be a data URL, data:image/…;base64,…: this server fetches no images"
         raise ApiError(400, message, param=where)
     try:
         image = Image.open(io.BytesIO(base64.b64decode(found["data"])), formats=FORMATS)
-        if (pixels := image.width * image.height) > MOST_PIXELS:
-            raise ApiError(400, f"{where} must have at most {MOST_PIXELS} pixels, got {pixels}", param=where)
-        return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        pixels = image.width * image.height
+        whole = ImageOps.exif_transpose(image).convert("RGB") if pixels <= most else None
+    except Exception as error:  # a damaged image may raise anything
         message = f"{where} must be an image in one of {', '.join(FORMATS)}: {error}"
         raise ApiError(400, message, param=where) from error
+    if whole is None:
+        message = f"{where}: images of a request may have {MOST_PIXELS} pixels together, and this one has {pixels}"
+        raise ApiError(400, message, param=where)
+    return whole
