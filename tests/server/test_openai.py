@@ -197,7 +197,14 @@ def test_what_is_wrong_is_said(client, name):
 WRONG_CHATS = {
     "none": ([], "messages must have one message or more"),
     "no role": ([dict(content="a")], r"messages\[0\] must have a role"),
-    "an image": ([dict(role="user", content=[dict(type="image_url")])], "may only have parts of type text"),
+    "no part": (
+        [dict(role="user", content=[dict(type="image_url")])],
+        "must be of type text or image_url, with what it",
+    ),
+    "an image": (
+        [dict(role="user", content=[dict(type="image_url", image_url="data:image/png;base64,aaaa")])],
+        r"messages\[0\].content\[0\].image_url: this model reads no images",
+    ),
     "the template's": ([dict(role="teapot", content="")], "the chat template refuses these messages: no teapots"),
 }
 
