@@ -183,4 +183,4 @@ def test_a_checkpoint_without_its_processor_says_what_to_do(checkpoint, tmp_path
 
 def test_models_without_a_tower_are_opened_as_before():
     source = o.Source(str(Path(__file__).parents[2] / "examples" / "tiny-kjv"), images=True)
-    assert not source.images
+    assert not source.cls.family.images

@@ -28,7 +28,6 @@ from transformers_neuronx.weights.directories import (
     load_generation_config,
     load_pooling,
     resolve_tokenizer,
-    whole_type,
 )
 
 NO = 4  # exit status of `plan`, `lint` and `check` if they find a problem
@@ -181,9 +180,8 @@ class Source:
         alone = Path(path).expanduser()
         self._alone = alone.suffix == ".json" and alone.is_file()
         with _checkpoint_s():
-            self.images = images and not self._alone and reads_images(whole_type(path, cache_dir))
-            found = text_half(read_json(alone)) if self._alone else load_config(path, cache_dir, self.images)
-            self.attributes = found
+            both = reads_images if images else False
+            self.attributes = text_half(read_json(alone)) if self._alone else load_config(path, cache_dir, both)
             self.cls = class_of(self.attributes, path)
             family = self.cls.family
             completed = open_artifact(path).attributes(family) if self.is_artifact else self.attributes

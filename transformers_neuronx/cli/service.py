@@ -79,7 +79,7 @@ class Service:
             yield Server(served, self.settings)
 
     def _engine(self, source: o.Source) -> tuple[Engine, Pictures | None]:
-        tokenizer, processor = source.tokenizer(), source.image_processor() if source.images else None
+        tokenizer, processor = source.tokenizer(), source.image_processor() if source.cls.family.images else None
         model = open_for_engine(source, self.how, self.rows, o.said(n_positions=self.positions))
         model.to_neuron(ahead=not has_pages(model))
         rows, loras = self.rows or ROWS, self.loras

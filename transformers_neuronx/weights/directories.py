@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -74,13 +75,13 @@ def gguf_at(path_or_name: PathOrName) -> Path | None:
 
 
 def load_config(
-    path_or_name: PathOrName, cache_dir: PathOrName | None = None, images: bool = False
+    path_or_name: PathOrName, cache_dir: PathOrName | None = None, images: bool | Callable[[str], bool] = False
 ) -> dict[str, Any]:  # fmt: skip
     """Parse `config.json`, with the start and end tokens of `generation_config.json` if it has any; or the metadata of
     a GGUF file.
 
     Of a multimodal model, it is the configuration of the text half, or for a family that reads `images`, of both
-    halves. Nothing else of a hub model is downloaded.
+    halves; a function tells it of the `model_type`. Nothing else of a hub model is downloaded.
     CheckpointError if it is missing or broken, and ConfigError if Transformers rejects that of a multimodal model.
     """
     if file := gguf_at(path_or_name):
@@ -91,19 +92,13 @@ def load_config(
     config, generation = read_json(directory / "config.json"), load_generation_config(directory)
     tokens = {name: generation.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
     config |= {name: value for name, value in tokens.items() if value is not None}
-    return completed(config, images) if images else text_half(config) | _outputs_told(directory / SCORE_FILE)
+    both = images(str(config.get("model_type"))) if callable(images) else images
+    return completed(config, images=True) if both else text_half(config) | _outputs_told(directory / SCORE_FILE)
 
 
 def is_multimodal(directory: Path) -> bool:
     """Whether a checkpoint has more than the text half that is read. CheckpointError if its configuration is broken."""
     return read_json(directory / "config.json").get("model_type") in MODELS
-
-
-def whole_type(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> str:
-    """Return the model_type of a checkpoint: of a multimodal model, that of the whole. Of a GGUF file it is empty."""
-    if gguf_at(path_or_name):
-        return ""
-    return str(read_json(_config_directory(path_or_name, cache_dir) / "config.json").get("model_type") or "")
 
 
 def load_generation_config(path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> dict[str, Any]:
