@@ -157,13 +157,12 @@ def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
     own: dict[str, Any] = dict(hidden_act="silu")
     if family in ("mistral", "mixtral", "phi3"):
         own |= dict(sliding_window=file.window)
-    if family == "mixtral":
+    if family in ("mixtral", "gpt_oss"):
         own |= dict(num_local_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
     if family == "qwen3_moe":
         own |= dict(num_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
         own |= dict(moe_intermediate_size=file.whole("expert_feed_forward_length"), norm_topk_prob=True)
     if family == "gpt_oss":
-        own |= dict(num_local_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
         return own | dict(intermediate_size=file.whole("expert_feed_forward_length"), sliding_window=file.window)
     if family == "granite":
         own |= {name: file.real(key) for key, name in _SCALES_OF_GRANITE.items()}

@@ -1,8 +1,9 @@
 """Blocks of ggml's types: matrices in few bits, from the bytes of a GGUF file.
 
 A row is a sequence of blocks. A block has its numbers in few bits, and scales: one in f16, or in the K types one in f16
-and a whole number for each group. Values and scales are taken as they are, and no number is rounded: those of `Packed`
-are bit for bit those of ggml in f32.
+and a whole number for each group. In MXFP4 they are codes and the exponent of their scale. Values and scales are taken
+as they are, and no number is rounded: those of `Packed` are bit for bit those of ggml in f32, but for the sign of zero
+in MXFP4, which ggml drops.
 """
 
 from __future__ import annotations
