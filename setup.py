@@ -198,7 +198,6 @@ setup(
             "openai>=2",
             *DOCS,
             *SERVE,
-            "pillow",
             "pytest",
             "pytest-xdist",
             "ruff",
