@@ -54,7 +54,7 @@ def layer(config, w, x, cache, step, rotate, kind):
     h = rms_norm(x, w.attn_norm, config.eps)
     value, decay = (hlo.convert(linear(h, w.mix.__dict__[part]), "f32") for part in ("value", "decay"))
     y, cache = scan(cell, [value, decay], cache, step)
-    x = x + linear(hlo.convert(y, x.dtype), w.mix.out)
+    x = step.needed_rows(x) + linear(step.needed_rows(hlo.convert(y, x.dtype)), w.mix.out)
     return x + gated_mlp(rms_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation), cache
 
 

@@ -207,9 +207,13 @@ def test_products_of_linear_layers(cls_config, tokens, amp):
     matrices = [row for row in facts_of_model(engine).weights if len(row.whole) == 2 and row.name.endswith(".weight")]
     head = sum(np.prod(row.whole) for row in matrices if row.layers == 1)  # computed for the last token alone
     layers = sum(np.prod(row.whole) * row.layers for row in matrices) - head
-    of_pages = facts_of(TokensKey(tokens, 1, 1, 1, 0).written(paged.programs, paged.programs.whole))
-    for each in (facts, of_pages):
-        assert by_name(each.ops)["linear"].products == 2 * (layers * tokens + head)
+    assert by_name(facts.ops)["linear"].products == 2 * (layers * tokens + head)
+    of_last = [np.prod(row.whole) for row in matrices if row.layers > 1 and row.name.split(".")[-2] not in "qkv"]
+    unread = (tokens - 1) * sum(of_last)
+    for hidden in (True, False):  # if not, the last layer makes queries, keys and values of all tokens, and no more
+        key = TokensKey(tokens, 1, 1, 1, 0, hidden)
+        of_pages = by_name(facts_of(key.written(paged.programs, paged.programs.whole)).ops)
+        assert of_pages["linear"].products == 2 * (layers * tokens + head - (0 if hidden else unread))
     of_all = facts_of(HeadKey(1, tokens).written(engine.programs, Segment(False, (), True)))
     assert by_name(of_all.ops)["linear"].products == 2 * head * tokens
 
@@ -257,7 +261,7 @@ def test_equal_layers_are_one_row():
     facts = by_name(facts_of_model(decoder(GPT2ForSampling, GPT2, context_length_estimate=8)).programs)
     prompt = facts["step_tokens8_sequences1_samples1"]
     assert [(row.name, row.last, row.repeats) for row in prompt.layers if row.flops] == [
-        ("(outside)", "", 1), ("embed", "", 1), ("layer.0", "layer.2", 3), ("head", "", 1),
+        ("(outside)", "", 1), ("embed", "", 1), ("layer.0", "layer.1", 2), ("layer.2", "", 1), ("head", "", 1),
     ]  # fmt: skip
     for key in ("flops", "products", "read", "written"):
         assert sum(row.repeats * getattr(row, key) for row in prompt.layers) == getattr(prompt.total, key)
@@ -267,11 +271,11 @@ def test_equal_layers_are_one_row():
 
 def test_groups_of_layers_share_a_program():
     grouped = facts_of_model(decoder(GPT2ForSampling, GPT2, unroll=1, context_unroll=1, context_length_estimate=8))
-    whole = by_name(facts_of_model(decoder(GPT2ForSampling, GPT2, context_length_estimate=8)).programs)
+    whole = by_name(facts_of_model(slots(GPT2ForSampling, GPT2, context_length_estimate=8)).programs)
     parts = [program for program in grouped.programs if program.name.startswith("step_rows1_active8")]
     assert [program.runs for program in parts] == [1, 3, 1]
     products = sum(program.runs * program.total.products for program in parts)
-    assert products == whole["step_tokens8_sequences1_samples1"].total.products
+    assert products == whole["step_rows1_active8_width64"].total.products
 
 
 TRUE = [

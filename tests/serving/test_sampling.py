@@ -190,14 +190,14 @@ def test_caches_stay_on_the_device_in_the_same_memory(model, tokenizer):
     model.sample(ids, 40, top_k=1)
     assert addresses() == before
     cache_bytes = sum(4 * int(np.prod(cache.shape)) for cache in model.decoder.caches)
-    hidden, checked = model.config.hidden_size, set()
+    checked = set()
     for key, [(_, executable)] in model.decoder.store._built.items():
         if not isinstance(key, TokensKey):
             continue
         memory = executable.memory()
-        made = 4 * key.samples * (1 + 1023)  # tokens and logits; and those of all rounds, or hidden states
-        made += 4 * key.samples * ROUNDS if key.rounds else 4 * key.tokens * hidden
-        tuple_table = 8 * (4 + len(model.decoder.caches))
+        made = 4 * key.samples * (1 + 1023)  # tokens and logits; and tokens of all rounds
+        made += 4 * key.samples * ROUNDS if key.rounds else 0
+        tuple_table = 8 * (3 + key.rounds + len(model.decoder.caches))
         assert memory.aliased == cache_bytes + key.samples * 1023  # the tokens that sequences have are state as well
         assert memory.outputs - memory.aliased == made + tuple_table
         assert executable.text().count("must-alias") == len(model.decoder.caches) + 1

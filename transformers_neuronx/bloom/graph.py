@@ -14,7 +14,7 @@ def embed(config: BloomConfig, w: Any, step: Step) -> Tensor:
 def layer(config: BloomConfig, w: Any, x: Tensor, cache: Cache, step: Step) -> tuple[Tensor, Cache]:
     normed = layer_norm(x, w.attn_norm, config.eps)
     h, cache = attention(normed, w.attn, cache, step, config.attention_heads.head_dim)
-    x = (normed if config.residual_after_norm else x) + h
+    x = step.needed_rows(normed if config.residual_after_norm else x) + h
     normed = layer_norm(x, w.mlp_norm, config.eps)
     h = mlp(normed, w.mlp, "gelu_new")
     return (normed if config.residual_after_norm else x) + h, cache

@@ -212,10 +212,12 @@ class Programs:
         caches: list[Cache],
         step: Step,
         segments: Mapping[int | None, Tensor] | None = None,
+        needed: Tensor | None = None,
     ) -> tuple[Tensor, list[Cache]]:
         """Apply the family's graph up to its head. Return the hidden state [b, n, h] and the new caches.
 
-        In a step of single tokens, `segments` are those of `Step` for layers with each window.
+        In a step of single tokens, `segments` are those of `Step` for layers with each window. With `needed`, s32[·],
+        fewer than all of the b * n tokens, only their hidden states are returned, [needed, 1, h].
         """
         steps = self._steps_of(step, segments)
         step = next(iter(steps.values()))
@@ -227,11 +229,12 @@ class Programs:
         for number, (weights, kind) in enumerate(zip(layers, segment.layers, strict=True)):
             with scribe.scope(f"layer.{number}"):
                 kinds = [kind] if kind else []
-                if self.adapters and step.adapters is not None:
-                    weights = chosen(weights, step.adapters, self.adapters.rank)
                 source = self.config.source_of(number) if segment == self.whole else number
-                own = after[source], steps[segment.layers[source]]
-                x, after[source] = self.graph.layer(self.config, weights, x, *own, *prepared, *kinds)
+                own = steps[segment.layers[source]]
+                own = replace(own, needed=needed) if number == len(layers) - 1 else own
+                if self.adapters and own.adapters is not None:
+                    weights = chosen(weights, [own.adapters, own.of_needed(own.adapters)], self.adapters.rank)
+                x, after[source] = self.graph.layer(self.config, weights, x, after[source], own, *prepared, *kinds)
         assert x is not None
         return x, after
 

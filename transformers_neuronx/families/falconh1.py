@@ -68,7 +68,7 @@ def layer(
     scales = dict(zip(("gate", *"vkq", "delta"), config.of_mamba, strict=True))
     how = config.mamba, config.eps, config.function, scales, config.norm_first
     y, states = mamba(before * config.to_mamba, w.mamba, cache[count:], step, *how)
-    x = x + h * config.from_attention + y * config.from_mamba
+    x = step.needed_rows(x) + h * config.from_attention + y * config.from_mamba
     h = graph.feed_forward(config, w, graph.normed(config, w, "mlp_norm", x))
     return x + h * config.of_mlp[1], (*keys, *states)
 

@@ -50,8 +50,10 @@ def layer(
     config: Gemma4TextConfig, w: Any, x: Tensor, cache: Cache, step: Step, shared: Shared, kind: str
 ) -> tuple[Tensor, Cache]:
     own, h, end = config.hidden_size, config.hidden_size + config.input_size, x.sizes[-1]
-    x, given, later = (hlo.slice(x, -1, *ends) for ends in ((0, own), (own, min(h, end)), (min(h, end), end)))
-    mixed, cache = mix(config, w.attn, normed(config, w, "attn_norm", x), cache, step, shared, kind)
+    before = normed(config, w, "attn_norm", hlo.slice(x, -1, 0, own))
+    mixed, cache = mix(config, w.attn, before, cache, step, shared, kind)
+    parts = (0, own), (own, min(h, end)), (min(h, end), end)
+    x, given, later = (hlo.slice(step.needed_rows(x), -1, *ends) for ends in parts)
     x = x + normed(config, w, "attn_out_norm", mixed)
     x = x + normed(config, w, "mlp_out_norm", feed_forward(config, w, x))
     if config.input_size:

@@ -17,7 +17,7 @@ def layer(config: GPT2Config, w: Any, x: Tensor, cache: Cache, step: Step, kind:
     h = layer_norm(x, w.attn_norm, config.eps)
     scale, window = config.scale(kind), config.window_of(kind)
     h, cache = attention(h, w.attn, cache, step, config.attention_heads.head_dim, scale=scale, window=window)
-    x = x + h
+    x = step.needed_rows(x) + h
     h = mlp(layer_norm(x, w.mlp_norm, config.eps), w.mlp, config.activation)
     return x + h, cache
 

@@ -31,6 +31,7 @@ def prepare(config: GPTJConfig, step: Step) -> Rotate:
 def layer(config: GPTJConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
     h = layer_norm(x, w.norm, config.eps)
     attended, cache = attention(h, w.attn, cache, step, config.attention_heads.head_dim, rotate)
+    x, h = step.needed_rows(x), step.needed_rows(h)
     return x + attended + mlp(h, w.mlp, config.activation), cache
 
 

@@ -30,6 +30,7 @@ def prepare(config: GPTNeoXConfig, step: Step) -> Rotate:
 
 def layer(config: GPTNeoXConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotate) -> tuple[Tensor, Cache]:
     h, cache = attention(layer_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.head_dim, rotate)
+    x = step.needed_rows(x)
     attended = x + h
     h = layer_norm(x if config.parallel else attended, w.mlp_norm, config.eps)
     return attended + mlp(h, w.mlp, config.activation), cache

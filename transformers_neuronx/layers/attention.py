@@ -46,6 +46,8 @@ def attention(
 ) -> tuple[Tensor, Cache]:
     """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache with the active tokens in it.
 
+    If a step says which tokens are needed, the result has only those: add it to `step.needed_rows(x)`.
+
     `w` has linear layers `q`, `k`, `v` and `out`, an optional layer `gate`, by whose sigmoid what heads return is
     multiplied, and optional norms `q_norm` and `k_norm` of queries and keys. `alibi` f32[heads] are optional slopes by
     which scores fall with distance. `distances` f32[heads, ·] are optional biases per distance; the last one is for all
@@ -101,8 +103,8 @@ def attend(
     scale = d**-0.5 if scale is None else scale
     rules: dict[str, Any] = dict(scale=scale, softcap=softcap) | (dict(chunk=window) if chunked else {})
     context, *after = attended(q, k, v, w, cache, step, None if chunked else window, **rules)
-    context = hlo.reshape(context, b, n, -1)
-    context = context * hlo.logistic(linear(x, w.gate)) if hasattr(w, "gate") else context
+    context = step.needed_rows(hlo.reshape(context, b, n, -1))
+    context = context * hlo.logistic(linear(step.needed_rows(x), w.gate)) if hasattr(w, "gate") else context
     return linear(context, w.out), tuple(after)
 
 

@@ -23,7 +23,7 @@ def gated_convolution(x: Tensor, w: Any, cache: Cache, step: Step) -> tuple[Tens
     [state] = cache
     bias, how = w.bias.tensor if hasattr(w, "bias") else None, dict(together=step.segments is None)
     y, state = short_convolution(before * inputs, w.taps.tensor, step.sequences, state, bias, **how)
-    return linear(hlo.convert(after * y, x.dtype), w.out), (state,)
+    return linear(hlo.convert(step.needed_rows(after * y), x.dtype), w.out), (state,)
 
 
 def _short_convolution_body(

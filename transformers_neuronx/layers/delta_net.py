@@ -24,15 +24,15 @@ def delta_net(x: Tensor, w: Any, cache: Cache, step: Step, sizes: LinearAttentio
     and `out`; `rate` and `decay_bias`, f32[value_heads]; and the norm `norm` of a head. `cache` are the `states` of
     `sizes`.
     """
-    b, n, _ = x.sizes
     inputs, after = convolved(x, w, cache, step, sizes)
     beta, decay = (hlo.convert(y, "f32") for y in linears(x, w.beta, w.decay))
     decay = hlo.negate(hlo.exp(w.rate.tensor)) * softplus(decay + w.decay_bias.tensor)
     how = dict(together=step.segments is None)
     y, memory = gated_delta_rule(*inputs, decay, hlo.logistic(beta), step.sequences, cache[3], **how)
-    gate = hlo.convert(hlo.reshape(linear(x, w.gate), *y.sizes), "f32")
+    y = step.needed_rows(y)
+    gate = hlo.convert(hlo.reshape(linear(step.needed_rows(x), w.gate), *y.sizes), "f32")
     y = hlo.convert(rms_norm(y, w.norm, eps) * silu(gate), x.dtype)
-    return linear(hlo.reshape(y, b, n, -1), w.out), (*after, memory)
+    return linear(hlo.reshape(y, *y.sizes[:2], -1), w.out), (*after, memory)
 
 
 def _gated_delta_rule_body(

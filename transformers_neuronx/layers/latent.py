@@ -17,7 +17,7 @@ EPS = 1e-6  # of the norms of compressed queries and keys, whatever that of othe
 def latent_attention(
     x: Tensor, w: Any, cache: Cache, step: Step, rotate: Rotate, turned: int, *, scale: float
 ) -> tuple[Tensor, Cache]:
-    """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache with the active tokens in it.
+    """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], as `attention`, and the cache with the tokens.
 
     The linear layer `kv_a` makes the latent, r features, which `kv_norm` normalizes, and after it `turned` features
     that rotate. The cache has both, once for all heads. What would make keys and values of the latent, `up_k`
@@ -40,7 +40,7 @@ def latent_attention(
 
     context, *after = attended(queries, key, None, w, cache, step, None, scale=scale, softcap=None)
     context = _of_heads(hlo.slice(context, -1, 0, rank), up_v, 2)
-    return linear(hlo.reshape(context, b, n, -1), w.out), tuple(after)
+    return linear(step.needed_rows(hlo.reshape(context, b, n, -1)), w.out), tuple(after)
 
 
 def _whole(x: Tensor, w: Any) -> Tensor:

@@ -5,6 +5,7 @@ Programs with adapters have the matrices of all that are on the devices; a step 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,11 +16,13 @@ from transformers_neuronx.weights.parameters import Parameter
 
 
 class Lora(NamedTuple):
-    """The adapters of a linear layer, of `rank` each, and which of them each row has, s32[b]: negative for none."""
+    """The adapters of a linear layer, of `rank` each, and which one each row has, negative for none: s32[b], for each
+    number of rows that the layer may get.
+    """
 
     a: Parameter
     b: Parameter
-    adapters: Tensor
+    adapters: Mapping[int, Tensor]
     rank: int
 
 
@@ -46,15 +49,17 @@ def adapted(y: Tensor, x: Tensor, w: Any) -> Tensor:
     lora: Lora | None = getattr(w, "lora", None)
     if lora is None:
         return y
-    changed: Tensor = _lora(y, x, lora.a.tensor, lora.b.tensor, lora.adapters, rank=lora.rank)
+    changed: Tensor = _lora(y, x, lora.a.tensor, lora.b.tensor, lora.adapters[x.sizes[0]], rank=lora.rank)
     return changed
 
 
-def chosen(weights: Any, adapters: Tensor, rank: int) -> Any:
-    """Return the weights of a layer, in which linear layers with adapters know which one each row has, s32[b]."""
+def chosen(weights: Any, adapters: Sequence[Tensor], rank: int) -> Any:
+    """Return the weights of a layer, in which linear layers with adapters know which one each row has: s32[b] for all
+    rows of a step, and for those that the last layer returns.
+    """
     if not isinstance(weights, SimpleNamespace):
         return weights
     known = SimpleNamespace(**{name: chosen(each, adapters, rank) for name, each in vars(weights).items()})
     if hasattr(known, DOWN):
-        known.lora = Lora(getattr(known, DOWN), getattr(known, UP), adapters, rank)
+        known.lora = Lora(getattr(known, DOWN), getattr(known, UP), {each.sizes[0]: each for each in adapters}, rank)
     return known

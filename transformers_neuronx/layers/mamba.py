@@ -34,19 +34,19 @@ def mamba(
     may be `norm_first`, before the gate. `scales` are factors of projections, by name. `cache` are the `states` of
     `sizes`.
     """
-    b, n, _ = x.sizes
     (q, k, v), after = convolved(x, w, cache, step, sizes, activation, scales)
-    delta, gate = (hlo.convert(linear(x, layer), "f32") for layer in (w.delta, w.gate))
+    wanted = (x, w.delta), (step.needed_rows(x), w.gate)
+    delta, gate = (hlo.convert(linear(*each), "f32") for each in wanted)
     delta, gate = (y * scales[part] if part in scales else y for part, y in (("delta", delta), ("gate", gate)))
     delta = softplus(delta + w.delta_bias.tensor)
     decay = hlo.negate(hlo.exp(w.rate.tensor)) * delta
     y, memory = selective_scan(q, k, v, decay, delta, step.sequences, cache[3], together=step.segments is None)
-    y = y + v * hlo.reshape(w.skip.tensor, -1, 1)
+    y = step.needed_rows(y + v * hlo.reshape(w.skip.tensor, -1, 1))
     gate = silu(hlo.reshape(gate, *y.sizes))
     y = y if norm_first else y * gate
     y = _normed(y, w, sizes, eps) if hasattr(w, "norm") else y
     y = y * gate if norm_first else y
-    return linear(hlo.convert(hlo.reshape(y, b, n, -1), x.dtype), w.out), (*after, memory)
+    return linear(hlo.convert(hlo.reshape(y, *y.sizes[:2], -1), x.dtype), w.out), (*after, memory)
 
 
 def _normed(y: Tensor, w: Any, sizes: LinearAttention, eps: float) -> Tensor:

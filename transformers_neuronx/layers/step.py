@@ -51,6 +51,9 @@ class Step:
     s32[segments, 2], are these places again, and where states will be: both are needed to keep the old ones until it
     is known which draft tokens are right.
 
+    `needed`, s32[·], are the tokens whose hidden states are read after the last layer, of all b * n. A layer that gets
+    some returns no others, in rows of one token; None stands for all, in the same rows. See `needed_rows`.
+
     `adapters`, s32[b], are the adapters of rows, for linear layers that have some: see `layers.lora`. If a family
     reads images, `placed` is what stands in place of some tokens; None where there are none.
     """
@@ -68,6 +71,7 @@ class Step:
     places: Tensor | None = None
     adapters: Tensor | None = None
     placed: Placed | None = None
+    needed: Tensor | None = None
 
     @cached_property
     def positions(self) -> Tensor:
@@ -101,6 +105,27 @@ class Step:
         """Take the last real token of each row. [b, n, ...] -> [b, 1, ...]"""
         b, _, *rest = x.sizes
         return hlo.reshape(hlo.take_rows(x, self.length - 1), b, 1, *rest)
+
+    def needed_rows(self, x: Tensor) -> Tensor:
+        """Take the tokens that are needed after the layer. [b, n, ...] -> [needed, 1, ...], or x if all are
+
+        Layers do this when keys, values and states of all tokens are made. Attention does it to what it returns.
+        """
+        if self.needed is None:
+            return x
+        b, n, *rest = x.sizes
+        return hlo.reshape(hlo.take(hlo.reshape(x, b * n, *rest), self.needed), -1, 1, *rest)
+
+    def of_needed(self, x: Tensor) -> Tensor:
+        """Take values of rows [b], for each row that `needed_rows` returns. -> [needed] or [b]"""
+        return x if self.needed is None else hlo.take(x, hlo.divide(self.needed, self.ids.sizes[1]))
+
+    @property
+    def needed_slots(self) -> Tensor | None:
+        """`slots`, for each row that `needed_rows` returns."""
+        if self.slots is None and self.needed is not None:
+            return self.of_needed(hlo.iota("s32", [self.ids.sizes[0]]))
+        return self.slots if self.slots is None else self.of_needed(self.slots)
 
 
 # The cache of one layer: keys and values of the positions so far, [slots * kv_heads, positions, head_dim], and if they

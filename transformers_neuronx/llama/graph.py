@@ -44,9 +44,10 @@ def layer(
 ) -> tuple[Tensor, Cache]:
     before = normed(config, w, "attn_norm", x)
     h, cache = mix(config, w, before, cache, step, rotate[kind], config.window_of(kind))
+    x = step.needed_rows(x)
     attended = x + scaled(normed(config, w, "attn_out_norm", h), config.residual_scale)
     if config.parallel:
-        h = normed(config, w, "mlp_norm", x) if hasattr(w, "mlp_norm") else before
+        h = normed(config, w, "mlp_norm", x) if hasattr(w, "mlp_norm") else step.needed_rows(before)
     else:
         h = normed(config, w, "mlp_norm", attended)
     h = feed_forward(config, w, h)

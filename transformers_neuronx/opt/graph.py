@@ -30,7 +30,7 @@ def layer(config: OPTConfig, w: Any, x: Tensor, cache: Cache, step: Step) -> tup
 
     before, after = config.norm_before, not config.norm_before
     h, cache = attention(norm(x, w.attn_norm, before), w.attn, cache, step, config.attention_heads.head_dim)
-    x = norm(x + h, w.attn_norm, after)
+    x = norm(step.needed_rows(x) + h, w.attn_norm, after)
     h = mlp(norm(x, w.mlp_norm, before), w.mlp, config.activation)
     return norm(x + h, w.mlp_norm, after), cache
 

@@ -21,7 +21,7 @@ def layer(
     config: Qwen3VLConfig, w: Any, x: Tensor, cache: Cache, step: Step, rotate: Rotations, kind: str = ""
 ) -> tuple[Tensor, Cache]:
     x, cache = graph.layer(config, w, x, cache, step, rotate, kind)
-    return x + part(step, int(kind)) if kind and step.placed is not None else x, cache
+    return x + step.needed_rows(part(step, int(kind))) if kind and step.placed is not None else x, cache
 
 
 def part(step: Step, number: int) -> Tensor:

@@ -72,7 +72,7 @@ class Started(NamedTuple):
     """A step that was started: last tokens, those of all rounds, logits, and hidden states, as far as it has them."""
 
     packed: PackedTokens
-    tokens: DeviceTensor | None
+    tokens: DeviceTensor
     rounds: DeviceTensor | None
     logits: DeviceTensor | None
     hidden: DeviceTensor | None
@@ -97,10 +97,7 @@ class PagedSteps:
         self.memory = memory
         self.adapters = DeviceAdapters(decoder.runtime, store)
         self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}), adjustments)
-        hidden = ((key.tokens, key.sequences) for key in self.keys if not key.rounds)
-        self.pool_keys = (
-            [PoolKey(*sizes) for sizes in dict.fromkeys(hidden)] if adjustments and not self.layout.memory else []
-        )
+        self.pool_keys = [PoolKey(key.tokens, key.sequences) for key in self.keys if key.hidden and adjustments]
         self.caches: list[DeviceTensor] = []
         self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
 
@@ -133,7 +130,8 @@ class PagedSteps:
         and the position at which a token of a prompt takes twice the time of one at its beginning.
         """
         few = min(FEW, self.keys[0].chosen)
-        sizes = {key.tokens: key for key in self.keys if key.samples in (key.tokens, few) and key.tokens >= few}
+        some = (key for key in self.keys if key.samples in (key.tokens, few) and key.tokens >= few and not key.hidden)
+        sizes = {key.tokens: key for key in some}
         base, *longer = (sizes[size] for size in sorted(sizes))
         shortest = taken = self._seconds(base)
         most = base
@@ -221,12 +219,13 @@ class PagedSteps:
                 (old, new if keep else old) for (old, new), keep in zip(both, keeps, strict=True)
             ]
 
-    def pack(self, step: Sequence[Work]) -> PackedTokens:
-        """Bring a step into the form of its program."""
+    def pack(self, step: Sequence[Work], hidden: bool = False) -> PackedTokens:
+        """Bring a step into the form of its program, maybe of one that returns hidden states."""
         requests = [work.request for work in step for _ in range(work.samples)]
         scored = scored_of(step)
         pools = [work for work in step if work.pools]
-        key = smallest(self.keys, sum(work.count for work in step), len(requests) + len(scored), bool(pools))
+        sizes = sum(work.count for work in step), len(requests) + len(scored)
+        key = smallest(self.keys, *sizes, hidden or bool(pools))
         bounds = [0, *accumulate(work.count for work in step)]
         samples = [range(end - work.samples, end) for work, end in zip(step, bounds[1:], strict=True)]
         scores = [range(first, first + work.scored) for work, first in zip(step, bounds, strict=False)]
@@ -285,12 +284,12 @@ class PagedSteps:
         operands = self.decoder.operands(range(self.decoder.config.n_layer), memory=self.memory)
         placed = self.decoder.tower.put(packed.key.tokens, 1, packed.placed)
         results = iter(program(rows, *before, *seen, *self.caches, *operands, *self.adapters.arrays, *placed))
-        tokens = next(results) if count else None
+        tokens = next(results)
         rounds = next(results) if packed.key.rounds else None
         logits = next(results) if count else None
         if count:
             self._seen[count] = next(results)
-        hidden = None if packed.key.rounds else next(results)
+        hidden = next(results) if packed.key.hidden else None
         self.caches[:] = results
         return Started(packed, tokens, rounds, logits, hidden)
 
@@ -303,9 +302,8 @@ class PagedSteps:
     def choose(self, started: Started, changes: Changes | None) -> Chosen:
         """Return the tokens of the step that was started last, before they are there."""
         packed, tokens, rounds, logits, hidden = started
-        if tokens is None or logits is None:
-            assert hidden is not None
-            chosen = Chosen([], hidden)
+        if logits is None:
+            chosen = Chosen([], tokens)
         else:
             self._before = self.chooser.choose(logits, packed.samples, changes) if changes else tokens
             rounds = None if changes else rounds
@@ -357,7 +355,8 @@ def steps_over(
     windows = [pool.window for pool in cache.pools]
     counts = {pool.window: pool.count for pool in cache.pools}
     layout = decoder.programs.cache.paged(cache.size, counts, len(cache.free_places) + 1)
-    keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses)
+    pools_hidden = adjustments and not layout.memory
+    keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses, pools_hidden)
     pools = [windows.index(window) for window in layout.windows]  # those that this model uses
     store = decoder.store.over(layout, adapters)
     memory = SourceMemory(decoder.runtime, store, decoder.weights, rows=1)

@@ -6,6 +6,7 @@ Calls of the model start, continue, copy and read these sequences: see `Decoder`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from weakref import proxy
@@ -71,7 +72,8 @@ class PagedDecoder(Decoder):
         keys = call_keys(_sizes(options), self.slots, self.programs.pages)
         own = proxy(self)  # a reference of its steps would let both wait for the garbage collector
         pools = [0] * len(self.programs.cache.windows)
-        self.steps = PagedSteps(own, self.store, self.memory, keys, pools, overlaps=False, adjustments=False)
+        hidden = [replace(key, hidden=True) for key in keys if key.samples < key.tokens]
+        self.steps = PagedSteps(own, self.store, self.memory, keys + hidden, pools, overlaps=False, adjustments=False)
         self.caches = self.steps.caches
         self._forget()
 
@@ -82,18 +84,19 @@ class PagedDecoder(Decoder):
         self.filled = np.zeros(self.slots, np.int64)  # number of positions written in each slot
 
     def planned(self) -> list[ProgramKey]:
-        """Return the keys of the programs that calls need: steps of tokens, logits of all tokens of a prompt, copies of
-        pages, sampling from logits of the host, and the encoder for each source size, if there is one.
+        """Return the keys of the programs that calls need: steps of tokens, copies of pages, sampling from the host's
+        logits, and the encoder for each source size, if there is one. Few calls read logits of all tokens of a prompt:
+        the first one compiles programs for that.
         """
-        heads = [HeadKey(key.tokens, 1) for key in self.steps.keys if key.samples < key.tokens <= self._most_of_all]
+        steps = [key for key in self.steps.keys if not key.hidden]
         redirects = [RedirectKey()] * bool(self.memory.layout)
         apart = [*self.memory.keys(), *self.tower.keys()]
-        return [*apart, *self.steps.keys, *heads, CopyKey(), SampleKey(self.slots), *redirects]
+        return [*apart, *steps, CopyKey(), SampleKey(self.slots), *redirects]
 
     @property
     def _most_of_all(self) -> int:
         """The most tokens of a step that returns the logits of all."""
-        sampling = (key.tokens for key in self.steps.keys if key.samples == key.tokens)
+        sampling = (key.tokens for key in self.steps.keys if key.samples == key.tokens and not key.hidden)
         return max(*sampling, *self.options.buckets.context, 0)
 
     def verifying(self, guesses: int) -> list[TokensKey]:
@@ -213,7 +216,7 @@ class PagedDecoder(Decoder):
             tokens = sum(part.many for part in parts)
             whole = every and any(key.samples == key.tokens >= tokens for key in self.steps.keys)
             step = [_part(works[part.row], part, whole) for part in parts]
-            yield parts, self.steps.start(self.steps.pack(step))
+            yield parts, self.steps.start(self.steps.pack(step, hidden=every and not whole))
 
     def _work(
         self, tokens: Array, start: int, end: int, slot: int, policy: Array, prompt: Pictured | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers_neuronx import hlo
@@ -32,7 +32,8 @@ FEW = 8  # rows
 @dataclass(frozen=True)
 class TokensKey(ProgramKey):
     """A step of single tokens: tokens, sequences that they may be of, tokens that sample, pages of a sequence, and
-    tokens that a step may have chosen before, if it starts before they are known.
+    tokens that a step may have chosen before, if it starts before they are known. With `hidden`, it returns the hidden
+    states of all tokens; otherwise the last layer computes only those of tokens that sample.
     """
 
     kind = "step"
@@ -41,12 +42,13 @@ class TokensKey(ProgramKey):
     samples: int
     pages: int
     chosen: int
+    hidden: bool = False
 
     @property
     def name(self) -> str:
         """The key as text: `step_tokens64_sequences8_samples8`. A model's cache determines the number of pages."""
-        after = f"_after{self.chosen}" if self.chosen else ""
-        return f"step_tokens{self.tokens}_sequences{self.sequences}_samples{self.samples}{after}"
+        more = f"_after{self.chosen}" * bool(self.chosen) + "_hidden" * self.hidden
+        return f"step_tokens{self.tokens}_sequences{self.sequences}_samples{self.samples}{more}"
 
     @property
     def rounds(self) -> bool:
@@ -124,20 +126,23 @@ def _copied(cache: Tensor, pages: int, source: Tensor, target: Tensor) -> Tensor
     return copied
 
 
-def keys_of(tokens: int, rows: int, pages: int, guesses: int = 0) -> list[TokensKey]:
+def keys_of(tokens: int, rows: int, pages: int, guesses: int = 0, hidden: bool = False) -> list[TokensKey]:
     """List the programs for steps of up to `tokens` tokens and `rows` sequences of `pages` pages.
 
-    Up to `rows` tokens, and their `guesses`, each may sample. Longer steps sample after none, a few, or as many.
+    Up to `rows` tokens, and their `guesses`, each may sample. Longer steps sample after none, a few, or as many. With
+    `hidden`, there are also programs for steps whose hidden states are read.
     """
     sequences, most = powers(rows)[-1], powers(min(rows * (1 + guesses), tokens))[-1]
     longer = powers(tokens)
     longer = sorted({*longer, *(3 * size // 4 for size in longer if size >= 128)})  # less padding where tokens cost
     some = sorted({0, min(FEW, most), most})
-    return [
+    made = [
         TokensKey(size, min(size, sequences), samples, pages, most)
         for size in longer
         for samples in ([size] if size <= most else some)
     ]
+    largest = (key for key in made if key.samples == min(key.tokens, most) and not key.rounds)
+    return made + [replace(key, hidden=True) for key in largest if hidden]
 
 
 def call_keys(sizes: Sequence[int], rows: int, pages: int) -> list[TokensKey]:
@@ -203,9 +208,9 @@ def step_module(programs: Programs, key: TokensKey) -> HloModuleProto:
     the adapters; and what is placed in the step, if there is a tower.
 
     Results: the last token of each sample, and NOTHING after them, up to s32[chosen]; if there are `rounds`, all
-    tokens, s32[samples, ROUNDS], and NOTHING where there are fewer; logits f32[samples, 1, vocab] of the last round;
-    the tokens that sequences have, in place. If there are no `rounds`, the hidden states [tokens, 1, h]. The caches, in
-    place.
+    tokens, s32[samples, ROUNDS], and NOTHING where there are fewer; if some sample, logits f32[samples, 1, vocab] of
+    the last round, and the tokens that sequences have, in place; with `hidden`, the hidden states [tokens, 1, h]; the
+    caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
@@ -215,12 +220,14 @@ def step_module(programs: Programs, key: TokensKey) -> HloModuleProto:
             ids = hlo.select(row >= 0, hlo.maximum(hlo.take(writer.before, hlo.maximum(row, 0)), 0), ids)
         if key.rounds:
             return writer.rounds(ids, position, end, key.chosen)
-        x, after = writer.computed(ids, position, end, writer.sequences, writer.caches)
-        caches = in_place(flattened(after), flattened(writer.caches))
-        if not key.samples:
-            return [x, *caches]
-        tokens, logits, seen = writer.sampled(x, ids, writer.seen)
-        return [padded(tokens, key.chosen), logits, *in_place([seen], [writer.seen]), x, *caches]
+        rows = field(writer.wanted, SAMPLED, "token")
+        wanted = rows if key.samples and not key.hidden else None
+        x, after = writer.computed(ids, position, end, writer.sequences, writer.caches, wanted)
+        made, hidden = [hlo.full(NOTHING, "s32", [key.chosen])], [x] * key.hidden
+        if key.samples:
+            tokens, logits, seen = writer.sampled(hlo.take(x, rows) if key.hidden else x, ids, writer.seen)
+            made = [padded(tokens, key.chosen), logits, *in_place([seen], [writer.seen])]
+        return [*made, *hidden, *in_place(flattened(after), flattened(writer.caches))]
 
     return compile_py_func(program)
 
@@ -236,8 +243,9 @@ def logits_module(programs: Programs, key: LogitsKey) -> HloModuleProto:
     def program(scribe: HloScribe) -> list[Tensor]:
         writer = _Writer(scribe, programs, key, (LOGITS, key.logits))
         ids, position, end = (field(writer.tokens, TOKEN, name) for name in ("id", "position", "end"))
-        x, after = writer.computed(ids, position, end, writer.sequences, writer.caches)
-        logits = writer.logits(x, field(writer.wanted, LOGITS, "token"))
+        wanted = field(writer.wanted, LOGITS, "token")
+        x, after = writer.computed(ids, position, end, writer.sequences, writer.caches, wanted)
+        logits = programs.logits(scribe, writer.shared, x)
         return [logits, *in_place(flattened(after), flattened(writer.caches))]
 
     return compile_py_func(program)
@@ -290,9 +298,13 @@ class _Writer:
         self.placed = programs.declare_placed(parameters, key.tokens, 1)
 
     def computed(
-        self, ids: Tensor, position: Tensor, end: Tensor, sequences: Tensor, caches: list[Cache]
-    ) -> tuple[Tensor, list[Cache]]:
-        """Compute tokens. ids, position, end s32[tokens] -> hidden states [tokens, 1, h], and the caches after"""
+        self, ids: Tensor, position: Tensor, end: Tensor, sequences: Tensor, caches: list[Cache],
+        wanted: Tensor | None = None,
+    ) -> tuple[Tensor, list[Cache]]:  # fmt: skip
+        """Compute tokens. ids, position, end s32[tokens] -> hidden states [tokens, 1, h], and the caches after
+
+        With `wanted`, s32[·], the hidden states of these tokens, [wanted, 1, h].
+        """
         places = slots = None
         if self.layout.has_places:
             places = field(sequences, self.sequence, "places")
@@ -302,12 +314,13 @@ class _Writer:
         more: dict[str, Any] = dict(places=places, adapters=adapters, placed=self.placed)
         step = Step(hlo.reshape(ids, -1, 1), position, one, end, slots, 0, **more)
         segments, programs = segments_of(self.layout, sequences), self.programs
-        return programs.body(
-            self.scribe, programs.whole, self.shared, self.weights, None, caches, step, segments
-        )  # fmt: skip
+        fewer = wanted is not None and wanted.sizes[0] < self.size
+        where = None, caches, step, segments, wanted if fewer else None
+        x, after = programs.body(self.scribe, programs.whole, self.shared, self.weights, *where)
+        return (x if fewer or wanted is None else hlo.take(x, wanted)), after
 
     def sampled(self, x: Tensor, ids: Tensor, seen: Tensor, later: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample after some of the tokens x [tokens, 1, h], ids s32[tokens], so many positions later than the rows say.
+        """Sample after tokens x [samples, 1, h], of ids s32[tokens], so many positions later than the rows say.
 
         -> s32[samples], logits f32[samples, 1, vocab], `seen` pred[samples, vocab] with these tokens
         """
@@ -315,12 +328,8 @@ class _Writer:
         count = rows.sizes[0]
         own = hlo.concatenate([hlo.iota("s32", [count, 1], 0), hlo.reshape(hlo.take(ids, rows), count, 1)], 1)
         seen = hlo.scatter_rows(seen, own, hlo.full(1, "pred", [count]), (0, 1))
-        logits = self.logits(x, rows)
+        logits = self.programs.logits(self.scribe, self.shared, x)
         return sample(hlo.reshape(logits, count, -1), seen, policy, position + later), logits, seen
-
-    def logits(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Return logits after some of the tokens x [tokens, 1, h]. -> f32[·, 1, vocab]"""
-        return self.programs.logits(self.scribe, self.shared, hlo.take(x, tokens))
 
     def rounds(self, ids: Tensor, position: Tensor, end: Tensor, chosen: int) -> list[Tensor]:
         """Compute a step, and then, as long as rows have tokens left, what they sample, one more of each in a round.
@@ -328,13 +337,13 @@ class _Writer:
         There is more than one round only if each token samples, and is of a sequence of its own.
         """
         count, vocab = self.size, self.programs.config.vocab_size
-        eos = field(self.wanted, SAMPLED, "eos")
+        rows, eos = (field(self.wanted, SAMPLED, name) for name in ("token", "eos"))
 
         def one(
             i: Tensor, ids: Tensor, position: Tensor, end: Tensor, left: Tensor, sequences: Tensor, tokens: Tensor,
             seen: Tensor, _: Tensor, *flat: Tensor,
         ) -> list[Tensor]:  # fmt: skip
-            x, after = self.computed(ids, position, end, sequences, self.layout.by_layer(flat))
+            x, after = self.computed(ids, position, end, sequences, self.layout.by_layer(flat), rows)
             found, logits, seen = self.sampled(x, ids, seen, later=i)
             found = hlo.select(left > 0, found, NOTHING)
             tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(found, -1, 1), [hlo.constant(0, "s32"), i])
@@ -373,5 +382,5 @@ def padded(tokens: Tensor, size: int) -> Tensor:
 
 def smallest(keys: Sequence[TokensKey], tokens: int, samples: int, hidden: bool = False) -> TokensKey:
     """Return the key of the smallest step for this many tokens, where so many sample; maybe with hidden states."""
-    fits = (key for key in keys if key.tokens >= tokens and key.samples >= samples and not (hidden and key.rounds))
+    fits = (key for key in keys if key.tokens >= tokens and key.samples >= samples and key.hidden == hidden)
     return min(fits, key=lambda key: (key.tokens, key.samples))

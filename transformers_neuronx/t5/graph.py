@@ -26,9 +26,9 @@ def embed(config: T5Config, w: Any, step: Step) -> Tensor:
 
 def layer(config: T5Config, w: Any, x: Tensor, cache: Cache, step: Step) -> tuple[Tensor, Cache]:
     h, cache = attention(rms_norm(x, w.attn_norm, config.eps), w.attn, cache, step, config.head_dim, scale=1.0)
-    x = x + h
+    x = step.needed_rows(x) + h
     h = rms_norm(x, w.cross_norm, config.eps)
-    x = x + attention_over(h, w.cross, w.memory._replace(slots=step.slots), config.head_dim, scale=1.0)
+    x = x + attention_over(h, w.cross, w.memory._replace(slots=step.needed_slots), config.head_dim, scale=1.0)
     return x + feed_forward(config, w, x), cache
 
 

@@ -31,9 +31,9 @@ def embed(config: WhisperConfig, w: Any, step: Step) -> Tensor:
 def layer(config: WhisperConfig, w: Any, x: Tensor, cache: Cache, step: Step) -> tuple[Tensor, Cache]:
     head_dim = config.attention_heads.head_dim
     h, cache = attention(layer_norm(x, w.attn_norm, EPS), w.attn, cache, step, head_dim)
-    x = x + h
+    x = step.needed_rows(x) + h
     h = layer_norm(x, w.cross_norm, EPS)
-    x = x + attention_over(h, w.cross, w.memory._replace(slots=step.slots), head_dim)
+    x = x + attention_over(h, w.cross, w.memory._replace(slots=step.needed_slots), head_dim)
     return x + feed_forward(config, w, x), cache
 
 
