@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from time import perf_counter
@@ -36,10 +36,12 @@ from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
 from transformers_neuronx.serving.steps import (
     FEW,
+    LOGITS,
     ROUNDS,
     TOKEN,
     CopyKey,
     TokensKey,
+    all_logits,
     keys_of,
     sequence_row,
     smallest,
@@ -219,13 +221,12 @@ class PagedSteps:
                 (old, new if keep else old) for (old, new), keep in zip(both, keeps, strict=True)
             ]
 
-    def pack(self, step: Sequence[Work], hidden: bool = False) -> PackedTokens:
-        """Bring a step into the form of its program, maybe of one that returns hidden states."""
+    def pack(self, step: Sequence[Work]) -> PackedTokens:
+        """Bring a step into the form of its program."""
         requests = [work.request for work in step for _ in range(work.samples)]
         scored = scored_of(step)
         pools = [work for work in step if work.pools]
-        sizes = sum(work.count for work in step), len(requests) + len(scored)
-        key = smallest(self.keys, *sizes, hidden or bool(pools))
+        key = smallest(self.keys, sum(work.count for work in step), len(requests) + len(scored), bool(pools))
         bounds = [0, *accumulate(work.count for work in step)]
         samples = [range(end - work.samples, end) for work, end in zip(step, bounds[1:], strict=True)]
         scores = [range(first, first + work.scored) for work, first in zip(step, bounds, strict=False)]
@@ -272,18 +273,14 @@ class PagedSteps:
 
     def start(self, packed: PackedTokens) -> Started:
         """Start a step. Returns before its results are there."""
-        rows = self.decoder.runtime.put([joined(packed.tokens, packed.segments, packed.samples)])
         count, seen = packed.key.samples, []
         if count:
             if packed.seen is not None or count not in self._seen:
                 none = np.zeros((count, self.decoder.config.vocab_size), bool)
                 self._seen[count] = self.decoder.runtime.put([none if packed.seen is None else packed.seen])
             seen = [self._seen[count]]
-        [(_, program)] = self.store.parts(packed.key)
         before = [self._before] * bool(packed.key.chosen)
-        operands = self.decoder.operands(range(self.decoder.config.n_layer), memory=self.memory)
-        placed = self.decoder.tower.put(packed.key.tokens, 1, packed.placed)
-        results = iter(program(rows, *before, *seen, *self.caches, *operands, *self.adapters.arrays, *placed))
+        results = self._results(packed.key, packed, packed.samples, *before, *seen)
         tokens = next(results)
         rounds = next(results) if packed.key.rounds else None
         logits = next(results) if count else None
@@ -292,6 +289,24 @@ class PagedSteps:
         hidden = next(results) if packed.key.hidden else None
         self.caches[:] = results
         return Started(packed, tokens, rounds, logits, hidden)
+
+    def logits(self, packed: PackedTokens) -> DeviceTensor:
+        """Start a step that samples nothing. Return the logits after all of its tokens, f32[tokens, 1, vocab]."""
+        key = all_logits(packed.key)
+        every = np.zeros(key.tokens, LOGITS)
+        every["token"] = np.arange(key.tokens)
+        logits, *self.caches[:] = self._results(key, packed, every)
+        return logits
+
+    def _results(
+        self, key: ProgramKey, packed: PackedTokens, wanted: Array, *operands: DeviceTensor
+    ) -> Iterator[DeviceTensor]:
+        """Run a program of a step, where something is `wanted` of some tokens."""
+        rows = self.decoder.runtime.put([joined(packed.tokens, packed.segments, wanted)])
+        [(_, program)] = self.store.parts(key)
+        weights = self.decoder.operands(range(self.decoder.config.n_layer), memory=self.memory)
+        placed = self.decoder.tower.put(packed.key.tokens, 1, packed.placed)
+        return iter(program(rows, *operands, *self.caches, *weights, *self.adapters.arrays, *placed))
 
     def changes(self, packed: PackedTokens) -> Changes | None:
         """Return how logits change before tokens are chosen, if they do. All tokens before must be known."""

@@ -6,7 +6,6 @@ Calls of the model start, continue, copy and read these sequences: see `Decoder`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from weakref import proxy
@@ -22,7 +21,7 @@ from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.kv_cache import Given
 from transformers_neuronx.engine.programs import Programs
-from transformers_neuronx.engine.rectangles import HeadKey, SampleKey
+from transformers_neuronx.engine.rectangles import SampleKey
 from transformers_neuronx.engine.rules import GREEDY, penalty_of
 from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.engine.store import Built
@@ -31,7 +30,7 @@ from transformers_neuronx.layers.sampling import NOTHING
 from transformers_neuronx.runtimes.base import Runtime
 from transformers_neuronx.serving.blocks import BlockDecoder, Part, in_steps
 from transformers_neuronx.serving.kv_cache import KVCache
-from transformers_neuronx.serving.paged import PagedSteps, Started, on_devices
+from transformers_neuronx.serving.paged import PackedTokens, PagedSteps, on_devices
 from transformers_neuronx.serving.pages import PAGE, Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Work
@@ -40,6 +39,7 @@ from transformers_neuronx.serving.steps import (
     CopyKey,
     LayerKey,
     TokensKey,
+    all_logits,
     call_keys,
     powers,
     sequence_row,
@@ -72,8 +72,7 @@ class PagedDecoder(Decoder):
         keys = call_keys(_sizes(options), self.slots, self.programs.pages)
         own = proxy(self)  # a reference of its steps would let both wait for the garbage collector
         pools = [0] * len(self.programs.cache.windows)
-        hidden = [replace(key, hidden=True) for key in keys if key.samples < key.tokens]
-        self.steps = PagedSteps(own, self.store, self.memory, keys + hidden, pools, overlaps=False, adjustments=False)
+        self.steps = PagedSteps(own, self.store, self.memory, keys, pools, overlaps=False, adjustments=False)
         self.caches = self.steps.caches
         self._forget()
 
@@ -84,19 +83,18 @@ class PagedDecoder(Decoder):
         self.filled = np.zeros(self.slots, np.int64)  # number of positions written in each slot
 
     def planned(self) -> list[ProgramKey]:
-        """Return the keys of the programs that calls need: steps of tokens, copies of pages, sampling from the host's
-        logits, and the encoder for each source size, if there is one. Few calls read logits of all tokens of a prompt:
-        the first one compiles programs for that.
+        """Return the keys of the programs that calls need: steps of tokens, those that return logits of all tokens of a
+        prompt, copies of pages, sampling from logits of the host, and if there is an encoder, it for each source size.
         """
-        steps = [key for key in self.steps.keys if not key.hidden]
+        logits = [all_logits(key) for key in self.steps.keys if key.samples < key.tokens <= self._most_of_all]
         redirects = [RedirectKey()] * bool(self.memory.layout)
         apart = [*self.memory.keys(), *self.tower.keys()]
-        return [*apart, *steps, CopyKey(), SampleKey(self.slots), *redirects]
+        return [*apart, *self.steps.keys, *logits, CopyKey(), SampleKey(self.slots), *redirects]
 
     @property
     def _most_of_all(self) -> int:
         """The most tokens of a step that returns the logits of all."""
-        sampling = (key.tokens for key in self.steps.keys if key.samples == key.tokens and not key.hidden)
+        sampling = (key.tokens for key in self.steps.keys if key.samples == key.tokens)
         return max(*sampling, *self.options.buckets.context, 0)
 
     def verifying(self, guesses: int) -> list[TokensKey]:
@@ -132,36 +130,27 @@ class PagedDecoder(Decoder):
         logits = np.zeros((len(rows.tokens), longest if all_positions else 1, self.config.vocab_size), np.float32)
         policies = np.tile(GREEDY, (len(rows.tokens), 1))
         with self.guarded():
-            for parts, started in self._run(rows, policies, all_positions):
+            for parts, packed in self._packed(rows, policies, all_positions):
+                samples = packed.key.samples == packed.key.tokens or not all_positions
+                found = self.steps.start(packed).logits if samples else self.steps.logits(packed)
+                assert found is not None
                 if all_positions:
-                    found, first = self._of_all(started), 0
+                    after, first = found.numpy()[:, 0], 0
                     for row, fed, many in parts:
-                        logits[row, fed : fed + many] = found[first : first + many]
+                        logits[row, fed : fed + many] = after[first : first + many]
                         first += many
                 elif ended := _ended(parts, rows):
-                    assert started.logits is not None
-                    logits[ended, 0] = started.logits.numpy()[: len(ended), 0]
+                    logits[ended, 0] = found.numpy()[: len(ended), 0]
         return logits
-
-    def _of_all(self, started: Started) -> Array:
-        """Return the logits after all tokens of a step. f32[tokens, vocab]"""
-        logits, key = started.logits, started.packed.key
-        if key.samples < key.tokens:
-            assert started.hidden is not None
-            [(_, head)] = self.store.parts(HeadKey(key.tokens, 1))
-            [logits] = head(started.hidden, *self.operands(range(0)))
-        assert logits is not None
-        found: Array = logits.numpy()[:, 0]
-        return found
 
     def sample_after(self, rows: Rows, policy: Array, repeats: int = 1) -> Array:
         self._check(rows.slots, rows.start)
         count = len(rows.tokens)
         tokens = np.full(count * repeats, NOTHING)
         with self.guarded():
-            for parts, started in self._run(rows, policy[:count]):
+            for parts, packed in self._packed(rows, policy[:count]):
+                started = self.steps.start(packed)
                 if ended := _ended(parts, rows):
-                    assert started.tokens is not None
                     tokens[ended] = started.tokens.numpy()[: len(ended)]
         self.repeat(count, repeats)
         if repeats > 1:  # the other slots sample after the last token of their prompt, too
@@ -203,8 +192,8 @@ class PagedDecoder(Decoder):
             if start > self.filled[slot]:
                 raise gap(int(slot), int(start), int(self.filled[slot]))
 
-    def _run(self, rows: Rows, policy: Array, every: bool = False) -> Iterator[tuple[list[Part], Started]]:
-        """Compute rows in steps, and sample after each by its policy. Yield each step with what it computes of them.
+    def _packed(self, rows: Rows, policy: Array, every: bool = False) -> Iterator[tuple[list[Part], PackedTokens]]:
+        """Divide rows into steps, which sample after each row by its policy. Yield each with its parts of the rows.
 
         With `every`, short steps sample after all tokens.
         """
@@ -216,7 +205,7 @@ class PagedDecoder(Decoder):
             tokens = sum(part.many for part in parts)
             whole = every and any(key.samples == key.tokens >= tokens for key in self.steps.keys)
             step = [_part(works[part.row], part, whole) for part in parts]
-            yield parts, self.steps.start(self.steps.pack(step, hidden=every and not whole))
+            yield parts, self.steps.pack(step)
 
     def _work(
         self, tokens: Array, start: int, end: int, slot: int, policy: Array, prompt: Pictured | None

@@ -141,8 +141,9 @@ def keys_of(tokens: int, rows: int, pages: int, guesses: int = 0, hidden: bool =
         for size in longer
         for samples in ([size] if size <= most else some)
     ]
-    largest = (key for key in made if key.samples == min(key.tokens, most) and not key.rounds)
-    return made + [replace(key, hidden=True) for key in largest if hidden]
+    even = powers(tokens) if hidden else []  # fewer sizes, so that there are fewer programs
+    largest = (key for key in made if key.tokens in even and key.samples == min(key.tokens, most))
+    return made + [replace(key, hidden=True) for key in largest if not key.rounds]
 
 
 def call_keys(sizes: Sequence[int], rows: int, pages: int) -> list[TokensKey]:
@@ -171,6 +172,11 @@ def logits_keys(tokens: int, rows: int, pages: int, every: bool) -> list[LogitsK
     found = (key for key in keys_of(tokens, rows, pages) if key.samples)
     sizes = ((key.tokens, key.sequences, key.pages, key.tokens if every else key.samples) for key in found)
     return [LogitsKey(*each) for each in dict.fromkeys(sizes)]
+
+
+def all_logits(key: TokensKey) -> LogitsKey:
+    """Return the key of the step of the same tokens that returns the logits of all."""
+    return LogitsKey(key.tokens, key.sequences, key.pages, key.tokens)
 
 
 def powers(most: int) -> list[int]:

@@ -24,7 +24,7 @@ from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.runtimes.absent import absent_runtime
 from transformers_neuronx.runtimes.base import Runtime
 from transformers_neuronx.runtimes.collectives import pays
-from transformers_neuronx.serving.steps import TokensKey
+from transformers_neuronx.serving.steps import LogitsKey, TokensKey
 
 HOSTS = (1, 2, 4, 8, 16)
 GATHER, REDUCE = "all-gather", "all-reduce"
@@ -221,7 +221,7 @@ class Planner:
             program_name(key, segment)
             for key in decoder.planned()
             for segment in key.segments(decoder.programs)
-            if isinstance(key, HeadKey)
+            if isinstance(key, HeadKey | LogitsKey)
         }
         temporaries = max(program.temporaries for program in facts.programs if program.name not in heads)
         return Needs(facts.weight_bytes, facts.caches, temporaries, token, prompt)
