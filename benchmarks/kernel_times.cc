@@ -32,7 +32,7 @@ int64_t linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t group, int
   a.activation = Activation::kNone, a.parts = 1, a.x = x, a.scratch = scratch;
   a.weights[0].outputs = outputs, a.weights[0].data = weights, a.weights[0].scale = scale, a.weights[0].y = y;
   if (!y) return LinearScratch(a);
-  Linear(a, kAlone);
+  Linear(&a, 1, kAlone);
   return 0;
 }
 

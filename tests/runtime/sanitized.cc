@@ -12,6 +12,7 @@
 #include <queue>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -126,22 +127,32 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
     units[part] = Numbers(scale_type, panels * 16 * blocks);
     biases[part] = Numbers(x_type, outputs);
   }
+  const int64_t x_row = inputs * (x_type == Type::kF32 ? 4 : 2), y_row = outputs * (y_type == Type::kF32 ? 4 : 2);
+  const int64_t first = Below(rows);  // rows of the first of two products, which are computed together
   std::vector<float> wanted;
   for (const Kernels* level : levels) {
     std::vector<char> y[kMostParts];
     LinearArguments arguments = {rows,   inputs, group,      two_levels ? inputs / blocks : 0, rounded,  x_type, type,
                                  scale_type, y_type, activation, parts, x.data(), {}, nullptr};
     for (int part = 0; part < parts; ++part) {
-      y[part].resize(rows * outputs * (y_type == Type::kF32 ? 4 : 2));
+      y[part].resize(rows * y_row);
       arguments.weights[part] = {outputs, weights[part].data(), scaled ? scales[part].data() : nullptr,
                                  minima ? least[part].data() : nullptr, two_levels ? units[part].data() : nullptr,
                                  two_levels && minima ? units[part].data() : nullptr,
                                  biased ? biases[part].data() : nullptr, y[part].data()};
     }
-    void* scratch = std::aligned_alloc(64, (level->linear_scratch(arguments) + 63) / 64 * 64);
-    arguments.scratch = scratch;
-    level->linear(arguments, PoolOfThreads());
-    std::free(scratch);
+    std::vector<LinearArguments> products;
+    for (const auto [from, to] : {std::pair{int64_t{0}, first}, {first, rows}}) {
+      if (from == to) continue;
+      LinearArguments own = arguments;
+      own.rows = to - from;
+      own.x = x.data() + from * x_row;
+      for (int part = 0; part < parts; ++part) own.weights[part].y = y[part].data() + from * y_row;
+      own.scratch = std::aligned_alloc(64, (level->linear_scratch(own) + 63) / 64 * 64);
+      products.push_back(own);
+    }
+    level->linear(products.data(), products.size(), PoolOfThreads());
+    for (const auto& product : products) std::free(product.scratch);
     if (y_type != Type::kF32) continue;
     Agree("linear", std::vector<float>(As<float>(y[0]), As<float>(y[0]) + rows * outputs), wanted);
   }

@@ -31,65 +31,76 @@ class Routed {
   const int64_t* Rows(int64_t expert) const { return rows_.data() + first_[expert]; }  // at Experts(), those without one
   bool Adjacent(int64_t expert) const { return Rows(expert)[Count(expert) - 1] - Rows(expert)[0] == Count(expert) - 1; }
 
-  int64_t Most() const {
-    int64_t most = 0;
-    for (int64_t expert = 0; expert < Experts(); ++expert) most = std::max(most, Count(expert));
-    return most;
-  }
-
  private:
   std::vector<int64_t> first_, rows_;
 };
 
-// A linear layer for the rows of one expert after the other. Rows that are not adjacent are copied to be, and back.
+// Linear layers for the rows of each expert. Rows that are not adjacent are copied to be, and back. Experts with few rows
+// are computed together.
 class Gathered {
  public:
   template <typename Scratch>
-  Gathered(const LinearArguments& all, const Routed& routed, int64_t x_width, int64_t y_width, const Scratch& scratch)
-      : all_(all), routed_(routed), results_(all.activation == Activation::kNone ? all.parts : 1), y_width_(y_width) {
-    LinearArguments largest = all;
-    largest.rows = routed.Most();
-    x_row_ = all.inputs * x_width;
-    own_ = Aligned(scratch(largest));
-    x_ = Aligned(largest.rows * x_row_);
-    for (int part = 0; part < results_; ++part) y_[part] = Aligned(largest.rows * Row(part));
+  Gathered(const LinearArguments& all, const Stride* strides, const Routed& routed, int64_t x_width, int64_t y_width,
+           const Scratch& scratch)
+      : all_(all), strides_(strides), routed_(routed), x_row_(all.inputs * x_width), y_width_(y_width),
+        results_(all.activation == Activation::kNone ? all.parts : 1) {
+    int64_t rows = kTogether, bytes = 0;
+    for (int64_t expert = 0; expert < routed.Experts(); ++expert) {
+      const int64_t count = routed.Count(expert);
+      if (count == 0) continue;
+      if (rows + count > kTogether) batches_.emplace_back(), rows = bytes = 0;
+      LinearArguments own = all;
+      own.rows = count;
+      const Room room = {expert, bytes, bytes + Aligned(scratch(own))};
+      bytes = room.gathered;
+      if (!routed.Adjacent(expert)) {
+        bytes += Aligned(count * x_row_);
+        for (int part = 0; part < results_; ++part) bytes += Aligned(count * Row(part));
+      }
+      batches_.back().push_back(room);
+      rows += count;
+      bytes_ = std::max(bytes_, bytes);
+    }
   }
 
-  int64_t Bytes() const {
-    int64_t bytes = own_ + x_;
-    for (int part = 0; part < results_; ++part) bytes += y_[part];
-    return bytes;
-  }
+  int64_t Bytes() const { return bytes_; }
 
-  // Calls linear(arguments) for each expert that has rows.
+  // Calls linear(products) for experts that are computed together.
   template <typename Linear>
-  void Run(const Stride* strides, void* scratch, const Linear& linear) const {
-    for (int64_t expert = 0; expert < routed_.Experts(); ++expert)
-      if (routed_.Count(expert) > 0) RunOne(expert, strides, static_cast<char*>(scratch), linear);
+  void Run(void* scratch, const Linear& linear) const {
+    for (const auto& batch : batches_) {
+      std::vector<LinearArguments> products;
+      for (const Room& room : batch) products.push_back(Gather(room, static_cast<char*>(scratch)));
+      linear(products);
+      for (size_t i = 0; i < batch.size(); ++i) PutBack(batch[i].expert, products[i]);
+    }
     const int64_t none = routed_.Experts();
     for (int part = 0; part < results_; ++part)
       for (int64_t i = 0; i < routed_.Count(none); ++i) std::memset(Result(part, routed_.Rows(none)[i]), 0, Row(part));
   }
 
  private:
+  static constexpr int64_t kTogether = 64;  // rows, of several experts
+  struct Room { int64_t expert, own, gathered; };  // offsets: of the product's scratch, and of copies after it
+
   static int64_t Aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
   int64_t Row(int part) const { return all_.weights[part].outputs * y_width_; }
   char* Result(int part, int64_t row) const { return static_cast<char*>(all_.weights[part].y) + row * Row(part); }
 
-  template <typename Linear>
-  void RunOne(int64_t expert, const Stride* strides, char* scratch, const Linear& linear) const {
-    const int64_t count = routed_.Count(expert), *rows = routed_.Rows(expert);
+  // The product of an expert, after its rows were gathered.
+  LinearArguments Gather(const Room& room, char* scratch) const {
+    const int64_t expert = room.expert, count = routed_.Count(expert), *rows = routed_.Rows(expert);
     const bool adjacent = routed_.Adjacent(expert);
     const char* x = static_cast<const char*>(all_.x);
-    char* gathered = scratch + own_;
+    char* gathered = scratch + room.gathered;
     LinearArguments own = all_;
     own.rows = count;
-    own.scratch = scratch;
+    own.scratch = scratch + room.own;
     own.x = adjacent ? x + rows[0] * x_row_ : gathered;
     for (int64_t i = 0; i < count && !adjacent; ++i) std::memcpy(gathered + i * x_row_, x + rows[i] * x_row_, x_row_);
-    char* y = gathered + x_;
+    char* y = gathered + Aligned(count * x_row_);
     for (int part = 0; part < all_.parts; ++part) {
-      const Stride& bytes = strides[part];
+      const Stride& bytes = strides_[part];
       Weight& weight = own.weights[part];
       const auto step = [&](const void*& array, int64_t size) {
         if (array) array = static_cast<const char*>(array) + expert * size;
@@ -102,21 +113,28 @@ class Gathered {
       step(weight.bias, bytes.bias);
       if (part < results_) {
         weight.y = adjacent ? Result(part, rows[0]) : y;
-        y += y_[part];
+        y += Aligned(count * Row(part));
       }
     }
-    linear(own);
-    for (int part = 0; part < results_ && !adjacent; ++part) {
-      const char* from = static_cast<const char*>(own.weights[part].y);
-      for (int64_t i = 0; i < count; ++i) std::memcpy(Result(part, rows[i]), from + i * Row(part), Row(part));
+    return own;
+  }
+
+  // Copies results to the rows that they are of.
+  void PutBack(int64_t expert, const LinearArguments& product) const {
+    const int64_t *rows = routed_.Rows(expert);
+    for (int part = 0; part < results_ && !routed_.Adjacent(expert); ++part) {
+      const char* from = static_cast<const char*>(product.weights[part].y);
+      for (int64_t i = 0; i < product.rows; ++i) std::memcpy(Result(part, rows[i]), from + i * Row(part), Row(part));
     }
   }
 
   const LinearArguments& all_;
+  const Stride* strides_;
   const Routed& routed_;
+  const int64_t x_row_, y_width_;  // bytes
   const int results_;
-  const int64_t y_width_;
-  int64_t x_row_, own_, x_, y_[kMostParts];  // bytes: of a row of x, and of parts of the scratch
+  int64_t bytes_ = 0;
+  std::vector<std::vector<Room>> batches_;
 };
 
 }  // namespace neuronx

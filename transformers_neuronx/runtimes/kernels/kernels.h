@@ -48,6 +48,7 @@ constexpr int64_t kLargestGroup = 4096;  // of inputs, so that their sums fit in
 //   activation  if there is one, there is one y: activation(first product), times the second product if there are two
 //   residual    [rows, outputs] of y's type, added to a single y, or null
 //   scratch     `linear_scratch(…)` bytes
+//   first_row, first_piece  set by the kernel: the work of the products before, where several are computed together
 struct LinearArguments {
   int64_t rows, inputs, group, block, rounded;
   Type x_type, weight_type, scale_type, y_type;  // minima have the type of scales; with units it is theirs
@@ -57,6 +58,7 @@ struct LinearArguments {
   Weight weights[kMostParts];
   const void* residual;
   void* scratch;
+  int64_t first_row, first_piece;
 
   bool Gated() const { return activation != Activation::kNone && parts > 1; }
   bool HasMinima() const { return weights[0].minimum; }
@@ -203,7 +205,7 @@ struct LinearAttentionArguments {
 struct Kernels {
   const char* name;
   int64_t (*linear_scratch)(const LinearArguments&);  // bytes
-  void (*linear)(const LinearArguments&, const Pool&);
+  void (*linear)(LinearArguments* products, int64_t count, const Pool&);  // they do not depend on each other
   void (*attention)(const AttentionArguments&, const Pool&);
   void (*attend_to)(const MemoryArguments&, const Pool&);
   int64_t (*sample_scratch)(const SampleArguments&);  // bytes

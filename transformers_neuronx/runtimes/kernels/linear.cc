@@ -39,6 +39,8 @@ struct Product {
   int64_t words, run, runs;  // of an output; that are summed before scales are applied; number of such sums
   int64_t block;             // runs that share a unit of scales
   int64_t panel_bytes;
+  int64_t blocks;  // of rows
+  Pieces pieces;   // of each
   bool in_place;   // whether activations are used without a copy
   int64_t stride;  // of a row
   int32_t* x;      // [rows, stride]: the activations of all parts, then of each run the initial sum, factor and total
@@ -51,6 +53,8 @@ struct Product {
     runs = RoundUp(words, run) / run;
     block = a.block ? a.block / a.group : runs;
     panel_bytes = words * kLine;
+    blocks = RoundUp(a.rows, kBlock) / kBlock;
+    pieces = Pieces(a, a.rows < 2 * kBlock ? RoundUp(kPieceBytes / panel_bytes + 1, kPanels) : kPanels);
     const int64_t row = words * kParts;
     in_place = Prepared(a, static_cast<typename Kind::Active*>(nullptr)) && a.inputs % kInputs<Kind> == 0 &&
                !a.HasMinima() &&
@@ -64,6 +68,12 @@ struct Product {
   int32_t* Begins(int64_t row) const { return x + row * stride + words * kParts; }
   float* Factors(int64_t row) const { return reinterpret_cast<float*>(Begins(row) + runs); }
   float* Totals(int64_t row) const { return Factors(row) + runs; }  // by which minima are multiplied
+
+  // Returns the number of rows to prepare.
+  int64_t Start() const {
+    for (int64_t row = 0; row < a.rows; ++row) factors[row] = 1;
+    return in_place ? 0 : a.rows;
+  }
 
   void PrepareRow(int64_t row) const {
     auto* active = reinterpret_cast<typename Kind::Active*>(x + row * stride);
@@ -212,16 +222,12 @@ struct Product {
     for (int64_t i = 0; i < panels; ++i) WorkFew<kRows>(part, panel + i, row, rows % kRows);
   }
 
-  void Run(const Pool& pool) const {
-    for (int64_t row = 0; row < a.rows; ++row) factors[row] = 1;
-    if (!in_place) ForEach(pool, a.rows, [this](int64_t row) { PrepareRow(row); });
-    const Pieces pieces(a, a.rows < 2 * kBlock ? RoundUp(kPieceBytes / panel_bytes + 1, kPanels) : kPanels);
-    const int64_t blocks = RoundUp(a.rows, kBlock) / kBlock;
-    ForEach(pool, pieces.count * blocks, [&](int64_t i) {
-      const auto [part, panel] = pieces.At(i / blocks);
-      const int64_t row = i % blocks * kBlock, panels = RoundUp(a.weights[part].outputs, kPanel) / kPanel;
-      WorkAll(part, panel, Least(panels - panel, pieces.panels), row, Least(a.rows - row, kBlock));
-    });
+  int64_t Count() const { return pieces.count * blocks; }
+
+  void WorkPiece(int64_t i) const {
+    const auto [part, panel] = pieces.At(i / blocks);
+    const int64_t row = i % blocks * kBlock, panels = RoundUp(a.weights[part].outputs, kPanel) / kPanel;
+    WorkAll(part, panel, Least(panels - panel, pieces.panels), row, Least(a.rows - row, kBlock));
   }
 };
 
@@ -253,6 +259,35 @@ void WithKind(const LinearArguments& a, const Use& use) {
   }
 }
 
+// The product that has this one of the rows or pieces of all: the last one that begins at it or before.
+template <typename First>
+const LinearArguments& Owner(const LinearArguments* products, int64_t count, int64_t at, const First& first) {
+  int64_t own = 0;
+  for (int64_t end = count; end - own > 1;) {
+    const int64_t middle = (own + end) / 2;
+    (first(products[middle]) <= at ? own : end) = middle;
+  }
+  return products[own];
+}
+
+// Computes several products. The threads share the work of all, so they wait for each other twice, not twice for each.
+void RunTogether(LinearArguments* products, int64_t count, const Pool& pool) {
+  int64_t rows = 0, pieces = 0;
+  for (int64_t i = 0; i < count; ++i)
+    WithKind(products[i], [&](const auto& product) {
+      products[i].first_row = rows, products[i].first_piece = pieces;
+      rows += product.Start(), pieces += product.Count();
+    });
+  ForEach(pool, rows, [&](int64_t row) {
+    const auto& own = Owner(products, count, row, [](const auto& each) { return each.first_row; });
+    WithKind(own, [&](const auto& product) { product.PrepareRow(row - own.first_row); });
+  });
+  ForEach(pool, pieces, [&](int64_t piece) {
+    const auto& own = Owner(products, count, piece, [](const auto& each) { return each.first_piece; });
+    WithKind(own, [&](const auto& product) { product.WorkPiece(piece - own.first_piece); });
+  });
+}
+
 }  // namespace
 
 int64_t LinearScratch(const LinearArguments& arguments) {
@@ -261,8 +296,9 @@ int64_t LinearScratch(const LinearArguments& arguments) {
   return bytes;
 }
 
-void Linear(const LinearArguments& arguments, const Pool& pool) {
-  WithKind(arguments, [&](const auto& product) { product.Run(pool); });
+void Linear(LinearArguments* products, int64_t count, const Pool& pool) {
+  if (count > 1) return RunTogether(products, count, pool);
+  WithKind(*products, [&](const auto& product) { Run(product, pool); });
 }
 
 }  // namespace neuronx::NEURONX_LEVEL

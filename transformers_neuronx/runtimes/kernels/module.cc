@@ -237,13 +237,13 @@ void Linear(Call& call, const Pool& pool) {
   arguments.residual = residual.data;
   if (experts) {
     const Routed routed(experts.As<int32_t>(), rows, alike.experts);
-    const auto scratch = [&](const LinearArguments& largest) { return Level().linear_scratch(largest); };
-    const Gathered gathered(arguments, routed, ffi::ByteWidth(x.type), ffi::ByteWidth(y.type), scratch);
-    gathered.Run(of_expert, Scratch(gathered.Bytes()), [&](const LinearArguments& own) { Level().linear(own, pool); });
+    const auto scratch = [](const LinearArguments& own) { return Level().linear_scratch(own); };
+    const Gathered gathered(arguments, of_expert, routed, ffi::ByteWidth(x.type), ffi::ByteWidth(y.type), scratch);
+    gathered.Run(Scratch(gathered.Bytes()), [&](auto& own) { Level().linear(own.data(), own.size(), pool); });
     return;
   }
   arguments.scratch = Scratch(Level().linear_scratch(arguments));
-  Level().linear(arguments, pool);
+  Level().linear(&arguments, 1, pool);
 }
 
 // The arrays of the cache are updated in place: the results after the context are in their memory.

@@ -80,8 +80,9 @@ __attribute__((noinline)) void Store(const LinearArguments& a, const Weight& wei
 
 // The outputs of all weights, in pieces of `panels` panels. A gated weight has no pieces of its own.
 struct Pieces {
-  int64_t panels, of_part[kMostParts] = {}, count = 0;
+  int64_t panels = 1, of_part[kMostParts] = {}, count = 0;
 
+  Pieces() = default;
   Pieces(const LinearArguments& a, int64_t panels) : panels(panels) {
     for (int part = 0; part < (a.Gated() ? 1 : a.parts); ++part)
       count += of_part[part] = RoundUp(a.weights[part].outputs, panels * kPanel) / (panels * kPanel);
@@ -94,6 +95,13 @@ struct Pieces {
     return {part, piece * panels};
   }
 };
+
+// Computes a product: prepares its rows, and then works on its pieces.
+template <typename Product>
+void Run(const Product& product, const Pool& pool) {
+  ForEach(pool, product.Start(), [&](int64_t row) { product.PrepareRow(row); });
+  ForEach(pool, product.Count(), [&](int64_t piece) { product.WorkPiece(piece); });
+}
 
 }  // namespace
 }  // namespace neuronx::NEURONX_LEVEL

@@ -72,6 +72,8 @@ struct TileProduct {
   int64_t words, steps, panel_bytes;  // words and steps of an output
   int64_t run;                        // steps of a group, or 0
   int64_t tiles, height;              // of activations, and the rows of one
+  int64_t blocks, block;              // of tiles, and the tiles of one
+  Pieces pieces;                      // of each
   bool in_place;                      // whether activations are used without a copy
   int64_t stride;                     // bytes of a row
   float* factors;                     // [rows]: 1, or NaN where weights are integers and activations are not finite
@@ -84,6 +86,9 @@ struct TileProduct {
     panel_bytes = words * kLineBytes;
     tiles = RoundUp(a.rows, kTile) / kTile;
     height = RoundUp(a.rows, tiles) / tiles;  // a tile with fewer rows takes less time
+    blocks = RoundUp(tiles, kTogether) / kTogether;
+    block = RoundUp(tiles, blocks) / blocks;
+    pieces = Pieces(a, 2 * kPairs / (1 + a.Gated()));
     in_place = a.inputs % kTileInputs == 0;
     stride = steps * kLineBytes;
     factors = static_cast<float*>(a.scratch);
@@ -94,6 +99,13 @@ struct TileProduct {
 
   // The first row of a tile. If the last tile has too few rows, it repeats some of the rows before.
   int64_t RowOf(int64_t tile) const { return Least(tile * height, a.rows - height); }
+
+  // Returns the number of rows to prepare.
+  int64_t Start() const {
+    if (!in_place || Kind::LINES > 1) return a.rows;
+    for (int64_t row = 0; row < a.rows; ++row) factors[row] = 1;
+    return 0;
+  }
 
   // With integer weights, a row that is not finite becomes NaN, as it does where activations are rounded to integers.
   void PrepareRow(int64_t row) const {
@@ -225,17 +237,12 @@ struct TileProduct {
           Least(a.weights[part].outputs - output, 2 * kPanel), 2, sums[again], up[again]);
   }
 
-  void Run(const Pool& pool) const {
-    const bool looks = !in_place || Kind::LINES > 1;
-    for (int64_t row = 0; row < a.rows && !looks; ++row) factors[row] = 1;
-    if (looks) ForEach(pool, a.rows, [this](int64_t row) { PrepareRow(row); });
-    const Pieces pieces(a, 2 * kPairs / (1 + a.Gated()));
-    const int64_t blocks = RoundUp(tiles, kTogether) / kTogether, block = RoundUp(tiles, blocks) / blocks;
-    ForEach(pool, pieces.count * blocks, [&](int64_t i) {
-      const auto [part, panel] = pieces.At(i / blocks);
-      const int64_t tile = i % blocks * block, panels = RoundUp(a.weights[part].outputs, kPanel) / kPanel;
-      Work(part, panel, Least(panels - panel, pieces.panels), tile, Least(tiles - tile, block));
-    });
+  int64_t Count() const { return pieces.count * blocks; }
+
+  void WorkPiece(int64_t i) const {
+    const auto [part, panel] = pieces.At(i / blocks);
+    const int64_t tile = i % blocks * block, panels = RoundUp(a.weights[part].outputs, kPanel) / kPanel;
+    Work(part, panel, Least(panels - panel, pieces.panels), tile, Least(tiles - tile, block));
   }
 };
 

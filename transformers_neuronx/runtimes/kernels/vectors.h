@@ -78,6 +78,7 @@ inline float Total(Floats sums) {
 // Runs body(i) for every i of [0, count) on the threads of the pool.
 template <typename Body>
 inline void ForEach(const Pool& pool, int64_t count, const Body& body) {
+  if (count == 0) return;
   const auto run = [](void* self, int64_t i) { (*static_cast<const Body*>(self))(i); };
   pool.run(pool.pool, count, run, const_cast<Body*>(&body));
 }
