@@ -102,6 +102,7 @@ def generated(checkpoint, text, images):
 
 
 def test_images_in_messages_are_those_of_transformers(checkpoint, client):
+    assert client.models.list().data[0].capabilities == ["completion", "multimodal"]
     one, other = picture(64, 96), picture(128, 64, seed=1)
     answer = asked(client, [said("In the "), shown(one), said(" beginning")], "and then", [shown(other)])
     place = BEGIN + IMAGE + END

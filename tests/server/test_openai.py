@@ -34,6 +34,7 @@ def logits():
 def test_models(client):
     [model] = client.models.list().data
     assert model.id == "tiny-kjv" == client.models.retrieve("tiny-kjv").id and model.max_model_len == 256
+    assert model.capabilities == ["completion"]
     with pytest.raises(openai.NotFoundError, match="there is no model 'other' here, only tiny-kjv"):
         client.models.retrieve("other")
 

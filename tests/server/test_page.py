@@ -1,5 +1,7 @@
 """The page that the server shows to people, in a browser."""
 
+import base64
+import io
 import json
 import re
 import time
@@ -7,9 +9,11 @@ from collections import Counter
 from types import SimpleNamespace
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 from by_keys import DONE, MESSAGE, OPTIONS, ask, focus, last, set_option
 from in_threads import servers
+from PIL import Image
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -40,16 +44,21 @@ class Scripted:
     """A server that answers as it is told: `replies` to chats, in order, and the text of `metrics`."""
 
     def __init__(self, names=("model",)):
+        self.seeing = []  # the names of models that read images
         self.names, self.replies, self.bodies, self.metrics, self.keys = names, [], [], "", []
         self.app = Starlette(
             routes=[
                 Route("/", shown),
                 Route("/health", lambda _: Response()),
                 Route("/metrics", lambda _: Response(self.metrics)),
-                Route("/v1/models", lambda _: Response(json.dumps(dict(data=[dict(id=name) for name in self.names])))),
+                Route("/v1/models", self.models),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
             ]
         )
+
+    def models(self, _):
+        models = [dict(id=name, capabilities=["multimodal"] * (name in self.seeing)) for name in self.names]
+        return Response(json.dumps(dict(data=models)))
 
     async def chat(self, request):
         self.bodies.append(json.loads(await request.body()))
@@ -212,6 +221,104 @@ OUTSIDE = f"""{CONTROLS}.filter((each) => {{
   const {{ left, right }} = each.getBoundingClientRect();
   return left < 0 || right > innerWidth;
 }}).length"""
+
+
+def attach(tab, *paths):
+    """Choose files, as in the browser's dialog, which no test can operate."""
+    root = tab.call("DOM.getDocument")["root"]["nodeId"]
+    node = tab.call("DOM.querySelector", nodeId=root, selector="#files")["nodeId"]
+    tab.call("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
+
+
+PICTURES = "document.querySelectorAll('#images button').length"
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Paths of images: small, larger than models read, with transparency, of a kind that no browser reads."""
+    draw = np.random.default_rng(0)
+    Image.fromarray(draw.integers(0, 255, (20, 30, 3), np.uint8)).save(tmp_path / "small.png")
+    Image.fromarray(draw.integers(0, 255, (30, 4000, 3), np.uint8)).save(tmp_path / "wide.jpg")
+    Image.new("RGBA", (3000, 10)).save(tmp_path / "clear.png")
+    (tmp_path / "text.png").write_text("no image")
+    return [tmp_path / name for name in ("small.png", "wide.jpg", "clear.png", "text.png")]
+
+
+def opened_image(part):
+    kind, _, data = part["image_url"]["url"].partition(";base64,")
+    return kind, Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def test_images_of_a_message(tab, scripted, pictures):
+    server, url = scripted
+    server.names, server.seeing = ["seeing", "blind"], ["seeing"]
+    server.replies = [stream(event(text)) for text in ("one", "two", "three")]
+    opened = tab(url, width=390, height=700)
+    opened.wait("document.querySelector('#attach').checkVisibility()")
+    attach(opened, *pictures)
+    opened.wait(f"{PICTURES} === 3")
+    assert "This browser reads no image in text.png." in opened.run("document.body.innerText")
+    assert opened.run("document.documentElement.scrollWidth") <= 390 and opened.run(OUTSIDE) == 0
+    ask(opened, "What is this?")
+    [message] = server.bodies[0]["messages"]
+    *parts, text = message["content"]
+    assert text == dict(type="text", text="What is this?")
+    kinds, images = zip(*map(opened_image, parts), strict=True)
+    assert kinds == ("data:image/png", "data:image/jpeg", "data:image/jpeg")
+    assert [image.size for image in images] == [(30, 20), (2048, 15), (2048, 7)]
+    assert np.array_equal(images[0], Image.open(pictures[0])), "a small file is sent as it is"
+    assert np.asarray(images[2]).min() > 250, "behind what is transparent it is white"
+    assert opened.run("document.querySelectorAll('article img').length") == 3 and opened.run(PICTURES) == 0
+
+    attach(opened, pictures[0])
+    opened.wait(f"{PICTURES} === 1")
+    opened.load("Page.reload")
+    opened.wait(f"{PICTURES} === 1")
+    attach(opened, pictures[0])
+    opened.wait(f"{PICTURES} === 2")
+    focus(opened, "#images button")
+    opened.press("Enter")
+    assert opened.run(PICTURES) == 1
+    ask(opened, "")
+    first, answer, again = server.bodies[1]["messages"]
+    assert (
+        first == message and answer["content"] == "one" and [each["type"] for each in again["content"]] == ["image_url"]
+    )
+
+    focus(opened, "#model")
+    opened.press("b")
+    opened.wait("!document.querySelector('#attach').checkVisibility()")
+    ask(opened, "And now?")
+    assert [each["content"] for each in server.bodies[2]["messages"]] == ["What is this?", "one", "", "two", "And now?"]
+
+
+def test_images_are_pasted(tab, scripted, pictures):
+    server, url = scripted
+    server.seeing, server.replies = ["model"], [stream(event("one"))]
+    opened = tab(url)
+    opened.wait("document.querySelector('#attach').checkVisibility()")
+    data = base64.b64encode(pictures[0].read_bytes()).decode()
+    opened.run(f"""(() => {{
+      const bytes = Uint8Array.from(atob('{data}'), (each) => each.charCodeAt(0));
+      const clipboardData = new DataTransfer();
+      clipboardData.items.add(new File([bytes], 'pasted.png', {{ type: 'image/png' }}));
+      document.activeElement.dispatchEvent(new ClipboardEvent('paste', {{ clipboardData, bubbles: true }}));
+    }})()""")
+    opened.wait(f"{PICTURES} === 1")
+    ask(opened, "")
+    [part] = server.bodies[0]["messages"][0]["content"]
+    assert np.array_equal(opened_image(part)[1], Image.open(pictures[0]))
+
+
+def test_a_conversation_too_large_to_keep_keeps_its_texts(tab, scripted):
+    server, url = scripted
+    server.seeing, server.replies = ["model"], [stream(event("one"))]
+    opened = tab(url)
+    opened.wait("document.querySelector('#attach').checkVisibility()")
+    opened.run("images = ['data:image/png;base64,' + 'A'.repeat(2 ** 23)]")
+    ask(opened, "hello")
+    opened.load("Page.reload")
+    assert (last(opened, ".asked span + span"), last(opened, ".answer")) == ("hello", "one")
 
 
 def test_a_narrow_screen(tab, scripted):

@@ -254,6 +254,7 @@ class Server:
     def _about(self, name: str) -> dict[str, Any]:
         model = self._model(name)
         about = dict(id=name, object="model", created=self.began, owned_by="transformers_neuronx")
+        about["capabilities"] = ["completion"] + ["multimodal"] * model.prompts.reads_images  # llama.cpp's names
         parent = dict(parent=model.root) if model.adapter else {}
         return about | dict(root=model.root, max_model_len=model.engine.longest) | parent
 

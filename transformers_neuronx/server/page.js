@@ -79,18 +79,25 @@ function showChosen() {
 
 // Chat
 
-const turns = []; // { asked, text, told, error }: a message, its answer, numbers of the answer, why there is none
+// { asked, images, text, told, error }: a message, its images as data URLs, its answer, numbers of the answer, why there
+// is none
+const turns = [];
 const views = new WeakMap(); // their elements
+let seeing = []; // the names of models that read images
+let images = []; // of the message that is being written
 let continues = false; // whether the model has no chat template
 let running = null; // what aborts the answer that is coming
 
 function keep() {
   const values = Object.fromEntries(fields.map((field) => [field.name, field.value]));
-  const state = { turns, continues, values, model: at("model").value, draft: at("message").value };
-  try {
-    sessionStorage.setItem(KEPT, JSON.stringify(state));
-  } catch {
-    // Without storage, or room in it, all works until the page is reloaded.
+  const state = { turns, continues, values, model: at("model").value, draft: at("message").value, images };
+  const texts = { ...state, turns: turns.map((turn) => ({ ...turn, images: [] })), images: [] };
+  for (const kept of [state, texts]) {
+    try {
+      return sessionStorage.setItem(KEPT, JSON.stringify(kept));
+    } catch {
+      // There may be no room for images. Without storage, all works until the page is reloaded.
+    }
   }
 }
 
@@ -99,10 +106,11 @@ function restore() {
     const state = JSON.parse(sessionStorage.getItem(KEPT)) ?? {};
     for (const field of fields) field.value = state.values?.[field.name] ?? "";
     at("message").value = state.draft ?? "";
-    for (const { asked, text, told, error } of state.turns ?? []) {
+    for (const { asked, images: own, text, told, error } of state.turns ?? []) {
       const turn = { asked, text, told, error };
-      if (Object.values(turn).every((each) => typeof each === "string")) add(turn);
+      if (Object.values(turn).every((each) => typeof each === "string")) add({ ...turn, images: pictured(own) });
     }
+    images = pictured(state.images);
     setContinues(state.continues === true);
     return state.model;
   } catch {
@@ -112,6 +120,7 @@ function restore() {
 
 function setContinues(value) {
   continues = value;
+  showImages();
   at("message").placeholder = value ? "Write the beginning of a text" : "Write a message";
   note(value ? "This model continues text; it has no chat template. An empty message lets it go on." : "");
 }
@@ -133,9 +142,16 @@ function bodyOf(turn) {
     return body;
   }
   const message = (role, content) => ({ role, content });
-  const pairs = told.flatMap((each) => [message("user", each.asked), message("assistant", each.text)]);
+  const pairs = told.flatMap((each) => [message("user", contentOf(each)), message("assistant", each.text)]);
   body.messages = [...(system ? [message("system", system)] : []), ...pairs.slice(0, -1)];
   return body;
+}
+
+// A message: a text, or with images, which only some models read, a list of parts.
+function contentOf({ asked, images }) {
+  if (!sees() || !images.length) return asked;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return asked ? [...parts, { type: "text", text: asked }] : parts;
 }
 
 async function ask(turn, signal) {
@@ -201,9 +217,11 @@ function setBusy(turn, busy) {
 
 function send() {
   const asked = at("message").value.trim();
-  if (running || !(asked || (continues && turns.length))) return;
-  const turn = { asked, text: "", told: "", error: "" };
+  if (running || !(asked || images.length || (continues && turns.length))) return;
+  const turn = { asked, images, text: "", told: "", error: "" };
   at("message").value = "";
+  images = [];
+  showImages();
   add(turn);
   at("turns").scrollTop = at("turns").scrollHeight;
   answer(turn);
@@ -214,6 +232,7 @@ const stop = () => running?.abort();
 function clear() {
   stop();
   for (const turn of turns.splice(0)) views.get(turn).remove();
+  images = [];
   setContinues(false);
   keep();
   at("message").focus();
@@ -222,6 +241,7 @@ function clear() {
 function add(turn) {
   const view = from("turn");
   view.querySelector(".asked").lastElementChild.textContent = turn.asked;
+  view.querySelector(".pictures").append(...turn.images.map(picture));
   view.querySelector(".copy").addEventListener("click", (event) => copy(turn.text, event.target));
   view.querySelector(".retry").addEventListener("click", () => {
     at("message").focus(); // the button goes
@@ -278,11 +298,80 @@ async function copy(text, button) {
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
 }
 
+// Images
+
+const SIDE = 2048; // pixels: of larger images, models see no more
+const SMALL = 2 ** 20; // bytes of a file that is sent as it is
+const KINDS = ["image/bmp", "image/gif", "image/jpeg", "image/png", "image/webp"]; // that the server reads
+
+const sees = () => !continues && seeing.includes(at("model").value);
+const pictured = (kept) => (kept ?? []).filter((each) => String(each).startsWith("data:image/"));
+
+function picture(url, place) {
+  const image = make("img", "");
+  image.alt = `Image ${place + 1}`;
+  image.src = url;
+  return image;
+}
+
+function showImages() {
+  at("attach").hidden = !sees();
+  at("images").replaceChildren(...(sees() ? images : []).map((url, place) => {
+    const button = make("button", "");
+    button.type = "button";
+    button.title = `Remove image ${place + 1}`;
+    button.setAttribute("aria-label", button.title);
+    button.append(picture(url, place));
+    button.addEventListener("click", () => {
+      images = images.filter((_, other) => other !== place);
+      showImages();
+      at("message").focus();
+    });
+    return button;
+  }));
+}
+
+async function attach(files) {
+  const refused = [];
+  for (const file of files) {
+    try {
+      images = [...images, await urlOf(file)];
+    } catch {
+      refused.push(file.name);
+    }
+  }
+  note(refused.length ? `This browser reads no image in ${refused.join(", ")}.` : "");
+  showImages();
+  at("message").focus();
+}
+
+// A file as a data URL. Large images shrink, and then have no transparency.
+async function urlOf(file) {
+  const bitmap = await createImageBitmap(file);
+  const scale = Math.min(1, SIDE / Math.max(bitmap.width, bitmap.height));
+  if (scale === 1 && file.size <= SMALL && KINDS.includes(file.type)) {
+    const reader = new FileReader();
+    const read = new Promise((resolve, reject) => Object.assign(reader, { onload: resolve, onerror: reject }));
+    reader.readAsDataURL(file);
+    await read;
+    return reader.result;
+  }
+  const canvas = make("canvas", "");
+  [canvas.width, canvas.height] = [bitmap.width, bitmap.height].map((size) => Math.max(1, Math.round(size * scale)));
+  const drawing = canvas.getContext("2d");
+  drawing.fillStyle = "white";
+  drawing.fillRect(0, 0, canvas.width, canvas.height);
+  drawing.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL("image/jpeg", 0.9);
+}
+
 async function showModels() {
   const chosen = at("model").value || restored;
   let names = [];
   try {
-    names = (await (await call("v1/models")).json()).data.map((model) => model.id);
+    const models = (await (await call("v1/models")).json()).data;
+    names = models.map((model) => model.id);
+    seeing = models.filter((model) => model.capabilities?.includes("multimodal")).map((model) => model.id);
     setContinues(continues); // and no word about a key that is there now
   } catch (error) {
     note(sentence(error));
@@ -295,6 +384,7 @@ async function showModels() {
 }
 
 function nameModel() {
+  showImages();
   document.title = `${at("model").value} · transformers-neuronx`;
   at("greeting").textContent = at("model").value;
 }
@@ -491,6 +581,22 @@ at("message").addEventListener("keydown", (event) => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !event.isComposing) stop();
+});
+at("attach").addEventListener("click", () => at("files").click());
+at("files").addEventListener("change", async () => {
+  await attach([...at("files").files]);
+  at("files").value = ""; // the same file may come again
+});
+for (const [name, given] of [["paste", "clipboardData"], ["drop", "dataTransfer"]]) {
+  document.addEventListener(name, (event) => {
+    const files = [...event[given].files].filter((file) => file.type.startsWith("image/"));
+    if (!sees() || !files.length) return;
+    event.preventDefault();
+    attach(files);
+  });
+}
+document.addEventListener("dragover", (event) => {
+  if (sees() && event.dataTransfer.types.includes("Files")) event.preventDefault(); // or the browser opens the file
 });
 at("options").addEventListener("input", showChosen);
 at("new").addEventListener("click", clear);

@@ -28,6 +28,7 @@ class Prompts:
 
     def __init__(self, tokenizer: Any, pictures: Pictures | None = None) -> None:
         self.tokenizer, self._pictures = tokenizer, pictures
+        self.reads_images = pictures is not None
         self.text_of_token = cache(self._text_of_token)
 
     def of_completion(self, asked: Completion) -> list[list[int]]:
