@@ -71,6 +71,11 @@ class LogitsKey(ProgramKey):
     pages: int
     logits: int
 
+    @property
+    def name(self) -> str:
+        """The key as text, as that of `TokensKey`: `logits_tokens64_sequences8_logits64`."""
+        return f"logits_tokens{self.tokens}_sequences{self.sequences}_logits{self.logits}"
+
     def written(self, programs: Programs, segment: Segment) -> HloModuleProto:
         return logits_module(programs, self)
 
