@@ -3,8 +3,10 @@
 # make serve     serve the bundled checkpoint over HTTP
 # make docs      the documentation site, in build/docs
 # make test      run lint, types and the tests, in 15 to 30 minutes on two cores
-# make test-all  run all tests, after downloading a chat model of 93 MB, and clients of servers
+# make test-all  run all tests, after downloading a chat model of 93 MB, and clients of servers, in hours;
+#                with TESTS="tests/server tests/cli", those
 PYTHON ?= python3
+TESTS ?= tests
 VENV := .venv
 CLIENTS := .venv-clients
 KERNELS := transformers_neuronx/runtimes/kernels
@@ -32,7 +34,7 @@ test: $(VENV)/.installed-for-tests lint
 	$(BIN)/python -m pytest tests -m "not slow"
 
 test-all: $(VENV)/.installed-for-all-tests $(CLIENTS)/.installed lint
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest $(TESTS)
 
 lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check .
