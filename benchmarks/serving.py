@@ -79,7 +79,9 @@ def main():
     parser.add_argument("--clients", type=numbers, default=[1, 4, 8, 16])
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
-    parser.add_argument("--each", type=numbers, help="requests of a client for each of these; by default 4 if 1, else 2")
+    parser.add_argument(
+        "--each", type=numbers, help="requests of a client for each of these; by default 4 if 1, else 2"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", default=CACHE, help="where environments and converted files are kept")
     parser.add_argument("--out", help="JSON file for all measurements; those that it has are not repeated")
@@ -87,7 +89,9 @@ def main():
     arguments = parser.parse_args()
     arguments.each = arguments.each or [4 if clients == 1 else 2 for clients in arguments.clients]
     if len(arguments.each) != len(arguments.clients):
-        parser.error(f"--each needs a number for each of --clients, {len(arguments.clients)}, got {len(arguments.each)}")
+        parser.error(
+            f"--each needs a number for each of --clients, {len(arguments.clients)}, got {len(arguments.each)}"
+        )
     out = Path(arguments.out) if arguments.out else None
     runs = json.loads(out.read_text()) if out and out.exists() else []
     missing = [
