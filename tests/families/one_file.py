@@ -34,6 +34,12 @@ HYBRID = WIDE | dict(
 )  # fmt: skip
 CONVOLUTIONS = SIZES | dict(layer_types=["conv", "full_attention"])
 MAMBA = SIZES | dict(mamba_n_heads=12, mamba_d_head=8, mamba_d_state=20)
+# Heads of both kinds have the same size. Transformers makes time steps below time_step_min larger, in prompts only.
+NEMOTRON_H = EXPERTS | dict(
+    layers_block_type=["linear_attention", "moe", "full_attention", "mlp"], mamba_num_heads=12, mamba_head_dim=8,
+    head_dim=8, ssm_state_size=20, n_groups=3, n_routed_experts=5, moe_shared_expert_intermediate_size=56,
+    time_step_min=1e-9,
+)  # fmt: skip
 FACTORS = dict(
     embedding_multiplier=3.0, lm_head_multiplier=0.2, key_multiplier=0.7, attention_in_multiplier=0.8,
     attention_out_multiplier=1.4, ssm_in_multiplier=1.2, ssm_out_multiplier=0.6, mlp_multipliers=[0.7, 0.5],
@@ -330,6 +336,21 @@ FAMILIES = {
             "no factors of projections, a tied head": dict(ssm_multipliers=None, mlp_multipliers=None, **TIED),
         },
     ),
+    "nemotron_h": (
+        SIZES | NEMOTRON_H,
+        {
+            "no experts, biases": dict(
+                layers_block_type=["linear_attention", "mlp", "full_attention"], mlp_bias=True, use_bias=True
+            ),
+            "groups of experts, shares that are not normalized": GROUPS | dict(
+                layers_block_type=["moe", "full_attention"], topk_group=2, norm_topk_prob=False,
+                routed_scaling_factor=1.5,
+            ),
+            "one group, no bias of convolutions": dict(
+                layers_block_type=["full_attention", "linear_attention"], n_groups=1, use_conv_bias=False
+            ),
+        },
+    ),
     "deepseek_v2": (
         # With 5 experts, two tokens are so close that the number of Transformers' threads decides which one comes.
         SIZES | EXPERTS | LATENT | dict(n_routed_experts=7, first_k_dense_replace=1),
@@ -364,7 +385,17 @@ FAMILIES = {
 
 
 NAMES = {model_type.replace("_", ""): model_type for model_type in FAMILIES}  # of the files
-WITH_STATES = {"qwen35text", "qwen35moetext", "qwen3next", "lfm2", "lfm2moe", "granitemoehybrid", "bamba", "falconh1"}
+WITH_STATES = {
+    "qwen35text",
+    "qwen35moetext",
+    "qwen3next",
+    "lfm2",
+    "lfm2moe",
+    "granitemoehybrid",
+    "bamba",
+    "falconh1",
+    "nemotronh",
+}
 
 
 def tiny(model_type, variant=None):

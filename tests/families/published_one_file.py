@@ -5,6 +5,7 @@ repositories, whole or in part, and the names of Command R7B's attributes that T
 written from memory.
 """
 
+import math
 from typing import Any
 
 from published import GUESSES, QUANTIZED, V4, Published, but
@@ -415,6 +416,21 @@ H1 = but(
     projectors_bias=False, rope_theta=100000000000.0, ssm_in_multiplier=1.25, ssm_out_multiplier=0.235,
     ssm_multipliers=[0.35, 0.25, 0.17, 0.5, 0.31],
 )  # fmt: skip
+NEMOTRON_H = of(
+    "NemotronHForCausalLM", "nemotron_h", "hidden_act", attention_bias=False, chunk_size=128, conv_kernel=4, expand=2,
+    head_dim=8, hidden_dropout=0.0, hybrid_override_pattern="M-*-", layer_norm_epsilon=1e-5,
+    mamba_head_dim=8, mamba_hidden_act="silu", mamba_num_heads=6, mamba_proj_bias=False, mlp_bias=False,
+    mlp_hidden_act="relu2", n_groups=2, num_hidden_layers=4, num_logits_to_keep=1, pad_token_id=0,
+    rescale_prenorm_residual=True, residual_in_fp32=False, rms_norm_eps=1e-5, sliding_window=None, ssm_state_size=16,
+    tie_word_embeddings=False, time_step_floor=0.0001, time_step_limit=[0.0, math.inf], time_step_max=0.1,
+    time_step_min=0.001, use_bias=False, use_conv_bias=True, use_mamba_kernels=True,
+)  # fmt: skip
+NANO3 = but(
+    NEMOTRON_H, "rms_norm_eps", hybrid_override_pattern="ME*E", intermediate_size=40, mamba_ssm_cache_dtype="float32",
+    moe_intermediate_size=40, moe_shared_expert_intermediate_size=80, n_group=1, n_routed_experts=6,
+    n_shared_experts=1, norm_eps=1e-5, norm_topk_prob=True, num_experts_per_tok=2, partial_rotary_factor=1.0,
+    rope_theta=10000, routed_scaling_factor=2.5, topk_group=1,
+)  # fmt: skip
 OF_TII = ("mamba_use_mlp", "mlp_expansion_factor")
 OF_IBM = ("init_method", "normalization_function")
 FIFTH = {
@@ -436,6 +452,8 @@ FIFTH = {
         but(GRANITE4, time_step_limit=[0.001, 0.1]),
         refused=r"the granitemoehybrid configuration has time_step_limit=\[0.001, 0.1\]; supported: 0.0, inf",
     ),
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": Published(NEMOTRON_H),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": Published(NANO3, ("norm_eps",)),
     "LiquidAI/LFM2-1.2B": Published(
         but(CONVOLUTIONS, "intermediate_size", block_ff_dim=72, **OF_LIQUID), tuple(OF_LIQUID)
     ),

@@ -57,7 +57,7 @@ def test_frequencies_in_a_checkpoint_are_left_aside_where_positions_are_rotary(f
     model = kind(reference.config, n_positions=[16], context_length_estimate=8)
     decoder = model.decoder_on(absent_runtime(1))
     checkpoint = Checkpoint(tensors.directory, dict.fromkeys(tensors, tensors.read) | frequencies)
-    if family in ("bloom", "gpt2", "gptbigcode", "gptneo", "granitemoehybrid", "mpt", "opt"):
+    if family in ("bloom", "gpt2", "gptbigcode", "gptneo", "granitemoehybrid", "mpt", "nemotronh", "opt"):
         with pytest.raises(CheckpointError, match=rf"has unexpected {', '.join(frequencies)}"):
             decoder.read(checkpoint)
     else:

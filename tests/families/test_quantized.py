@@ -34,7 +34,7 @@ from transformers_neuronx.runtimes import get_runtime
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 KEPT = (
     "lm_head", "embed", "wte", "wpe", "router", "project_in", "project_out", "_proj_bias", "conv1d", "conv.conv",
-    "mlp.gate.", "feed_forward.gate.", "shared_expert_gate", "kv_b_proj",
+    "mlp.gate.", "mixer.gate.", "feed_forward.gate.", "shared_expert_gate", "kv_b_proj",
 )  # fmt: skip
 OTHERS = [family for family in DECODERS + ONE_FILE if family != "gpt2"]
 # Matrices whose inputs are heads, and those at the end of a feed-forward.

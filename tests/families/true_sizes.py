@@ -131,6 +131,11 @@ ONE_FILE = {
         attention_multiplier=0.0078125, position_embedding_type="nope",
     ),
     "bamba": TWO | dict(attn_layer_indices=[1]),  # Bamba 9B
+    "nemotron_h": SMALL | dict(  # Nemotron 3 Nano with fewer experts
+        layers_block_type=["linear_attention", "moe", "full_attention"], hidden_size=2688, mamba_num_heads=64,
+        num_attention_heads=32, num_key_value_heads=2, intermediate_size=1856, moe_intermediate_size=1856,
+        moe_shared_expert_intermediate_size=3712, n_routed_experts=16, num_experts_per_tok=6, routed_scaling_factor=2.5,
+    ),
     "falcon_h1": ONE | dict(  # Falcon H1 1.5B
         hidden_size=2048, intermediate_size=4096, num_attention_heads=8, num_key_value_heads=2, head_dim=128,
         mamba_d_ssm=3072, mamba_n_heads=48, mamba_d_head=64, mamba_d_state=256,

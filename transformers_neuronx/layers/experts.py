@@ -9,7 +9,7 @@ from typing import Any
 from transformers_neuronx import hlo
 from transformers_neuronx.layers.activation import Gate
 from transformers_neuronx.layers.linear import activated, linear, product, summed
-from transformers_neuronx.layers.mlp import gated_mlp
+from transformers_neuronx.layers.mlp import gated_mlp, mlp
 from transformers_neuronx.pyhlo import Tensor
 
 
@@ -36,18 +36,18 @@ class Router:
 
 
 def experts(x: Tensor, w: Any, router: Router, activation: str | Gate, routed_by: Tensor | None = None) -> Tensor:
-    """Sum the gated feed-forward blocks that a router chooses for each token. [b, n, h] -> [b, n, h]
+    """Sum the feed-forward blocks that a router chooses for each token. [b, n, h] -> [b, n, h]
 
-    Jiang et al., arXiv:2401.04088. `w` has the linear layers `gate`, `up` and `down` of all experts, stacked, and
-    `router`; biases are stacked, too. The weights of an expert that no token goes to are not read. All tokens go to the
-    block `shared`, if there is one, times the sigmoid of the layer `shared_gate`, if there is that. The router reads
-    `routed_by` [b, n, h], by default x.
+    Jiang et al., arXiv:2401.04088. `w` has the linear layers `up` and `down` of all experts, stacked, `gate` if they
+    are gated, and `router`; biases are stacked, too. The weights of an expert that no token goes to are not read. All
+    tokens go to the block `shared`, if there is one, times the sigmoid of the layer `shared_gate`, if there is that.
+    The router reads `routed_by` [b, n, h], by default x.
     """
     y = _chosen(x, w, *routed(x if routed_by is None else routed_by, w.router, router), activation, router.of_inputs)
     if not hasattr(w, "shared"):
         return y
     assert isinstance(activation, str)
-    shared = gated_mlp(x, w.shared, activation)
+    shared = (gated_mlp if hasattr(w.shared, "gate") else mlp)(x, w.shared, activation)
     return y + (shared * hlo.logistic(linear(x, w.shared_gate)) if hasattr(w, "shared_gate") else shared)
 
 
@@ -103,7 +103,8 @@ def _chosen(x: Tensor, w: Any, ids: Tensor, shares: Tensor, activation: str | Ga
     rows = hlo.reshape(hlo.broadcast_to(hlo.reshape(x, b * n, 1, h), [b * n, ids.sizes[-1], h]), -1, h)
     if of_inputs:
         rows, shares = rows * hlo.convert(hlo.reshape(shares, -1, 1), x.dtype), hlo.full(1, "f32", shares.sizes)
-    inner = activated(rows, activation, w.gate, w.up, experts=numbers)
+    before = (getattr(w, part) for part in ("gate", "up") if hasattr(w, part))
+    inner = activated(rows, activation, *before, experts=numbers)
     y = product(inner, w.down, numbers, biased=whole)
     shares = hlo.reshape(shares, *shares.sizes, 1)
     y = summed(hlo.sum(hlo.reshape(y, b, n, -1, h) * shares, 2), w.down.weight)

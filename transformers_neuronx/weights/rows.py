@@ -194,21 +194,23 @@ def experts(
     inner: int,
     hidden: int,
 ) -> list[Weight]:
-    """The rows of a mixture of `count` experts: its router, and gated feed-forward blocks, stacked.
+    """The rows of a mixture of `count` experts: its router, and feed-forward blocks, stacked.
 
-    Names in the checkpoint begin with `block`. `of_each` are those of gate, up and down, with the expert's number as
-    `#`. `of_all` are those of tensors with all experts, of gate and up together and of down, as Transformers has them
-    in memory. These, and `router`, may be alternatives; `of_each` may be empty. Scores are in f32 for all types of
-    activations.
+    Names in the checkpoint begin with `block`. `of_each` are those of gate, up and down, or of up and down, with the
+    expert's number as `#`. `of_all` are those of tensors with all experts, of gate and up together and of down, as
+    Transformers has them in memory. These, and `router`, may be alternatives; `of_each` may be empty if there are
+    gates. Scores are in f32 for all types of activations.
     """
-    both, other = ("|".join(block + source for source in sources.split("|")) for sources in of_all)
+    first, last = ("|".join(block + source for source in sources.split("|")) for sources in of_all)
+    parts = ("gate", "up")[-len(of_each or range(3)) + 1 :]
     each = [f"{block}{source}.weight|" for source in of_each] or [""] * 3
-    gate, up, down = (one + stack for one, stack in zip(each, (both, both, other), strict=True))
     rows = [
-        Weight(f"{name}.gate.weight", gate, (inner, hidden), part_if_fused(0, inner), COLUMNS),
-        Weight(f"{name}.up.weight", up, (inner, hidden), part_if_fused(1, inner), COLUMNS),
-        Weight(f"{name}.down.weight", down, (hidden, inner), split=ROWS),
-    ]
+        Weight(
+            f"{name}.{part}.weight", one + first, (inner, hidden),
+            part_if_fused(place, inner) if len(parts) > 1 else as_is, COLUMNS,
+        )
+        for place, (part, one) in enumerate(zip(parts, each[:-1], strict=True))
+    ] + [Weight(f"{name}.down.weight", each[-1] + last, (hidden, inner), split=ROWS)]  # fmt: skip
     routers = "|".join(f"{block}{source}.weight" for source in router.split("|"))
     scores = Weight(f"{name}.router.weight", routers, (count, hidden), dtype="f32")
     return [scores, *(replace(row, experts=count) for row in rows)]
