@@ -215,7 +215,7 @@ void Sample(const std::vector<const Kernels*>& levels, int64_t rows, int64_t voc
 
 void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, int64_t tokens, int64_t size) {
   const int64_t rows = 2, kv_heads = 2, heads = kv_heads * (1 + Below(3)), slots = 3, positions = tokens + Below(90);
-  const int64_t count = rows * tokens * size, window = Below(2) * (1 + Below(40));
+  const int64_t count = rows * tokens * size, window = Below(2) * (1 + Below(40)), chunk = Below(2) * (1 + Below(40));
   auto q = Numbers(type, count * heads), k = Numbers(type, count * kv_heads), v = Numbers(type, count * kv_heads);
   const auto keys = Numbers(cached, slots * kv_heads * positions * size);
   const auto scales = Numbers(Type::kF32, slots * kv_heads * positions);
@@ -231,7 +231,7 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
   for (const Kernels* level : levels) {
     auto own_keys = keys, own_values = keys, key_scales = scales, value_scales = scales;
     std::vector<char> context(q.size());
-    level->attention({rows, tokens, heads, kv_heads, size, slots, positions, 1, 1, window, distances, 0.3f, softcap,
+    level->attention({rows, tokens, heads, kv_heads, size, slots, positions, 1, 1, window, chunk, distances, 0.3f, softcap,
                       type, cached, q.data(), k.data(), v.data(), start, length, nullptr, slot, nullptr, As<float>(slopes),
                       distances ? As<float>(biases) : nullptr, with_sinks ? As<float>(sinks) : nullptr, own_keys.data(),
                       own_values.data(), As<float>(key_scales), As<float>(value_scales), context.data()},
@@ -245,7 +245,7 @@ void Attend(const std::vector<const Kernels*>& levels, Type type, Type cached, i
 void AttendOver(const std::vector<const Kernels*>& levels, Type type, Type cached, int64_t tokens, int64_t size) {
   const int64_t kv_heads = 2, heads = kv_heads * (1 + Below(3)), pages = 16, most = 8;
   const int64_t page = kPage << Below(3);
-  const int64_t total = tokens + 6, window = Below(2) * (1 + Below(90));
+  const int64_t total = tokens + 6, window = Below(2) * (1 + Below(90)), chunk = Below(2) * (1 + Below(90));
   auto sinks = Numbers(Type::kF32, heads);
   auto q = Numbers(type, total * heads * size), k = Numbers(type, total * kv_heads * size);
   auto v = Numbers(type, total * kv_heads * size);
@@ -260,7 +260,7 @@ void AttendOver(const std::vector<const Kernels*>& levels, Type type, Type cache
     auto own_keys = keys, own_values = keys, key_scales = scales, value_scales = scales;
     std::vector<char> context(q.size());
     const int32_t* row = rows[0];
-    level->attention({3, total, heads, kv_heads, size, pages, page, most, kRowColumns + most, window, 0, 0.3f, 0, type,
+    level->attention({3, total, heads, kv_heads, size, pages, page, most, kRowColumns + most, window, chunk, 0, 0.3f, 0, type,
                       cached, q.data(), k.data(), v.data(), row + 2, row + 1, row, row + kRowColumns, row + 3, nullptr,
                       nullptr, As<float>(sinks), own_keys.data(), own_values.data(), As<float>(key_scales), As<float>(value_scales),
                       context.data()},

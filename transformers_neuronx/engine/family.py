@@ -116,7 +116,8 @@ class Graph(Protocol):
 
     @property
     def layer(self) -> Callable[..., tuple[Tensor, Cache]]:
-        """`layer(config, w, x, cache, step)` returns the hidden states [b, n, h] after a layer, and its new cache.
+        """`layer(config, w, x, cache, step)` returns the hidden states [b, n, h] after a layer, of the last one only
+        those that are needed (`Step.needed_rows`), and its new cache.
 
         Further arguments are what `Family.prepare` returned, and the kind of the layer, if the family has them.
         """

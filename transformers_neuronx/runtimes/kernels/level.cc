@@ -4,7 +4,7 @@
 namespace neuronx::NEURONX_LEVEL {
 
 int64_t LinearScratch(const LinearArguments& arguments);
-void Linear(const LinearArguments& arguments, const Pool& pool);
+void Linear(LinearArguments* products, int64_t count, const Pool& pool);
 void Attend(const AttentionArguments& arguments, const Pool& pool);
 void AttendTo(const MemoryArguments& arguments, const Pool& pool);
 int64_t SampleScratch(const SampleArguments& arguments);
