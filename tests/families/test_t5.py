@@ -323,7 +323,7 @@ def test_what_is_compiled_before_it_is_needed(pair):
     names = [key.name for key in model.decoder.planned()]
     assert names[:2] == ["encode_rows4_tokens40", "encode_rows4_tokens80"]
     kinds = [name.partition("_")[0] for name in names[2:]]
-    assert list(dict.fromkeys(kinds)) == ["step", "head", "copy", "sample", "redirect"]
+    assert list(dict.fromkeys(kinds)) == ["step", "logits", "copy", "sample", "redirect"]
     assert {"step_tokens1_sequences1_samples1", "step_tokens24_sequences4_samples4"} <= set(names)
 
 
