@@ -285,14 +285,22 @@ def test_images_of_a_message(tab, scripted, pictures):
         first == message and answer["content"] == "one" and [each["type"] for each in again["content"]] == ["image_url"]
     )
 
+    attach(opened, pictures[0])
+    opened.wait(f"{PICTURES} === 1")
     focus(opened, "#model")
     opened.press("b")
     opened.wait("!document.querySelector('#attach').checkVisibility()")
+    focus(opened, MESSAGE)
+    opened.press("Enter")
+    assert opened.run("turns.length") == 2, "an image that the model does not read is no message"
     ask(opened, "And now?")
     assert [each["content"] for each in server.bodies[2]["messages"]] == ["What is this?", "one", "", "two", "And now?"]
+    focus(opened, "#model")
+    opened.press("s")
+    opened.wait(f"{PICTURES} === 1")
 
 
-def test_images_are_pasted(tab, scripted, pictures):
+def test_images_are_pasted_at_once(tab, scripted, pictures):
     server, url = scripted
     server.seeing, server.replies = ["model"], [stream(event("one"))]
     opened = tab(url)
@@ -302,12 +310,13 @@ def test_images_are_pasted(tab, scripted, pictures):
       const bytes = Uint8Array.from(atob('{data}'), (each) => each.charCodeAt(0));
       const clipboardData = new DataTransfer();
       clipboardData.items.add(new File([bytes], 'pasted.png', {{ type: 'image/png' }}));
-      document.activeElement.dispatchEvent(new ClipboardEvent('paste', {{ clipboardData, bubbles: true }}));
+      for (let i = 0; i < 3; i++)
+        document.activeElement.dispatchEvent(new ClipboardEvent('paste', {{ clipboardData, bubbles: true }}));
     }})()""")
-    opened.wait(f"{PICTURES} === 1")
+    opened.wait(f"{PICTURES} === 3")
     ask(opened, "")
-    [part] = server.bodies[0]["messages"][0]["content"]
-    assert np.array_equal(opened_image(part)[1], Image.open(pictures[0]))
+    for part in server.bodies[0]["messages"][0]["content"]:
+        assert np.array_equal(opened_image(part)[1], Image.open(pictures[0]))
 
 
 def test_a_conversation_too_large_to_keep_keeps_its_texts(tab, scripted):

@@ -217,10 +217,11 @@ function setBusy(turn, busy) {
 
 function send() {
   const asked = at("message").value.trim();
-  if (running || !(asked || images.length || (continues && turns.length))) return;
-  const turn = { asked, images, text: "", told: "", error: "" };
+  const shown = sees() ? images : []; // what another model reads waits for that one
+  if (running || !(asked || shown.length || (continues && turns.length))) return;
+  const turn = { asked, images: shown, text: "", told: "", error: "" };
   at("message").value = "";
-  images = [];
+  if (shown.length) images = [];
   showImages();
   add(turn);
   at("turns").scrollTop = at("turns").scrollHeight;
@@ -335,7 +336,8 @@ async function attach(files) {
   const refused = [];
   for (const file of files) {
     try {
-      images = [...images, await urlOf(file)];
+      const url = await urlOf(file); // meanwhile others may come or go
+      images = [...images, url];
     } catch {
       refused.push(file.name);
     }
