@@ -17,7 +17,7 @@ EPS = 1e-6  # of the norms of compressed queries and keys, whatever that of othe
 def latent_attention(
     x: Tensor, w: Any, cache: Cache, step: Step, rotate: Rotate, turned: int, *, scale: float
 ) -> tuple[Tensor, Cache]:
-    """Project, cache, attend, project back. x [b, n, h] -> [b, n, h], as `attention`, and the cache with the tokens.
+    """Do what `attention` does: project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache after it.
 
     The linear layer `kv_a` makes the latent, r features, which `kv_norm` normalizes, and after it `turned` features
     that rotate. The cache has both, once for all heads. What would make keys and values of the latent, `up_k`

@@ -77,7 +77,7 @@ class Engine:
     - `max_lora_rank`: the highest rank of an adapter. Default 16.
     - `adjustments`: whether requests may change or see logits: `logit_bias`, `mask`, `structured_outputs`,
       `min_tokens`, presence and frequency penalties, `logprobs`, `prompt_logprobs`; and whether
-      prompts may be embedded. They take a third of the programs. Default True.
+      prompts may be embedded. They take almost half of the programs. Default True.
 
     On the CPU, with kernels, the engine has a cache of its own, in pages, and calls of the model stay possible.
     Elsewhere it uses the model's slots, and such calls wait until it is closed. Its thread ends with `close()`, or at

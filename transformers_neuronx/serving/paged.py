@@ -99,7 +99,7 @@ class PagedSteps:
         self.memory = memory
         self.adapters = DeviceAdapters(decoder.runtime, store)
         self.chooser = Chooser(decoder, sorted({key.samples for key in self.keys} - {0}), adjustments)
-        self.pool_keys = [PoolKey(key.tokens, key.sequences) for key in self.keys if key.hidden and adjustments]
+        self.pool_keys = [PoolKey(key.tokens, key.sequences) for key in self.keys if key.hidden]
         self.caches: list[DeviceTensor] = []
         self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
 
@@ -370,8 +370,8 @@ def steps_over(
     windows = [pool.window for pool in cache.pools]
     counts = {pool.window: pool.count for pool in cache.pools}
     layout = decoder.programs.cache.paged(cache.size, counts, len(cache.free_places) + 1)
-    pools_hidden = adjustments and not layout.memory
-    keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses, pools_hidden)
+    hidden = adjustments and not layout.memory  # those that embeddings are made of
+    keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses, hidden)
     pools = [windows.index(window) for window in layout.windows]  # those that this model uses
     store = decoder.store.over(layout, adapters)
     memory = SourceMemory(decoder.runtime, store, decoder.weights, rows=1)

@@ -217,13 +217,13 @@ class Planner:
         token, prompt = _work(decoder, facts, tokens[-1:]), _work(decoder, facts, prompts[-1:])
         assert token is not None
         # Logits of all tokens of a prompt are computed on request only.
-        heads = {
+        rare = {
             program_name(key, segment)
             for key in decoder.planned()
             for segment in key.segments(decoder.programs)
             if isinstance(key, HeadKey | LogitsKey)
         }
-        temporaries = max(program.temporaries for program in facts.programs if program.name not in heads)
+        temporaries = max(program.temporaries for program in facts.programs if program.name not in rare)
         return Needs(facts.weight_bytes, facts.caches, temporaries, token, prompt)
 
     def _write(self, degree: int, on_cpu: bool = False) -> tuple[Decoder, ModelFacts]:
