@@ -36,17 +36,32 @@ class TextStream:
     def add(self, token: int, may_stop: bool = True) -> bool:
         """Add a token. Return whether one of the strings is complete now; never, if not `may_stop`."""
         self._pending.append(token)
-        if (piece := self._stream.step(self._decoder, token)) is None:
+        if (piece := self._piece(token)) is None:
             return False
         self._pending.clear()
         return self._grow(piece, may_stop)
 
+    def _piece(self, token: int) -> str | None:
+        """Return the text that a token completes, or None if it ends within a character."""
+        try:
+            return self._stream.step(self._decoder, token)
+        except Exception as error:  # tokenizers has no class of its own for it
+            if "Invalid prefix" not in str(error):
+                raise
+        # Where pieces may be bytes, one that fits no character makes earlier bytes invalid, too, which were shown as
+        # characters. These stay, and the text goes on with the pieces after them.
+        self._stream = DecodeStream(ids=list(self._pending), skip_special_tokens=self._skips)
+        return self._decoded()
+
     def finish(self) -> None:
         """Show all text, also that of an incomplete character."""
         if self._pending:
-            self._text += self._decoder.decode(self._pending, skip_special_tokens=self._skips)
+            self._text += self._decoded()
             self._pending.clear()
         self.shown = self._text
+
+    def _decoded(self) -> str:
+        return self._decoder.decode(self._pending, skip_special_tokens=self._skips)
 
     def _grow(self, piece: str, may_stop: bool) -> bool:
         before = len(self._text)
