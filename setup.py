@@ -126,7 +126,7 @@ setup(
     ext_modules=[
         Extension(
             "transformers_neuronx.runtimes.kernels._kernels",
-            [f"{KERNELS}/module.cc"],
+            [f"{KERNELS}/module.cc", f"{KERNELS}/handlers.cc"],
             depends=[*map(str, Path(KERNELS).glob("*.h")), *map(str, Path(KERNELS).glob("*.cc"))],
             include_dirs=[f"{folder}/include" for folder in find_spec("jaxlib").submodule_search_locations],
             extra_compile_args=FLAGS,

@@ -224,6 +224,16 @@ def test_what_is_outside_the_cache_is_left_alone(write, random):
         assert (keys != arrays[4]).any((0, 2)).sum() == 2
 
 
+def test_a_row_far_outside_the_cache_does_not_read_on(write, random):
+    """Its page does not exist either. The numbers after its pages are those of other rows, or no one's."""
+    arrays = inputs(random, [(3, 0, 1), (3, 0, 1)], 6)
+    arrays[3][1] = [3, 3, 2**31 - 1, 1, *[PAGES] * MOST]
+    program, _ = compiled(write, arrays, 2)
+    for context, keys, _ in at_every_level(program, *arrays):
+        assert context[:3].any() and not context[3:].any()
+        assert (keys != arrays[4]).any((0, 2)).sum() == 3
+
+
 def test_pages_that_the_kernel_does_not_take_are_left_to_the_body(write):
     shapes = [(2, 1, 2, 8)] * 3
     arrays = [np.zeros(s, np.float32) for s in shapes] + [np.zeros((1, SEGMENT + 2), np.int32)]

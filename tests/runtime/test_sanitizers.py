@@ -1,16 +1,24 @@
-"""The kernels alone, without Python and XLA, under the compiler's sanitizers."""
+"""The kernels alone, without Python and XLA, under the compiler's sanitizers; then random calls of their handlers.
 
+FUZZ_CALLS is the number of random calls of each kernel.
+"""
+
+import os
 import runpy
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
+from transformers_neuronx.runtimes.kernels import KERNELS
+
 ROOT = Path(__file__).parents[2]
-SOURCE = Path(__file__).with_name("sanitized.cc")
+HERE = Path(__file__).parent
+CALLS = int(os.environ.get("FUZZ_CALLS", "20000"))
 
 pytestmark = [
     pytest.mark.slow,
@@ -18,25 +26,49 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-def test_kernels(sanitizers, tmp_path):
+def sanitized(folder, sanitizers, *sources):
+    """Compile sources and the kernels of all levels with sanitizers, and return the program."""
     with patch("setuptools.setup"):
         build = runpy.run_path(str(ROOT / "setup.py"))
     kernels = ROOT / build["KERNELS"]
-    flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", f"-I{kernels}"]
+    headers = [kernels, *(Path(place) / "include" for place in find_spec("jaxlib").submodule_search_locations)]
+    flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    flags += [f"-I{header}" for header in headers]
 
     def compiled(job):
         path, defined = job
-        out = tmp_path / f"{path.stem}{len(defined)}{defined[-1] if defined else ''}.o"
+        out = folder / f"{path.stem}{len(defined)}{defined[-1] if defined else ''}.o"
         subprocess.run(["c++", *flags, *defined, "-c", path, "-o", out], check=True)
         return out
 
-    jobs = [(SOURCE, [f"-DNEURONX_HAS_{level.upper()}" for level in build["LEVELS"]])]
+    levels = [f"-DNEURONX_HAS_{level.upper()}" for level in build["LEVELS"]]
+    jobs = [(kernels / name if name == "handlers.cc" else HERE / name, levels) for name in sources]
     for level, own in build["LEVELS"].items():
         jobs += [(kernels / f"{name}.cc", [*own, f"-DNEURONX_LEVEL={level}"]) for name in build["SOURCES"]]
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, jobs))
-    subprocess.run(["c++", *flags, *objects, "-o", tmp_path / "run", "-pthread"], check=True)
-    ran = subprocess.run([tmp_path / "run"], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout.split()[0]) >= 1
+    subprocess.run(["c++", *flags, *objects, "-o", folder / "program", "-pthread"], check=True)
+    return folder / "program"
+
+
+def ran(*command):
+    """Run a program, and return the numbers that it prints."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split() if word.isdigit()]
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_kernels(sanitizers, tmp_path):
+    assert ran(sanitized(tmp_path, sanitizers, "sanitized.cc")) >= [1]
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory):
+    return sanitized(tmp_path_factory.mktemp("fuzzed"), "address,undefined", "fuzzed.cc", "handlers.cc")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_any_call_is_computed_or_refused(kernel, fuzzed):
+    computed, refused = ran(fuzzed, kernel, str(CALLS))
+    assert computed + refused == CALLS and min(computed, refused) > CALLS / 5

@@ -40,9 +40,10 @@ struct Cached : HeadOf<Number, AttentionArguments> {
         key_scales(kScaled ? a.key_scales + head * a.page : nullptr),
         value_scales(kScaled ? a.value_scales + head * a.page : nullptr) {
     length = Least(length, a.most * a.page - first);
-    if (first < 0) length = 0;  // outside the cache, nothing is written or read
-    for (int64_t page = 0; page << shift < first + length; ++page)
-      if (PageOf(page) < 0 || PageOf(page) >= a.pages) length = 0;
+    bool inside = first >= 0;
+    for (int64_t page = 0; inside && page << shift < first + length; ++page)
+      inside = PageOf(page) >= 0 && PageOf(page) < a.pages;
+    if (!inside) length = 0;  // outside the cache, nothing is written or read
   }
 
   static int64_t Tokens(const AttentionArguments& a, int64_t row) {
@@ -146,7 +147,7 @@ struct Cached : HeadOf<Number, AttentionArguments> {
 void ClearRest(const AttentionArguments& a) {
   int64_t used = 0;
   for (int64_t row = 0; row < a.rows; ++row) {
-    const int64_t end = a.first[row * a.stride] + a.length[row * a.stride];
+    const int64_t end = int64_t{a.first[row * a.stride]} + a.length[row * a.stride];
     if (a.length[row * a.stride] > 0 && end > used) used = Least(end, a.tokens);
   }
   const int64_t bytes = a.heads * a.size * (a.type == Type::kF32 ? 4 : 2);
