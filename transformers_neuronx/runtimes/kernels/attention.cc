@@ -163,7 +163,7 @@ void Attend(const AttentionArguments& arguments, const Pool& pool) {
     case Type::kBF16: return Attention<Cached<BFloat16>>(arguments).Run(pool);
     case Type::kF16: return Attention<Cached<Float16>>(arguments).Run(pool);
     case Type::kS8: return Attention<Cached<int8_t>>(arguments).Run(pool);
-    case Type::kS4: return;
+    default: return;
   }
 }
 

@@ -50,7 +50,7 @@ PyObject* LevelNames(PyObject*, PyObject*) {
 }
 
 PyObject* SetLevelByName(PyObject*, PyObject* name) {
-  const char* wanted = PyUnicode_AsUTF8(name);
+  const char* wanted = PyUnicode_AsUTF8AndSize(name, nullptr);
   if (!wanted) return nullptr;
   for (const Kernels* each : Levels()) {
     if (std::strcmp(each->name, wanted) == 0) {
