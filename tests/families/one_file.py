@@ -380,6 +380,14 @@ FAMILIES = {
         SIZES | LATENT,
         {"queries of full rank, a head": UNTIED | dict(q_lora_rank=None), "stretched": MSCALE},
     ),
+    "nanochat": (
+        SIZES,
+        {
+            "no soft cap of logits": dict(final_logit_softcapping=None),
+            "biases, all heads have keys": dict(attention_bias=True, **SAME_KEYS),
+            "a tied head": TIED,
+        },
+    ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip
 

@@ -265,6 +265,12 @@ THIRD = {
             rms_norm_eps=1e-8, rope_theta=20000.0, tie_word_embeddings=False,
         )
     ),
+    "karpathy/nanochat-d32": Published(
+        of(
+            "NanoChatForCausalLM", "nanochat", attention_bias=False, final_logit_softcapping=15.0, hidden_act="relu2",
+            num_key_value_heads=6, pad_token_id=1, rms_norm_eps=1e-6, rope_theta=10000.0, tie_word_embeddings=False,
+        )
+    ),
     "facebook/cwm": Published(
         of(
             "CwmForCausalLM", "cwm", head_dim=16, layer_types=KINDS, rms_norm_eps=1e-5, rope_scaling=LLAMA3,

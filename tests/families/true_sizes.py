@@ -149,4 +149,5 @@ ONE_FILE = {
     "glm4_moe_lite": TWO | dict(n_routed_experts=16),  # GLM-4.7 Flash
     "youtu": TWO,
     "helium": TWO,
+    "nanochat": TWO | dict(hidden_size=2048, num_attention_heads=16),  # nanochat-d32
 }  # fmt: skip
