@@ -18,6 +18,7 @@ LLAMA3 = dict(
 DEFAULT = dict(rope_type="default", rope_theta=1e4)
 PARTIAL = dict(rope_parameters=DEFAULT | dict(partial_rotary_factor=1.0))
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.5)
+SWA = dict(layer_types=KINDS, sliding_window=5, layer_rope_theta=[1e3, 5e5])
 EXPERTS = dict(moe_intermediate_size=40, num_experts_per_tok=2)
 GROUPS = dict(n_routed_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2)
 LATENT = dict(
@@ -88,6 +89,17 @@ FAMILIES = {
         },
     ),
     "granite": (SIZES | GRANITE, {"biases": dict(attention_bias=True, mlp_bias=True), "a tied head": TIED}),
+    "granite_swa": (
+        SIZES | GRANITE | SWA,
+        {
+            "windows alone rotate": dict(layer_rope_theta=[1e4, 0]),
+            "one base, stretched": dict(layer_rope_theta=None, rope_parameters=YARN),
+            "windows everywhere, biases": dict(
+                layer_types=["sliding_attention"] * 2, attention_bias=True, mlp_bias=True
+            ),
+            "a head, keys of all heads": UNTIED | SAME_KEYS,
+        },
+    ),
     "hyperclovax": (SIZES | GRANITE, {"no norms after": dict(use_post_norm=False), "a head_dim": dict(head_dim=16)}),
     "ministral": (WIDE | dict(layer_types=KINDS, sliding_window=5), {"windows everywhere": dict(layer_types=None)}),
     "ministral3": (

@@ -177,6 +177,11 @@ GRANITE = of(
     embedding_multiplier=12.0, logits_scaling=8.0, mlp_bias=False, pad_token_id=0, residual_multiplier=0.22,
     rms_norm_eps=1e-5, rope_scaling=None, rope_theta=10000000.0, tie_word_embeddings=True,
 )  # fmt: skip
+GRANITE_SWA = but(
+    GRANITE, "rope_scaling", "rope_theta", "torch_dtype", architectures=["GraniteSWAForCausalLM"],
+    attention_dropout=0.0, dtype="bfloat16", layer_rope_theta=[0, 10000.0], layer_types=KINDS[::-1],
+    model_type="granite_swa", rope_parameters=dict(rope_theta=10000.0, rope_type="default"), sliding_window=8,
+)  # fmt: skip
 CLOVA = but(
     GRANITE, architectures=["HyperCLOVAXForCausalLM"], auto_map=dict(AutoConfig="configuration.HyperCLOVAXConfig"),
     embd_pdrop=0.0, head_dim=8, model_type="hyperclovax", resid_pdrop=0.0, tie_word_embeddings=False,
@@ -221,6 +226,7 @@ THIRD = {
         ("qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"),
     ),
     "ibm-granite/granite-3.3-2b-instruct": Published(GRANITE),
+    "ibm-granite/granite-swash-2b": Published(GRANITE_SWA),
     "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B": Published(CLOVA),
     "HuggingFaceTB/SmolLM3-3B": Published(SMOLLM3, ("pretraining_tp",)),
     "mistralai/Ministral-8B-Instruct-2410": Published(MINISTRAL),

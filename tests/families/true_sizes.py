@@ -62,6 +62,7 @@ ONE_FILE = {
     "granite": ONE | GRANITE | dict(  # Granite 3.3 8B
         intermediate_size=12800, num_key_value_heads=8, attention_multiplier=0.0078125
     ),
+    "granite_swa": KINDS | GRANITE | dict(layer_rope_theta=[1e4, 0], attention_multiplier=0.0078125),  # Swash 2B
     "hyperclovax": ONE,
     "ministral": KINDS | SAME_AS_8B | dict(intermediate_size=12288, head_dim=128),  # Ministral 8B
     "ministral3": ONE,
