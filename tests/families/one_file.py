@@ -217,6 +217,16 @@ FAMILIES = {
         SIZES | GRANITE | dict(num_local_experts=5, shared_intermediate_size=56),
         {"no shared block": dict(shared_intermediate_size=0), "biases": dict(attention_bias=True)},
     ),
+    "granitemoe_swa": (
+        SIZES | GRANITE | SWA | dict(num_local_experts=5, shared_intermediate_size=56),
+        {
+            "no shared block, windows alone rotate": dict(shared_intermediate_size=0, layer_rope_theta=[1e4, 0]),
+            "one base, stretched, biases": dict(
+                layer_rope_theta=None, rope_parameters=YARN, attention_bias=True
+            ),
+            "many experts, a tied head": TIED | dict(num_local_experts=40, num_experts_per_tok=8),
+        },
+    ),
     "ernie4_5_moe": (
         SIZES | OF_ERNIE,
         {

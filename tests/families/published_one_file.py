@@ -182,6 +182,11 @@ GRANITE_SWA = but(
     attention_dropout=0.0, dtype="bfloat16", layer_rope_theta=[0, 10000.0], layer_types=KINDS[::-1],
     model_type="granite_swa", rope_parameters=dict(rope_theta=10000.0, rope_type="default"), sliding_window=8,
 )  # fmt: skip
+GRANITE_MOE_SWA = but(
+    GRANITE_SWA, "mlp_bias", architectures=["GraniteMoeSWAForCausalLM"], model_type="granitemoe_swa",
+    num_experts_per_tok=2, num_local_experts=6, output_router_logits=False, router_aux_loss_coef=0.01,
+    shared_intermediate_size=40,
+)  # fmt: skip
 CLOVA = but(
     GRANITE, architectures=["HyperCLOVAXForCausalLM"], auto_map=dict(AutoConfig="configuration.HyperCLOVAXConfig"),
     embd_pdrop=0.0, head_dim=8, model_type="hyperclovax", resid_pdrop=0.0, tie_word_embeddings=False,
@@ -227,6 +232,7 @@ THIRD = {
     ),
     "ibm-granite/granite-3.3-2b-instruct": Published(GRANITE),
     "ibm-granite/granite-swash-2b": Published(GRANITE_SWA),
+    "ibm-granite/granite-swash-3b-a600m": Published(GRANITE_MOE_SWA),
     "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B": Published(CLOVA),
     "HuggingFaceTB/SmolLM3-3B": Published(SMOLLM3, ("pretraining_tp",)),
     "mistralai/Ministral-8B-Instruct-2410": Published(MINISTRAL),

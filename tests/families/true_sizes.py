@@ -108,6 +108,11 @@ ONE_FILE = {
         hidden_size=1536, intermediate_size=512, num_attention_heads=12, num_key_value_heads=4, num_local_experts=62,
         num_experts_per_tok=6, shared_intermediate_size=1024, attention_multiplier=0.0078125,
     ),
+    "granitemoe_swa": KINDS | GRANITE | dict(  # Granite Swash 3B-A600M with fewer experts
+        hidden_size=1536, intermediate_size=512, num_attention_heads=12, num_key_value_heads=4, num_local_experts=32,
+        num_experts_per_tok=6, shared_intermediate_size=1024, attention_multiplier=0.0078125,
+        layer_rope_theta=[1e4, 0],
+    ),
     "ernie4_5_moe": TWO | dict(moe_num_experts=8),  # ERNIE 4.5 21B-A3B
     "flex_olmo": ONE | dict(num_experts=3, num_experts_per_tok=2),
     "hunyuan_v1_moe": ONE | dict(  # Hunyuan A13B
