@@ -208,6 +208,20 @@ FAMILIES = {
             "a window in the layer with experts": dict(layer_types=KINDS[::-1]),
         },
     ),
+    "afmoe": (
+        WIDE | EXPERTS | dict(
+            num_experts=5, layer_types=KINDS, sliding_window=5, num_shared_experts=1, route_scale=1.5, mup_enabled=True
+        ),
+        {
+            "the embedding as it is, biases": dict(mup_enabled=False, attention_bias=True),
+            "experts everywhere, two of them shared": dict(
+                num_dense_layers=0, num_shared_experts=2, layer_types=KINDS[::-1]
+            ),
+            "stretched, many experts, a tied head": TIED | dict(
+                rope_parameters=YARN, num_experts=40, num_experts_per_tok=8
+            ),
+        },
+    ),
     "minimax_m2": (
         WIDE | dict(num_local_experts=5, num_experts_per_tok=2, rotary_dim=8),
         {"all rotate": dict(rotary_dim=16), "all heads have keys": SAME_KEYS},

@@ -443,6 +443,10 @@ NANO3 = but(
     n_shared_experts=1, norm_eps=1e-5, norm_topk_prob=True, num_experts_per_tok=2, partial_rotary_factor=1.0,
     rope_theta=10000, routed_scaling_factor=2.5, topk_group=1,
 )  # fmt: skip
+OF_ARCEE = dict(
+    load_balance_coeff=0.001, n_group=1, num_expert_groups=1, num_limited_groups=1, route_norm=True,
+    score_func="sigmoid", topk_group=1, use_grouped_mm=True,
+)  # fmt: skip
 OF_TII = ("mamba_use_mlp", "mlp_expansion_factor")
 OF_IBM = ("init_method", "normalization_function")
 FIFTH = {
@@ -501,6 +505,15 @@ FIFTH = {
             routed_scaling_factor=2.5, sliding_window=8, sliding_window_pattern="LG", tie_word_embeddings=False,
             topk_group=1, **EXPERTS,
         )
+    ),
+    "arcee-ai/Trinity-Mini": Published(
+        of(
+            "AfmoeForCausalLM", "afmoe", auto_map=dict(AutoModelForCausalLM="modeling_afmoe.AfmoeForCausalLM"),
+            global_attn_every_n_layers=2, head_dim=16, layer_types=KINDS, mup_enabled=True, num_dense_layers=1,
+            num_experts=6, num_shared_experts=1, pad_token_id=12, rms_norm_eps=1e-5, rope_scaling=None,
+            rope_theta=10000, route_scale=2.826, sliding_window=8, tie_word_embeddings=False, **EXPERTS, **OF_ARCEE,
+        ),
+        tuple(OF_ARCEE),
     ),
     "allenai/FlexOlmo-7x7B-1T": Published(
         of(

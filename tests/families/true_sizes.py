@@ -99,6 +99,10 @@ ONE_FILE = {
     "exaone_moe": TWO | dict(
         layer_types=["sliding_attention", "full_attention"], sliding_window=16, num_experts=8
     ),
+    "afmoe": KINDS | dict(  # Trinity Mini with fewer experts
+        moe_intermediate_size=1024, num_attention_heads=32, num_key_value_heads=4, num_experts=16,
+        num_experts_per_tok=8, num_shared_experts=1, route_scale=2.826, mup_enabled=True,
+    ),
     "minimax_m2": ONE | dict(num_local_experts=16),
     "granitemoe": TWO | GRANITE | dict(  # Granite 3.1 3B-A800M
         hidden_size=1536, intermediate_size=512, num_attention_heads=24, num_key_value_heads=8, num_local_experts=40,
