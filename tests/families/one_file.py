@@ -18,6 +18,7 @@ LLAMA3 = dict(
 DEFAULT = dict(rope_type="default", rope_theta=1e4)
 PARTIAL = dict(rope_parameters=DEFAULT | dict(partial_rotary_factor=1.0))
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.5)
+SWA = dict(layer_types=KINDS, sliding_window=5, layer_rope_theta=[1e3, 5e5])
 EXPERTS = dict(moe_intermediate_size=40, num_experts_per_tok=2)
 GROUPS = dict(n_routed_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2)
 LATENT = dict(
@@ -88,6 +89,17 @@ FAMILIES = {
         },
     ),
     "granite": (SIZES | GRANITE, {"biases": dict(attention_bias=True, mlp_bias=True), "a tied head": TIED}),
+    "granite_swa": (
+        SIZES | GRANITE | SWA,
+        {
+            "windows alone rotate": dict(layer_rope_theta=[1e4, 0]),
+            "one base, stretched": dict(layer_rope_theta=None, rope_parameters=YARN),
+            "windows everywhere, biases": dict(
+                layer_types=["sliding_attention"] * 2, attention_bias=True, mlp_bias=True
+            ),
+            "a head, keys of all heads": UNTIED | SAME_KEYS,
+        },
+    ),
     "hyperclovax": (SIZES | GRANITE, {"no norms after": dict(use_post_norm=False), "a head_dim": dict(head_dim=16)}),
     "ministral": (WIDE | dict(layer_types=KINDS, sliding_window=5), {"windows everywhere": dict(layer_types=None)}),
     "ministral3": (
@@ -196,6 +208,20 @@ FAMILIES = {
             "a window in the layer with experts": dict(layer_types=KINDS[::-1]),
         },
     ),
+    "afmoe": (
+        WIDE | EXPERTS | dict(
+            num_experts=5, layer_types=KINDS, sliding_window=5, num_shared_experts=1, route_scale=1.5, mup_enabled=True
+        ),
+        {
+            "the embedding as it is, biases": dict(mup_enabled=False, attention_bias=True),
+            "experts everywhere, two of them shared": dict(
+                num_dense_layers=0, num_shared_experts=2, layer_types=KINDS[::-1]
+            ),
+            "stretched, many experts, a tied head": TIED | dict(
+                rope_parameters=YARN, num_experts=40, num_experts_per_tok=8
+            ),
+        },
+    ),
     "minimax_m2": (
         WIDE | dict(num_local_experts=5, num_experts_per_tok=2, rotary_dim=8),
         {"all rotate": dict(rotary_dim=16), "all heads have keys": SAME_KEYS},
@@ -204,6 +230,16 @@ FAMILIES = {
     "granitemoeshared": (
         SIZES | GRANITE | dict(num_local_experts=5, shared_intermediate_size=56),
         {"no shared block": dict(shared_intermediate_size=0), "biases": dict(attention_bias=True)},
+    ),
+    "granitemoe_swa": (
+        SIZES | GRANITE | SWA | dict(num_local_experts=5, shared_intermediate_size=56),
+        {
+            "no shared block, windows alone rotate": dict(shared_intermediate_size=0, layer_rope_theta=[1e4, 0]),
+            "one base, stretched, biases": dict(
+                layer_rope_theta=None, rope_parameters=YARN, attention_bias=True
+            ),
+            "many experts, a tied head": TIED | dict(num_local_experts=40, num_experts_per_tok=8),
+        },
     ),
     "ernie4_5_moe": (
         SIZES | OF_ERNIE,

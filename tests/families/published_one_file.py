@@ -177,6 +177,16 @@ GRANITE = of(
     embedding_multiplier=12.0, logits_scaling=8.0, mlp_bias=False, pad_token_id=0, residual_multiplier=0.22,
     rms_norm_eps=1e-5, rope_scaling=None, rope_theta=10000000.0, tie_word_embeddings=True,
 )  # fmt: skip
+GRANITE_SWA = but(
+    GRANITE, "rope_scaling", "rope_theta", "torch_dtype", architectures=["GraniteSWAForCausalLM"],
+    attention_dropout=0.0, dtype="bfloat16", layer_rope_theta=[0, 10000.0], layer_types=KINDS[::-1],
+    model_type="granite_swa", rope_parameters=dict(rope_theta=10000.0, rope_type="default"), sliding_window=8,
+)  # fmt: skip
+GRANITE_MOE_SWA = but(
+    GRANITE_SWA, "mlp_bias", architectures=["GraniteMoeSWAForCausalLM"], model_type="granitemoe_swa",
+    num_experts_per_tok=2, num_local_experts=6, output_router_logits=False, router_aux_loss_coef=0.01,
+    shared_intermediate_size=40,
+)  # fmt: skip
 CLOVA = but(
     GRANITE, architectures=["HyperCLOVAXForCausalLM"], auto_map=dict(AutoConfig="configuration.HyperCLOVAXConfig"),
     embd_pdrop=0.0, head_dim=8, model_type="hyperclovax", resid_pdrop=0.0, tie_word_embeddings=False,
@@ -221,6 +231,8 @@ THIRD = {
         ("qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"),
     ),
     "ibm-granite/granite-3.3-2b-instruct": Published(GRANITE),
+    "ibm-granite/granite-swash-2b": Published(GRANITE_SWA),
+    "ibm-granite/granite-swash-3b-a600m": Published(GRANITE_MOE_SWA),
     "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B": Published(CLOVA),
     "HuggingFaceTB/SmolLM3-3B": Published(SMOLLM3, ("pretraining_tp",)),
     "mistralai/Ministral-8B-Instruct-2410": Published(MINISTRAL),
@@ -437,6 +449,10 @@ NANO3 = but(
     n_shared_experts=1, norm_eps=1e-5, norm_topk_prob=True, num_experts_per_tok=2, partial_rotary_factor=1.0,
     rope_theta=10000, routed_scaling_factor=2.5, topk_group=1,
 )  # fmt: skip
+OF_ARCEE = dict(
+    load_balance_coeff=0.001, n_group=1, num_expert_groups=1, num_limited_groups=1, route_norm=True,
+    score_func="sigmoid", topk_group=1, use_grouped_mm=True,
+)  # fmt: skip
 OF_TII = ("mamba_use_mlp", "mlp_expansion_factor")
 OF_IBM = ("init_method", "normalization_function")
 FIFTH = {
@@ -495,6 +511,15 @@ FIFTH = {
             routed_scaling_factor=2.5, sliding_window=8, sliding_window_pattern="LG", tie_word_embeddings=False,
             topk_group=1, **EXPERTS,
         )
+    ),
+    "arcee-ai/Trinity-Mini": Published(
+        of(
+            "AfmoeForCausalLM", "afmoe", auto_map=dict(AutoModelForCausalLM="modeling_afmoe.AfmoeForCausalLM"),
+            global_attn_every_n_layers=2, head_dim=16, layer_types=KINDS, mup_enabled=True, num_dense_layers=1,
+            num_experts=6, num_shared_experts=1, pad_token_id=12, rms_norm_eps=1e-5, rope_scaling=None,
+            rope_theta=10000, route_scale=2.826, sliding_window=8, tie_word_embeddings=False, **EXPERTS, **OF_ARCEE,
+        ),
+        tuple(OF_ARCEE),
     ),
     "allenai/FlexOlmo-7x7B-1T": Published(
         of(

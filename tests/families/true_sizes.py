@@ -62,6 +62,7 @@ ONE_FILE = {
     "granite": ONE | GRANITE | dict(  # Granite 3.3 8B
         intermediate_size=12800, num_key_value_heads=8, attention_multiplier=0.0078125
     ),
+    "granite_swa": KINDS | GRANITE | dict(layer_rope_theta=[1e4, 0], attention_multiplier=0.0078125),  # Swash 2B
     "hyperclovax": ONE,
     "ministral": KINDS | SAME_AS_8B | dict(intermediate_size=12288, head_dim=128),  # Ministral 8B
     "ministral3": ONE,
@@ -98,6 +99,10 @@ ONE_FILE = {
     "exaone_moe": TWO | dict(
         layer_types=["sliding_attention", "full_attention"], sliding_window=16, num_experts=8
     ),
+    "afmoe": KINDS | dict(  # Trinity Mini with fewer experts
+        moe_intermediate_size=1024, num_attention_heads=32, num_key_value_heads=4, num_experts=16,
+        num_experts_per_tok=8, num_shared_experts=1, route_scale=2.826, mup_enabled=True,
+    ),
     "minimax_m2": ONE | dict(num_local_experts=16),
     "granitemoe": TWO | GRANITE | dict(  # Granite 3.1 3B-A800M
         hidden_size=1536, intermediate_size=512, num_attention_heads=24, num_key_value_heads=8, num_local_experts=40,
@@ -106,6 +111,11 @@ ONE_FILE = {
     "granitemoeshared": TWO | GRANITE | dict(
         hidden_size=1536, intermediate_size=512, num_attention_heads=12, num_key_value_heads=4, num_local_experts=62,
         num_experts_per_tok=6, shared_intermediate_size=1024, attention_multiplier=0.0078125,
+    ),
+    "granitemoe_swa": KINDS | GRANITE | dict(  # Granite Swash 3B-A600M with fewer experts
+        hidden_size=1536, intermediate_size=512, num_attention_heads=12, num_key_value_heads=4, num_local_experts=32,
+        num_experts_per_tok=6, shared_intermediate_size=1024, attention_multiplier=0.0078125,
+        layer_rope_theta=[1e4, 0],
     ),
     "ernie4_5_moe": TWO | dict(moe_num_experts=8),  # ERNIE 4.5 21B-A3B
     "flex_olmo": ONE | dict(num_experts=3, num_experts_per_tok=2),
