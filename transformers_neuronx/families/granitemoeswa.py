@@ -1,22 +1,19 @@
 """Granite MoE SWA (granite-swash): Granite SWA with experts, which are stacked, and maybe a block for all tokens."""
 
-import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
-from transformers_neuronx.layers import ACTIVATIONS, LAYER_KINDS, Rotary
-from transformers_neuronx.llama import graph, weights
+from transformers_neuronx.layers import ACTIVATIONS, LAYER_KINDS
+from transformers_neuronx.llama import bases, graph
+from transformers_neuronx.llama.bases import BasesLike
 from transformers_neuronx.llama.mixture import MixtureLike
 from transformers_neuronx.models.sampling import ForSampling
-from transformers_neuronx.weights import Weight
-
-PREFIX, ignored = weights.PREFIX, weights.ignored
 
 
 @dataclass(frozen=True)
-class GraniteMoeSWAConfig(MixtureLike):
+class GraniteMoeSWAConfig(BasesLike, MixtureLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     attention_bias: bool = hf("attention_bias")
@@ -42,29 +39,8 @@ class GraniteMoeSWAConfig(MixtureLike):
     def logit_scale(self) -> float:  # type: ignore[override]
         return 1 / self.logits_divisor
 
-    @property
-    def layer_kinds(self) -> list[str]:
-        """Whether a layer has a window, and the base of its rotation."""
-        return [f"{kind} {float(base)}" for kind, base in zip(self.kinds, self.bases, strict=False)]
-
-    def window_of(self, kind: str) -> int | None:
-        return super().window_of(kind.partition(" ")[0])
-
-    def rotary_of(self, kind: str) -> Rotary | None:
-        base = float(kind.partition(" ")[2])
-        return self.rotary_with({**self.rope, "rope_theta": base}) if base else None
-
-
-def table(config: GraniteMoeSWAConfig) -> list[Weight]:
-    """LLaMA's, with a sink of each head."""
-    heads, name = config.attention_heads, f"{weights.BLOCK}self_attn.sinks"
-    sinks = Weight("attn.sinks", name, (heads.heads,), split=heads.split(0, unit=1), dtype="f32")
-    return [sinks, *weights.table(config)]
-
 
 class GraniteMoeSWAForSampling(ForSampling):
     """Transformers' `GraniteMoeSWAForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    family = Family(
-        GraniteMoeSWAConfig.from_hf, sys.modules[__name__], graph, prepare=graph.prepare, folder="granitemoeswa"
-    )
+    family = Family(GraniteMoeSWAConfig.from_hf, bases, graph, prepare=graph.prepare, folder="granitemoeswa")

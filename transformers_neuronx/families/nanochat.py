@@ -39,7 +39,8 @@ def halves_swapped(head_dim: int) -> Layout:
 
 def table(config: NanoChatConfig) -> list[Weight]:
     rows, swapped = [], halves_swapped(config.head_dim)
-    for row in [*weights.table(config), *weights.norm("embedding_norm", "norm", config.hidden_size, bias=False)]:
+    embedding_norm = Weight("embedding_norm.weight", PREFIX + "embedding_norm", (config.hidden_size,), dtype="f32")
+    for row in [*weights.table(config), embedding_norm]:
         if row.name.endswith("norm.weight"):
             row = replace(row, value=functools.partial(torch.ones, row.shape))
         if row.name.startswith(("attn.q.", "attn.k.")):
