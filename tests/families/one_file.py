@@ -154,6 +154,18 @@ FAMILIES = {
             ),
         },
     ),
+    "mellum": (
+        WIDE | EXPERTS | dict(
+            num_experts=5, layer_types=KINDS, sliding_window=5,
+            rope_parameters=dict(full_attention=YARN, sliding_attention=DEFAULT | dict(rope_theta=5e5)),
+        ),
+        {
+            "a layer without experts": dict(mlp_layer_types=["dense", "sparse"]),
+            "no experts after full attention, biases": dict(mlp_layer_types=["sparse", "dense"], attention_bias=True),
+            "shares are not normalized, a tied head": dict(norm_topk_prob=False, **TIED),
+            "no windows, positions as they are": dict(layer_types=None, rope_parameters=None),
+        },
+    ),
     "olmoe": (
         SIZES | dict(num_experts=5, num_experts_per_tok=2, eos_token_id=None),
         {"shares are normalized": dict(norm_topk_prob=True), "biases": dict(attention_bias=True), "keys": SAME_KEYS},

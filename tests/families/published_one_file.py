@@ -172,6 +172,20 @@ QWEN3_MOE = of(
     output_router_logits=False, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=1000000.0,
     router_aux_loss_coef=0.001, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False,
 )  # fmt: skip
+MELLUM = of(
+    "MellumForCausalLM", "mellum", "torch_dtype", attention_bias=False, dtype="bfloat16", head_dim=16,
+    layer_types=KINDS, max_window_layers=0, mlp_layer_types=["sparse"] * 2, moe_intermediate_size=40,
+    norm_topk_prob=True, num_experts=5, num_experts_per_tok=2, output_router_logits=False, rms_norm_eps=1e-6,
+    rope_parameters=dict(
+        full_attention=dict(
+            attention_factor=1.2772588722239782, beta_fast=32.0, beta_slow=1.0, factor=16.0,
+            original_max_position_embeddings=16, rope_theta=500000.0, rope_type="yarn",
+        ),
+        sliding_attention=dict(rope_theta=500000.0, rope_type="default"),
+    ),
+    router_aux_loss_coef=0.001, sliding_window=8, tie_word_embeddings=False, transformers_version="5.10.0.dev0",
+    use_sliding_window=True,
+)  # fmt: skip
 GRANITE = of(
     "GraniteForCausalLM", "granite", attention_bias=False, attention_dropout=0.1, attention_multiplier=0.2,
     embedding_multiplier=12.0, logits_scaling=8.0, mlp_bias=False, pad_token_id=0, residual_multiplier=0.22,
@@ -219,6 +233,9 @@ THIRD = {
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": Published(
         but(QWEN3_MOE, qkv_bias=False, rope_theta=10000000, shared_expert_intermediate_size=0, use_qk_norm=True),
         ("qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"),
+    ),
+    "JetBrains/Mellum2-12B-A2.5B-Base": Published(
+        MELLUM, ("max_window_layers", "use_sliding_window"), buffers=("mtp.layers.0.input_layernorm.weight",)
     ),
     "ibm-granite/granite-3.3-2b-instruct": Published(GRANITE),
     "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B": Published(CLOVA),

@@ -90,6 +90,7 @@ ONE_FILE = {
         hidden_size=3072, intermediate_size=9216, num_attention_heads=24, num_key_value_heads=8, head_dim=128
     ),
     "qwen3_moe": ONE | dict(num_experts=16, head_dim=128),  # Qwen3 30B-A3B
+    "mellum": KINDS | dict(num_experts=16),  # Mellum 2 12B-A2.5B
     "olmoe": ONE | dict(num_experts=16),
     "qwen2_moe": ONE | dict(num_experts=8),  # Qwen 1.5 MoE A2.7B
     "glm4_moe": TWO | dict(n_routed_experts=8, head_dim=128),  # GLM-4.5 Air
