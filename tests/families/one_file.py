@@ -208,6 +208,16 @@ FAMILIES = {
             "a window in the layer with experts": dict(layer_types=KINDS[::-1]),
         },
     ),
+    "kolibri1": (
+        WIDE | EXPERTS | dict(
+            num_experts=5, shared_expert_intermediate_size=56, layer_types=KINDS, sliding_window=5
+        ),
+        {
+            "shares are normalized, a tied head": dict(norm_topk_prob=True, **TIED),
+            "windows everywhere, so all rotate": dict(layer_types=["sliding_attention"] * 2),
+            "many experts, all heads have keys": SAME_KEYS | dict(num_experts=40, num_experts_per_tok=6),
+        },
+    ),
     "minimax_m2": (
         WIDE | dict(num_local_experts=5, num_experts_per_tok=2, rotary_dim=8),
         {"all rotate": dict(rotary_dim=16), "all heads have keys": SAME_KEYS},

@@ -448,6 +448,7 @@ NANO3 = but(
     n_shared_experts=1, norm_eps=1e-5, norm_topk_prob=True, num_experts_per_tok=2, partial_rotary_factor=1.0,
     rope_theta=10000, routed_scaling_factor=2.5, topk_group=1,
 )  # fmt: skip
+IN_BLOCKS = dict(stored=("float", (128, 128), "_scale_inv"))
 OF_TII = ("mamba_use_mlp", "mlp_expansion_factor")
 OF_IBM = ("init_method", "normalization_function")
 FIFTH = {
@@ -507,6 +508,16 @@ FIFTH = {
             topk_group=1, **EXPERTS,
         )
     ),
+    "Aleph-Alpha/Kolibri-1": Published(
+        of(
+            "Kolibri1ForCausalLM", "kolibri1", "intermediate_size", "torch_dtype", attention_bias=False,
+            bos_token_id=None, dtype="bfloat16", head_dim=16, head_dtype="float32", layer_types=KINDS,
+            norm_topk_prob=False, num_experts=6, pad_token_id=1, quantization_config=QUANTIZED["fp8"],
+            rms_norm_eps=1e-6, rope_theta=10000.0, shared_expert_intermediate_size=40, sliding_window=8,
+            tie_word_embeddings=False, use_sliding_window=True, **EXPERTS,
+        ),
+        ("attention_bias", "head_dtype", "use_sliding_window"), **IN_BLOCKS,
+    ),
     "allenai/FlexOlmo-7x7B-1T": Published(
         of(
             "FlexOlmoForCausalLM", "flex_olmo", attention_bias=False, norm_topk_prob=False, num_experts=6,
@@ -543,7 +554,6 @@ DEEPSEEK3 = but(
     rope_scaling=DEEPSEEK_YARN | dict(mscale=1.0, mscale_all_dim=1.0), routed_scaling_factor=2.5,
     scoring_func="sigmoid", topk_group=2, topk_method="noaux_tc", **IN_GROUPS,
 )  # fmt: skip
-IN_BLOCKS = dict(stored=("float", (128, 128), "_scale_inv"))
 MORE_LAYERS = tuple(f"model.layers.2.{name}" for name in GUESSES)
 SIXTH = {
     "deepseek-ai/DeepSeek-V2-Lite": Published(

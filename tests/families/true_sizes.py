@@ -99,6 +99,7 @@ ONE_FILE = {
     "exaone_moe": TWO | dict(
         layer_types=["sliding_attention", "full_attention"], sliding_window=16, num_experts=8
     ),
+    "kolibri1": KINDS | dict(num_experts=32),
     "minimax_m2": ONE | dict(num_local_experts=16),
     "granitemoe": TWO | GRANITE | dict(  # Granite 3.1 3B-A800M
         hidden_size=1536, intermediate_size=512, num_attention_heads=24, num_key_value_heads=8, num_local_experts=40,
