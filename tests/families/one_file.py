@@ -242,6 +242,16 @@ FAMILIES = {
         SIZES | dict(num_experts=5, num_experts_per_tok=3),
         {"shares are normalized": dict(norm_topk_prob=True), "keys": SAME_KEYS},
     ),
+    "hy_v3": (
+        WIDE | EXPERTS | dict(num_experts=5),
+        {
+            "two shared experts, biases": dict(num_shared_experts=2, attention_bias=True, mlp_bias=True),
+            "a last layer without experts, a tied head": dict(mlp_layer_types=["sparse", "dense"], **TIED),
+            "many experts everywhere": dict(
+                num_experts=40, num_experts_per_tok=8, mlp_layer_types=["sparse"] * 2, router_scaling_factor=1.0
+            ),
+        },
+    ),
     "hunyuan_v1_moe": (
         WIDE | dict(num_experts=5, moe_topk=2),
         {

@@ -449,6 +449,12 @@ NANO3 = but(
     rope_theta=10000, routed_scaling_factor=2.5, topk_group=1,
 )  # fmt: skip
 IN_BLOCKS = dict(stored=("float", (128, 128), "_scale_inv"))
+MORE_LAYERS = tuple(f"model.layers.2.{name}" for name in GUESSES)
+OF_TENCENT = dict(
+    enable_attention_fp32_softmax=False, enable_lm_head_fp32=True, eod_token_id=3, expert_hidden_dim=40,
+    moe_router_enable_expert_bias=True, moe_router_use_sigmoid=True, qk_norm=True, route_norm=True,
+    use_grouped_mm=False,
+)  # fmt: skip
 OF_TII = ("mamba_use_mlp", "mlp_expansion_factor")
 OF_IBM = ("init_method", "normalization_function")
 FIFTH = {
@@ -518,6 +524,16 @@ FIFTH = {
         ),
         ("attention_bias", "head_dtype", "use_sliding_window"), **IN_BLOCKS,
     ),
+    "tencent/Hy3": Published(
+        of(
+            "HYV3ForCausalLM", "hy_v3", "attention_dropout", "torch_dtype", enable_moe_fp32_combine=False,
+            first_k_dense_replace=1, head_dim=16, num_experts=6, num_nextn_predict_layers=1, num_shared_experts=1,
+            output_router_logits=True, pad_token_id=4, rms_norm_eps=1e-5,
+            rope_parameters=dict(rope_theta=11158840.0, rope_type="default"), router_scaling_factor=2.826,
+            sep_token_id=5, tie_word_embeddings=False, transformers_version="5.6.0", **EXPERTS, **OF_TENCENT,
+        ),
+        tuple(OF_TENCENT), buffers=MORE_LAYERS,
+    ),
     "allenai/FlexOlmo-7x7B-1T": Published(
         of(
             "FlexOlmoForCausalLM", "flex_olmo", attention_bias=False, norm_topk_prob=False, num_experts=6,
@@ -554,7 +570,6 @@ DEEPSEEK3 = but(
     rope_scaling=DEEPSEEK_YARN | dict(mscale=1.0, mscale_all_dim=1.0), routed_scaling_factor=2.5,
     scoring_func="sigmoid", topk_group=2, topk_method="noaux_tc", **IN_GROUPS,
 )  # fmt: skip
-MORE_LAYERS = tuple(f"model.layers.2.{name}" for name in GUESSES)
 SIXTH = {
     "deepseek-ai/DeepSeek-V2-Lite": Published(
         DEEPSEEK2, ("aux_loss_alpha", "moe_layer_freq", "scoring_func", "seq_aux")

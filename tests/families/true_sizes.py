@@ -114,6 +114,7 @@ ONE_FILE = {
     "hunyuan_v1_moe": ONE | dict(  # Hunyuan A13B
         intermediate_size=3072, num_key_value_heads=8, num_experts=8, moe_topk=4, head_dim=128
     ),
+    "hy_v3": TWO | dict(num_experts=16),
     "gpt_oss": TWO | dict(
         layer_types=["sliding_attention", "full_attention"], num_local_experts=8, num_experts_per_tok=4
     ),
