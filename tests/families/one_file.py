@@ -166,6 +166,18 @@ FAMILIES = {
             ),
         },
     ),
+    "mellum": (
+        WIDE | EXPERTS | dict(
+            num_experts=5, layer_types=KINDS, sliding_window=5,
+            rope_parameters=dict(full_attention=YARN, sliding_attention=DEFAULT | dict(rope_theta=5e5)),
+        ),
+        {
+            "a layer without experts": dict(mlp_layer_types=["dense", "sparse"]),
+            "no experts after full attention, biases": dict(mlp_layer_types=["sparse", "dense"], attention_bias=True),
+            "shares are not normalized, a tied head": dict(norm_topk_prob=False, **TIED),
+            "no windows, positions as they are": dict(layer_types=None, rope_parameters=None),
+        },
+    ),
     "olmoe": (
         SIZES | dict(num_experts=5, num_experts_per_tok=2, eos_token_id=None),
         {"shares are normalized": dict(norm_topk_prob=True), "biases": dict(attention_bias=True), "keys": SAME_KEYS},
@@ -222,6 +234,16 @@ FAMILIES = {
             ),
         },
     ),
+    "kolibri1": (
+        WIDE | EXPERTS | dict(
+            num_experts=5, shared_expert_intermediate_size=56, layer_types=KINDS, sliding_window=5
+        ),
+        {
+            "shares are normalized, a tied head": dict(norm_topk_prob=True, **TIED),
+            "windows everywhere, so all rotate": dict(layer_types=["sliding_attention"] * 2),
+            "many experts, all heads have keys": SAME_KEYS | dict(num_experts=40, num_experts_per_tok=6),
+        },
+    ),
     "minimax_m2": (
         WIDE | dict(num_local_experts=5, num_experts_per_tok=2, rotary_dim=8),
         {"all rotate": dict(rotary_dim=16), "all heads have keys": SAME_KEYS},
@@ -255,6 +277,16 @@ FAMILIES = {
     "flex_olmo": (
         SIZES | dict(num_experts=5, num_experts_per_tok=3),
         {"shares are normalized": dict(norm_topk_prob=True), "keys": SAME_KEYS},
+    ),
+    "hy_v3": (
+        WIDE | EXPERTS | dict(num_experts=5),
+        {
+            "two shared experts, biases": dict(num_shared_experts=2, attention_bias=True, mlp_bias=True),
+            "a last layer without experts, a tied head": dict(mlp_layer_types=["sparse", "dense"], **TIED),
+            "many experts everywhere": dict(
+                num_experts=40, num_experts_per_tok=8, mlp_layer_types=["sparse"] * 2, router_scaling_factor=1.0
+            ),
+        },
     ),
     "hunyuan_v1_moe": (
         WIDE | dict(num_experts=5, moe_topk=2),

@@ -172,6 +172,20 @@ QWEN3_MOE = of(
     output_router_logits=False, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=1000000.0,
     router_aux_loss_coef=0.001, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False,
 )  # fmt: skip
+MELLUM = of(
+    "MellumForCausalLM", "mellum", "torch_dtype", attention_bias=False, dtype="bfloat16", head_dim=16,
+    layer_types=KINDS, max_window_layers=0, mlp_layer_types=["sparse"] * 2, moe_intermediate_size=40,
+    norm_topk_prob=True, num_experts=5, num_experts_per_tok=2, output_router_logits=False, rms_norm_eps=1e-6,
+    rope_parameters=dict(
+        full_attention=dict(
+            attention_factor=1.2772588722239782, beta_fast=32.0, beta_slow=1.0, factor=16.0,
+            original_max_position_embeddings=16, rope_theta=500000.0, rope_type="yarn",
+        ),
+        sliding_attention=dict(rope_theta=500000.0, rope_type="default"),
+    ),
+    router_aux_loss_coef=0.001, sliding_window=8, tie_word_embeddings=False, transformers_version="5.10.0.dev0",
+    use_sliding_window=True,
+)  # fmt: skip
 GRANITE = of(
     "GraniteForCausalLM", "granite", attention_bias=False, attention_dropout=0.1, attention_multiplier=0.2,
     embedding_multiplier=12.0, logits_scaling=8.0, mlp_bias=False, pad_token_id=0, residual_multiplier=0.22,
@@ -229,6 +243,9 @@ THIRD = {
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": Published(
         but(QWEN3_MOE, qkv_bias=False, rope_theta=10000000, shared_expert_intermediate_size=0, use_qk_norm=True),
         ("qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"),
+    ),
+    "JetBrains/Mellum2-12B-A2.5B-Base": Published(
+        MELLUM, ("max_window_layers", "use_sliding_window"), buffers=("mtp.layers.0.input_layernorm.weight",)
     ),
     "ibm-granite/granite-3.3-2b-instruct": Published(GRANITE),
     "ibm-granite/granite-swash-2b": Published(GRANITE_SWA),
@@ -453,6 +470,13 @@ OF_ARCEE = dict(
     load_balance_coeff=0.001, n_group=1, num_expert_groups=1, num_limited_groups=1, route_norm=True,
     score_func="sigmoid", topk_group=1, use_grouped_mm=True,
 )  # fmt: skip
+IN_BLOCKS = dict(stored=("float", (128, 128), "_scale_inv"))
+MORE_LAYERS = tuple(f"model.layers.2.{name}" for name in GUESSES)
+OF_TENCENT = dict(
+    enable_attention_fp32_softmax=False, enable_lm_head_fp32=True, eod_token_id=3, expert_hidden_dim=40,
+    moe_router_enable_expert_bias=True, moe_router_use_sigmoid=True, qk_norm=True, route_norm=True,
+    use_grouped_mm=False,
+)  # fmt: skip
 OF_TII = ("mamba_use_mlp", "mlp_expansion_factor")
 OF_IBM = ("init_method", "normalization_function")
 FIFTH = {
@@ -521,6 +545,26 @@ FIFTH = {
         ),
         tuple(OF_ARCEE),
     ),
+    "Aleph-Alpha/Kolibri-1": Published(
+        of(
+            "Kolibri1ForCausalLM", "kolibri1", "intermediate_size", "torch_dtype", attention_bias=False,
+            bos_token_id=None, dtype="bfloat16", head_dim=16, head_dtype="float32", layer_types=KINDS,
+            norm_topk_prob=False, num_experts=6, pad_token_id=1, quantization_config=QUANTIZED["fp8"],
+            rms_norm_eps=1e-6, rope_theta=10000.0, shared_expert_intermediate_size=40, sliding_window=8,
+            tie_word_embeddings=False, use_sliding_window=True, **EXPERTS,
+        ),
+        ("attention_bias", "head_dtype", "use_sliding_window"), **IN_BLOCKS,
+    ),
+    "tencent/Hy3": Published(
+        of(
+            "HYV3ForCausalLM", "hy_v3", "attention_dropout", "torch_dtype", enable_moe_fp32_combine=False,
+            first_k_dense_replace=1, head_dim=16, num_experts=6, num_nextn_predict_layers=1, num_shared_experts=1,
+            output_router_logits=True, pad_token_id=4, rms_norm_eps=1e-5,
+            rope_parameters=dict(rope_theta=11158840.0, rope_type="default"), router_scaling_factor=2.826,
+            sep_token_id=5, tie_word_embeddings=False, transformers_version="5.6.0", **EXPERTS, **OF_TENCENT,
+        ),
+        tuple(OF_TENCENT), buffers=MORE_LAYERS,
+    ),
     "allenai/FlexOlmo-7x7B-1T": Published(
         of(
             "FlexOlmoForCausalLM", "flex_olmo", attention_bias=False, norm_topk_prob=False, num_experts=6,
@@ -557,8 +601,6 @@ DEEPSEEK3 = but(
     rope_scaling=DEEPSEEK_YARN | dict(mscale=1.0, mscale_all_dim=1.0), routed_scaling_factor=2.5,
     scoring_func="sigmoid", topk_group=2, topk_method="noaux_tc", **IN_GROUPS,
 )  # fmt: skip
-IN_BLOCKS = dict(stored=("float", (128, 128), "_scale_inv"))
-MORE_LAYERS = tuple(f"model.layers.2.{name}" for name in GUESSES)
 SIXTH = {
     "deepseek-ai/DeepSeek-V2-Lite": Published(
         DEEPSEEK2, ("aux_loss_alpha", "moe_layer_freq", "scoring_func", "seq_aux")

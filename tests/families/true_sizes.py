@@ -91,6 +91,7 @@ ONE_FILE = {
         hidden_size=3072, intermediate_size=9216, num_attention_heads=24, num_key_value_heads=8, head_dim=128
     ),
     "qwen3_moe": ONE | dict(num_experts=16, head_dim=128),  # Qwen3 30B-A3B
+    "mellum": KINDS | dict(num_experts=16),  # Mellum 2 12B-A2.5B
     "olmoe": ONE | dict(num_experts=16),
     "qwen2_moe": ONE | dict(num_experts=8),  # Qwen 1.5 MoE A2.7B
     "glm4_moe": TWO | dict(n_routed_experts=8, head_dim=128),  # GLM-4.5 Air
@@ -103,6 +104,7 @@ ONE_FILE = {
         moe_intermediate_size=1024, num_attention_heads=32, num_key_value_heads=4, num_experts=16,
         num_experts_per_tok=8, num_shared_experts=1, route_scale=2.826, mup_enabled=True,
     ),
+    "kolibri1": KINDS | dict(num_experts=32),
     "minimax_m2": ONE | dict(num_local_experts=16),
     "granitemoe": TWO | GRANITE | dict(  # Granite 3.1 3B-A800M
         hidden_size=1536, intermediate_size=512, num_attention_heads=24, num_key_value_heads=8, num_local_experts=40,
@@ -122,6 +124,7 @@ ONE_FILE = {
     "hunyuan_v1_moe": ONE | dict(  # Hunyuan A13B
         intermediate_size=3072, num_key_value_heads=8, num_experts=8, moe_topk=4, head_dim=128
     ),
+    "hy_v3": TWO | dict(num_experts=16),
     "gpt_oss": TWO | dict(
         layer_types=["sliding_attention", "full_attention"], num_local_experts=8, num_experts_per_tok=4
     ),

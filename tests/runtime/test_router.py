@@ -15,6 +15,7 @@ ROUTERS = {
     "probabilities": Router(3, normalized=False),
     "shares that add up to one": Router(3),
     "sigmoids": Router(3, sigmoid=True, scale=2.5),
+    "sigmoids of the highest logits": Router(3, sigmoid=True, normalized=False, by_logits=True),
     "groups": Router(3, sigmoid=True, groups=4, active_groups=2),
     "groups of probabilities": Router(4, normalized=False, groups=3, active_groups=2),
     "groups by their best": Router(4, normalized=False, groups=3, active_groups=2, ranking=1),
@@ -23,11 +24,11 @@ ROUTERS = {
 
 def as_numpy(logits, correction, router):
     """The experts of each token, best first, and their shares in f64, for logits [n, experts]."""
-    scores = logits.astype(np.float64)
-    scores = 1 / (1 + np.exp(-scores)) if router.sigmoid else np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    logits = logits.astype(np.float64)
+    scores = 1 / (1 + np.exp(-logits)) if router.sigmoid else np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     ids, shares = [], []
-    for own in scores:
-        ranked = (own + correction).reshape(router.groups, -1)
+    for own, where_chosen in zip(scores, logits if router.by_logits else scores, strict=True):
+        ranked = (where_chosen + correction).reshape(router.groups, -1)
         ranks = [sum(sorted(group)[-router.ranking :]) for group in ranked]
         best = sorted(range(router.groups), key=lambda group: -ranks[group])[: router.active_groups]
         open_ = [expert for expert in range(COUNT) if expert // ranked.shape[1] in best]

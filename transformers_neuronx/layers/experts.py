@@ -21,7 +21,8 @@ class Router:
     `active_groups` of `groups` if there are several: a group's rank is the sum of its `ranking` highest. Shares are the
     scores of those chosen, divided by their sum and `eps` if `normalized`, times `scale`. Normalized probabilities of
     those chosen are a softmax over their own scores: what all experts have in common cancels out. A share multiplies
-    what an expert returns, or with `of_inputs`, what it reads.
+    what an expert returns, or with `of_inputs`, what it reads. With `by_logits`, experts are chosen by their logits, to
+    which a correction is added, and scores are for shares alone.
     """
 
     active: int
@@ -33,6 +34,7 @@ class Router:
     eps: float = 1e-20
     of_inputs: bool = False
     ranking: int = 2
+    by_logits: bool = False
 
 
 def experts(x: Tensor, w: Any, router: Router, activation: str | Gate, routed_by: Tensor | None = None) -> Tensor:
@@ -58,13 +60,14 @@ def routed(x: Tensor, w: Any, router: Router) -> tuple[Tensor, Tensor]:
     added to scores where experts are chosen, but not to shares (DeepSeek-AI, arXiv:2412.19437). Of equal scores, the
     first is chosen. Shares of an expert are multiplied by its `w.scale`, f32[experts], if there is one.
     """
-    scores = linear(hlo.convert(x, "f32"), w)
+    logits = linear(hlo.convert(x, "f32"), w)
     if router.sigmoid:
-        scores = hlo.logistic(scores)
+        scores = hlo.logistic(logits)
     else:
-        scores = hlo.exp(scores - hlo.max(scores, -1, keep=True))
+        scores = hlo.exp(logits - hlo.max(logits, -1, keep=True))
         scores = scores / hlo.sum(scores, -1, keep=True)
-    ranked = scores + w.correction.tensor if hasattr(w, "correction") else scores
+    ranked = logits if router.by_logits else scores
+    ranked = ranked + w.correction.tensor if hasattr(w, "correction") else ranked
     ranked = _of_best_groups(ranked, router) if router.groups > 1 else ranked
     shares, ids = hlo.top_k(ranked, router.active)
     if ranked is not scores:

@@ -20,6 +20,7 @@ from transformers_neuronx.weights.rows import (
     COLUMNS as COLUMNS,
     ROWS as ROWS,
     Weight as Weight,
+    also_named as also_named,
     attention as attention,
     bias_of as bias_of,
     experts as experts,

@@ -154,6 +154,12 @@ def renamed(rows: Sequence[Weight], names: Mapping[str, str]) -> list[Weight]:
     return [replace(row, source=names.get(name, "") + row.source.removeprefix(name)) for row, name in found]
 
 
+def also_named(rows: Sequence[Weight], names: Mapping[str, str]) -> list[Weight]:
+    """Return rows that may have other names in the checkpoint, in which each of `names` is replaced."""
+    sources = ([row.source, *(row.source.replace(*both) for both in names.items())] for row in rows)
+    return [replace(row, source="|".join(dict.fromkeys(each))) for row, each in zip(rows, sources, strict=True)]
+
+
 # Split a linear layer's [out, in] by outputs, so that each device computes some of them, or by inputs, so that the
 # devices' results are summed.
 COLUMNS, ROWS = Split(axis=0), Split(axis=1)
