@@ -307,6 +307,23 @@ FAMILIES = {
             "shares are not normalized": dict(norm_topk_prob=False, routed_scaling_factor=1.5),
         },
     ),
+    "lfm3": (
+        CONVOLUTIONS | dict(
+            layer_types=["conv", "sliding_attention", "full_attention"], num_hidden_layers=3, head_dim=8,
+            sliding_window=5,
+        ),
+        {
+            "no gates, no norms after": dict(use_attention_gate=False, use_sandwich_norm=False),
+            "biases, a shorter convolution": dict(attention_bias=True, conv_bias=True, conv_L_cache=4),
+            "a share of features turns in windows, a head": UNTIED | dict(
+                rope_parameters=dict(
+                    full_attention=DEFAULT,
+                    sliding_attention=DEFAULT | dict(rope_type="proportional", partial_rotary_factor=0.25),
+                )
+            ),
+            "no windows, all heads have keys": SAME_KEYS | dict(layer_types=["full_attention", "conv", "conv"]),
+        },
+    ),
     "granitemoehybrid": (
         MAMBA | GRANITE | dict(
             layer_types=["linear_attention", "full_attention"], num_local_experts=5, shared_intermediate_size=56,
@@ -391,6 +408,7 @@ WITH_STATES = {
     "qwen3next",
     "lfm2",
     "lfm2moe",
+    "lfm3",
     "granitemoehybrid",
     "bamba",
     "falconh1",

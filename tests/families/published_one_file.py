@@ -394,6 +394,15 @@ OF_LIQUID = dict(
     block_dim=48, block_mlp_init_scale=1.0, block_norm_eps=1e-5, block_out_init_scale=1.0, block_use_swiglu=True,
     block_use_xavier_init=True, conv_dim=48, conv_dim_out=48, conv_use_xavier_init=True, use_pos_enc=True,
 )  # fmt: skip
+LFM3 = of(
+    "Lfm3ForCausalLM", "lfm3", "hidden_act", attention_bias=False, conv_L_cache=7, conv_bias=False, head_dim=8,
+    layer_types=["conv", "sliding_attention", "full_attention"], norm_eps=1e-5, num_hidden_layers=3, pad_token_id=0,
+    rope_parameters=dict(
+        full_attention=dict(partial_rotary_factor=0.5, rope_theta=1000000.0, rope_type="proportional"),
+        sliding_attention=dict(rope_theta=10000.0, rope_type="default"),
+    ),
+    sliding_window=8, tie_word_embeddings=True, use_attention_gate=True, use_sandwich_norm=True,
+)  # fmt: skip
 GRANITE4 = but(
     GRANITE, "mlp_bias", "rope_scaling", architectures=["GraniteMoeHybridForCausalLM"], init_method="mup",
     layer_types=["mamba", "attention"], logits_scaling=16, mamba_chunk_size=256, mamba_conv_bias=True, mamba_d_conv=4,
@@ -473,6 +482,7 @@ FIFTH = {
         ),
         ("use_pos_enc",),
     ),
+    "LiquidAI/LFM3-1.7B": Published(LFM3),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": Published(NEXT, ("use_sliding_window",), buffers=GUESSING),
     "Qwen/Qwen3.5-0.8B, its text part": Published(but(TEXT, tie_word_embeddings=True), ALSO, buffers=GUESSING),
     "Qwen/Qwen3.5-35B-A3B, its text part": Published(

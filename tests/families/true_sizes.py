@@ -125,6 +125,7 @@ ONE_FILE = {
     "qwen3_next": LINEAR | dict(num_experts=16),
     "lfm2": TWO | dict(layer_types=["conv", "full_attention"]),
     "lfm2_moe": TWO | dict(layer_types=["conv", "full_attention"], num_experts=8, num_dense_layers=1),
+    "lfm3": SMALL | dict(num_hidden_layers=3, layer_types=["conv", "sliding_attention", "full_attention"]),  # LFM3 1.7B
     "granitemoehybrid": LINEAR | GRANITE | dict(  # Granite 4.0 H Tiny
         hidden_size=1536, intermediate_size=512, num_attention_heads=12, num_key_value_heads=4, num_local_experts=16,
         num_experts_per_tok=6, shared_intermediate_size=1024, mamba_n_heads=48, mamba_d_head=64, mamba_d_state=128,
