@@ -139,6 +139,12 @@ FAMILIES = {
         {"alpha": dict(rope_parameters=DEFAULT | dict(rope_type="dynamic", alpha=1000.0, factor=1.0)), "tied": TIED},
     ),
     "arcee": (SIZES, {"stretched": dict(rope_parameters=YARN), "biases": dict(mlp_bias=True)}),
+    "apertus": (
+        SIZES | dict(rope_parameters=LLAMA3),
+        {"biases, all heads have keys": SAME_KEYS | dict(attention_bias=True), "not stretched, tied": TIED | dict(
+            rope_parameters=DEFAULT
+        )},
+    ),
     "jais2": (SIZES, {"no biases": dict(attention_bias=False, mlp_bias=False)}),
     "nemotron": (SIZES, {"all rotate": PARTIAL, "biases": dict(mlp_bias=True)}),
     "qwen3_moe": (

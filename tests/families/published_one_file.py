@@ -259,6 +259,14 @@ THIRD = {
             ),
         )
     ),
+    "swiss-ai/Apertus-8B-Instruct-2509": Published(
+        of(
+            "ApertusForCausalLM", "apertus", attention_bias=False, hidden_act="xielu", hidden_dropout=0.0,
+            mlp_bias=False, pad_token_id=3, post_norm=False, qk_norm=True, rms_norm_eps=1e-5, rope_scaling=LLAMA3,
+            rope_theta=12000000, tie_word_embeddings=False,
+        ),
+        ("mlp_bias", "qk_norm"),
+    ),
     "kyutai/helium-1-2b": Published(
         of(
             "HeliumForCausalLM", "helium", attention_bias=False, head_dim=8, mlp_bias=False, pad_token_id=3,

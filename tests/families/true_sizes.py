@@ -85,6 +85,7 @@ ONE_FILE = {
     "ernie4_5": TWO,  # ERNIE 4.5 0.3B
     "hunyuan_v1_dense": ONE | SAME_AS_8B | dict(head_dim=128),  # Hunyuan 7B
     "arcee": ONE | dict(num_attention_heads=20, num_key_value_heads=4, head_dim=128),  # AFM 4.5B
+    "apertus": ONE | dict(num_key_value_heads=8, intermediate_size=21504),  # Apertus 8B
     "jais2": ONE,
     "nemotron": ONE | dict(  # Minitron 4B
         hidden_size=3072, intermediate_size=9216, num_attention_heads=24, num_key_value_heads=8, head_dim=128
