@@ -126,6 +126,23 @@ FAMILIES = {
         {"norms of queries and keys": dict(use_qk_norm=True), "a head": UNTIED, "biases": dict(attention_bias=True)},
     ),
     "cohere2": (SIZES | dict(logit_scale=0.4, layer_types=KINDS, sliding_window=5), {"keys": SAME_KEYS}),
+    "cohere2_moe": (
+        SIZES | dict(
+            logit_scale=0.4, head_dim=8, layer_types=["full_attention", *KINDS], num_hidden_layers=3, sliding_window=5,
+            mlp_layer_types=["dense", "sparse", "sparse"], prefix_dense_intermediate_size=56, num_experts=5,
+            num_shared_experts=2, expert_selection_fn="sigmoid",
+        ),
+        {
+            "shares by softmax, no shared experts": dict(expert_selection_fn="softmax", num_shared_experts=0),
+            "a sum, shares are not normalized, RMS norms": dict(
+                shared_expert_combination_strategy="sum", norm_topk_prob=False, rms_norm_eps=1e-5
+            ),
+            "a first layer that does not rotate, biases": dict(
+                prefix_dense_sliding_window_pattern=2, prefix_dense_intermediate_size=None, attention_bias=True
+            ),
+            "experts everywhere, a head": UNTIED | dict(mlp_layer_types=["sparse"] * 3, expert_selection_fn="softmax"),
+        },
+    ),
     "exaone4": (
         SIZES | dict(layer_types=KINDS, sliding_window=5),
         {

@@ -500,6 +500,16 @@ FIFTH = {
         ),
         ALSO, buffers=GUESSING,
     ),
+    "CohereLabs/command-a-plus-05-2026": Published(
+        of(
+            "Cohere2MoeForCausalLM", "cohere2_moe", attention_bias=False, expert_selection_fn="sigmoid",
+            first_k_dense_replace=1, head_dim=8, layer_norm_eps=1e-5, logit_scale=0.25, norm_topk_prob=True,
+            num_experts=6, num_experts_per_tok=2, num_hidden_layers=3, num_shared_experts=1, pad_token_id=0,
+            prefix_dense_intermediate_size=56, prefix_dense_sliding_window_pattern=1, rms_norm_eps=None,
+            rope_scaling=None, rope_theta=50000, shared_expert_combination_strategy="average", sliding_window=8,
+            sliding_window_pattern=2, tie_word_embeddings=True,
+        )
+    ),
     "LGAI-EXAONE/K-EXAONE-236B-A23B": Published(
         of(
             "ExaoneMoEForCausalLM", "exaone_moe", first_k_dense_replace=1, layer_types=KINDS, n_group=1,

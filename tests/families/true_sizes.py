@@ -79,6 +79,11 @@ ONE_FILE = {
     "glm4": ONE,
     "cohere": ONE | SAME_AS_8B | dict(logit_scale=0.0625),  # Aya 23 8B
     "cohere2": KINDS | SAME_AS_8B | dict(head_dim=128, logit_scale=0.25),  # Command R7B
+    "cohere2_moe": KINDS | dict(  # Command A+ with fewer and smaller experts
+        hidden_size=4096, intermediate_size=2048, num_attention_heads=64, num_key_value_heads=8, logit_scale=0.25,
+        mlp_layer_types=["dense", "sparse"], prefix_dense_intermediate_size=14336, num_experts=8,
+        num_experts_per_tok=4, num_shared_experts=1, expert_selection_fn="sigmoid",
+    ),
     "exaone4": KINDS | dict(  # EXAONE 4.0 1.2B
         hidden_size=2048, intermediate_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=64
     ),
