@@ -138,6 +138,23 @@ FAMILIES = {
         {"norms of queries and keys": dict(use_qk_norm=True), "a head": UNTIED, "biases": dict(attention_bias=True)},
     ),
     "cohere2": (SIZES | dict(logit_scale=0.4, layer_types=KINDS, sliding_window=5), {"keys": SAME_KEYS}),
+    "cohere2_moe": (
+        SIZES | dict(
+            logit_scale=0.4, head_dim=8, layer_types=["full_attention", *KINDS], num_hidden_layers=3, sliding_window=5,
+            mlp_layer_types=["dense", "sparse", "sparse"], prefix_dense_intermediate_size=56, num_experts=5,
+            num_shared_experts=2, expert_selection_fn="sigmoid",
+        ),
+        {
+            "shares by softmax, no shared experts": dict(expert_selection_fn="softmax", num_shared_experts=0),
+            "a sum, shares are not normalized, RMS norms": dict(
+                shared_expert_combination_strategy="sum", norm_topk_prob=False, rms_norm_eps=1e-5
+            ),
+            "a first layer that does not rotate, biases": dict(
+                prefix_dense_sliding_window_pattern=2, prefix_dense_intermediate_size=None, attention_bias=True
+            ),
+            "experts everywhere, a head": UNTIED | dict(mlp_layer_types=["sparse"] * 3, expert_selection_fn="softmax"),
+        },
+    ),
     "exaone4": (
         SIZES | dict(layer_types=KINDS, sliding_window=5),
         {
@@ -151,6 +168,12 @@ FAMILIES = {
         {"alpha": dict(rope_parameters=DEFAULT | dict(rope_type="dynamic", alpha=1000.0, factor=1.0)), "tied": TIED},
     ),
     "arcee": (SIZES, {"stretched": dict(rope_parameters=YARN), "biases": dict(mlp_bias=True)}),
+    "apertus": (
+        SIZES | dict(rope_parameters=LLAMA3),
+        {"biases, all heads have keys": SAME_KEYS | dict(attention_bias=True), "not stretched, tied": TIED | dict(
+            rope_parameters=DEFAULT
+        )},
+    ),
     "jais2": (SIZES, {"no biases": dict(attention_bias=False, mlp_bias=False)}),
     "nemotron": (SIZES, {"all rotate": PARTIAL, "biases": dict(mlp_bias=True)}),
     "qwen3_moe": (
@@ -375,6 +398,23 @@ FAMILIES = {
             "shares are not normalized": dict(norm_topk_prob=False, routed_scaling_factor=1.5),
         },
     ),
+    "lfm3": (
+        CONVOLUTIONS | dict(
+            layer_types=["conv", "sliding_attention", "full_attention"], num_hidden_layers=3, head_dim=8,
+            sliding_window=5,
+        ),
+        {
+            "no gates, no norms after": dict(use_attention_gate=False, use_sandwich_norm=False),
+            "biases, a shorter convolution": dict(attention_bias=True, conv_bias=True, conv_L_cache=4),
+            "a share of features turns in windows, a head": UNTIED | dict(
+                rope_parameters=dict(
+                    full_attention=DEFAULT,
+                    sliding_attention=DEFAULT | dict(rope_type="proportional", partial_rotary_factor=0.25),
+                )
+            ),
+            "no windows, all heads have keys": SAME_KEYS | dict(layer_types=["full_attention", "conv", "conv"]),
+        },
+    ),
     "granitemoehybrid": (
         MAMBA | GRANITE | dict(
             layer_types=["linear_attention", "full_attention"], num_local_experts=5, shared_intermediate_size=56,
@@ -467,6 +507,7 @@ WITH_STATES = {
     "qwen3next",
     "lfm2",
     "lfm2moe",
+    "lfm3",
     "granitemoehybrid",
     "bamba",
     "falconh1",

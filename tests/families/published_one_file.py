@@ -288,6 +288,14 @@ THIRD = {
             ),
         )
     ),
+    "swiss-ai/Apertus-8B-Instruct-2509": Published(
+        of(
+            "ApertusForCausalLM", "apertus", attention_bias=False, hidden_act="xielu", hidden_dropout=0.0,
+            mlp_bias=False, pad_token_id=3, post_norm=False, qk_norm=True, rms_norm_eps=1e-5, rope_scaling=LLAMA3,
+            rope_theta=12000000, tie_word_embeddings=False,
+        ),
+        ("mlp_bias", "qk_norm"),
+    ),
     "kyutai/helium-1-2b": Published(
         of(
             "HeliumForCausalLM", "helium", attention_bias=False, head_dim=8, mlp_bias=False, pad_token_id=3,
@@ -429,6 +437,15 @@ OF_LIQUID = dict(
     block_dim=48, block_mlp_init_scale=1.0, block_norm_eps=1e-5, block_out_init_scale=1.0, block_use_swiglu=True,
     block_use_xavier_init=True, conv_dim=48, conv_dim_out=48, conv_use_xavier_init=True, use_pos_enc=True,
 )  # fmt: skip
+LFM3 = of(
+    "Lfm3ForCausalLM", "lfm3", "hidden_act", attention_bias=False, conv_L_cache=7, conv_bias=False, head_dim=8,
+    layer_types=["conv", "sliding_attention", "full_attention"], norm_eps=1e-5, num_hidden_layers=3, pad_token_id=0,
+    rope_parameters=dict(
+        full_attention=dict(partial_rotary_factor=0.5, rope_theta=1000000.0, rope_type="proportional"),
+        sliding_attention=dict(rope_theta=10000.0, rope_type="default"),
+    ),
+    sliding_window=8, tie_word_embeddings=True, use_attention_gate=True, use_sandwich_norm=True,
+)  # fmt: skip
 GRANITE4 = but(
     GRANITE, "mlp_bias", "rope_scaling", architectures=["GraniteMoeHybridForCausalLM"], init_method="mup",
     layer_types=["mamba", "attention"], logits_scaling=16, mamba_chunk_size=256, mamba_conv_bias=True, mamba_d_conv=4,
@@ -519,6 +536,7 @@ FIFTH = {
         ),
         ("use_pos_enc",),
     ),
+    "LiquidAI/LFM3-1.7B": Published(LFM3),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": Published(NEXT, ("use_sliding_window",), buffers=GUESSING),
     "Qwen/Qwen3.5-0.8B, its text part": Published(but(TEXT, tie_word_embeddings=True), ALSO, buffers=GUESSING),
     "Qwen/Qwen3.5-35B-A3B, its text part": Published(
@@ -527,6 +545,16 @@ FIFTH = {
             num_experts=6, router_aux_loss_coef=0.001, shared_expert_intermediate_size=40, **EXPERTS,
         ),
         ALSO, buffers=GUESSING,
+    ),
+    "CohereLabs/command-a-plus-05-2026": Published(
+        of(
+            "Cohere2MoeForCausalLM", "cohere2_moe", attention_bias=False, expert_selection_fn="sigmoid",
+            first_k_dense_replace=1, head_dim=8, layer_norm_eps=1e-5, logit_scale=0.25, norm_topk_prob=True,
+            num_experts=6, num_experts_per_tok=2, num_hidden_layers=3, num_shared_experts=1, pad_token_id=0,
+            prefix_dense_intermediate_size=56, prefix_dense_sliding_window_pattern=1, rms_norm_eps=None,
+            rope_scaling=None, rope_theta=50000, shared_expert_combination_strategy="average", sliding_window=8,
+            sliding_window_pattern=2, tie_word_embeddings=True,
+        )
     ),
     "LGAI-EXAONE/K-EXAONE-236B-A23B": Published(
         of(

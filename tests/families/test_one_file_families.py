@@ -64,6 +64,11 @@ def test_in_bf16(model_type, degree, parity):
         ("glm4_moe_lite", dict(first_k_dense_replace=2), "has first_k_dense_replace=2; supported: 1"),
         ("kolibri1", dict(sliding_window=None), "the kolibri1 configuration lacks 'sliding_window'"),
         ("hy_v3", dict(first_k_dense_replace=2), "has first_k_dense_replace=2; supported: 1"),
+        (
+            "cohere2_moe",
+            dict(rope_scaling=dict(rope_type="linear", factor=2.0)),
+            "has rope_scaling=.*; supported: None",
+        ),
         ("mpt", dict(expansion_ratio=2), "the mpt configuration has expansion_ratio=2; supported: 4"),
     ],
 )

@@ -80,12 +80,18 @@ ONE_FILE = {
     "glm4": ONE,
     "cohere": ONE | SAME_AS_8B | dict(logit_scale=0.0625),  # Aya 23 8B
     "cohere2": KINDS | SAME_AS_8B | dict(head_dim=128, logit_scale=0.25),  # Command R7B
+    "cohere2_moe": KINDS | dict(  # Command A+ with fewer and smaller experts
+        hidden_size=4096, intermediate_size=2048, num_attention_heads=64, num_key_value_heads=8, logit_scale=0.25,
+        mlp_layer_types=["dense", "sparse"], prefix_dense_intermediate_size=14336, num_experts=8,
+        num_experts_per_tok=4, num_shared_experts=1, expert_selection_fn="sigmoid",
+    ),
     "exaone4": KINDS | dict(  # EXAONE 4.0 1.2B
         hidden_size=2048, intermediate_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=64
     ),
     "ernie4_5": TWO,  # ERNIE 4.5 0.3B
     "hunyuan_v1_dense": ONE | SAME_AS_8B | dict(head_dim=128),  # Hunyuan 7B
     "arcee": ONE | dict(num_attention_heads=20, num_key_value_heads=4, head_dim=128),  # AFM 4.5B
+    "apertus": ONE | dict(num_key_value_heads=8, intermediate_size=21504),  # Apertus 8B
     "jais2": ONE,
     "nemotron": ONE | dict(  # Minitron 4B
         hidden_size=3072, intermediate_size=9216, num_attention_heads=24, num_key_value_heads=8, head_dim=128
@@ -138,6 +144,7 @@ ONE_FILE = {
     "qwen3_next": LINEAR | dict(num_experts=16),
     "lfm2": TWO | dict(layer_types=["conv", "full_attention"]),
     "lfm2_moe": TWO | dict(layer_types=["conv", "full_attention"], num_experts=8, num_dense_layers=1),
+    "lfm3": SMALL | dict(num_hidden_layers=3, layer_types=["conv", "sliding_attention", "full_attention"]),  # LFM3 1.7B
     "granitemoehybrid": LINEAR | GRANITE | dict(  # Granite 4.0 H Tiny
         hidden_size=1536, intermediate_size=512, num_attention_heads=12, num_key_value_heads=4, num_local_experts=16,
         num_experts_per_tok=6, shared_intermediate_size=1024, mamba_n_heads=48, mamba_d_head=64, mamba_d_state=128,

@@ -25,7 +25,7 @@ from transformers_neuronx.layers.embedding import embedding as embedding, lookup
 from transformers_neuronx.layers.experts import Router as Router, experts as experts
 from transformers_neuronx.layers.latent import latent_attention as latent_attention
 from transformers_neuronx.layers.linear import activated as activated, linear as linear, logits as logits
-from transformers_neuronx.layers.linear_attention import LinearAttention as LinearAttention
+from transformers_neuronx.layers.linear_attention import LinearAttention as LinearAttention, softplus as softplus
 from transformers_neuronx.layers.mamba import mamba as mamba
 from transformers_neuronx.layers.memory import (
     Memory as Memory,

@@ -49,10 +49,10 @@ def attention(
     If a step says which tokens are needed, the result has only those: add it to `step.needed_rows(x)`.
 
     `w` has linear layers `q`, `k`, `v` and `out`, an optional layer `gate`, by whose sigmoid what heads return is
-    multiplied, and optional norms `q_norm` and `k_norm` of queries and keys. `alibi` f32[heads] are optional slopes by
-    which scores fall with distance. `distances` f32[heads, ·] are optional biases per distance; the last one is for all
-    larger distances. `sinks` f32[heads] are optional scores of one more position, which every token sees, and which has
-    no value. `rotate` is applied to queries and keys, [b, n, heads, d]; of two,
+    multiplied, for each feature or each head, and optional norms `q_norm` and `k_norm` of queries and keys. `alibi`
+    f32[heads] are optional slopes by which scores fall with distance. `distances` f32[heads, ·] are optional biases per
+    distance; the last one is for all larger distances. `sinks` f32[heads] are optional scores of one more position,
+    which every token sees, and which has no value. `rotate` is applied to queries and keys, [b, n, heads, d]; of two,
     each has its own. With `norm_last`, that comes before the norms. Scores are multiplied by `scale`, by default
     1 / sqrt(d), and soft-capped at `softcap`. Tokens attend to `window` positions, including their own; with
     `chunked`, to those of their chunk of `window` positions. Products with `q`, `k` and `v` are limited to the interval
@@ -104,8 +104,15 @@ def attend(
     rules: dict[str, Any] = dict(scale=scale, softcap=softcap) | (dict(chunk=window) if chunked else {})
     context, *after = attended(q, k, v, w, cache, step, None if chunked else window, **rules)
     context = step.needed_rows(hlo.reshape(context, b, n, -1))
-    context = context * hlo.logistic(linear(step.needed_rows(x), w.gate)) if hasattr(w, "gate") else context
+    context = _gated(context, hlo.logistic(linear(step.needed_rows(x), w.gate)), d) if hasattr(w, "gate") else context
     return linear(context, w.out), tuple(after)
+
+
+def _gated(context: Tensor, gates: Tensor, d: int) -> Tensor:
+    """Multiply what heads return, [b, n, heads d], by gates of their features, or of each head, [b, n, heads]."""
+    if gates.sizes != context.sizes:
+        gates = hlo.broadcast_to(hlo.reshape(gates, *gates.sizes, 1), [*gates.sizes, d])
+    return context * hlo.reshape(gates, *context.sizes)
 
 
 def attended(
