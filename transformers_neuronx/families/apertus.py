@@ -61,5 +61,6 @@ def xielu(x: Tensor, w: Any) -> Tensor:
 class ApertusForSampling(ForSampling):
     """Transformers' `ApertusForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    itself: ClassVar[Any] = sys.modules[__name__]
-    family = Family(ApertusConfig.from_hf, itself, itself, prepare=prepare, folder="apertus")
+    family = Family(
+        ApertusConfig.from_hf, sys.modules[__name__], sys.modules[__name__], prepare=prepare, folder="apertus"
+    )

@@ -58,7 +58,8 @@ class Cohere2MoeConfig(MixtureLike):
 
     @property
     def router(self) -> Router:
-        return Router(self.active_experts, self.chosen_by == "sigmoid", self.normalized or self.chosen_by == "softmax")
+        sigmoid = self.chosen_by == "sigmoid"
+        return Router(self.active_experts, sigmoid, self.normalized or not sigmoid, by_logits=True)
 
     def rotary_of(self, kind: str) -> Rotary | None:
         return self.rotary if self.window_of(kind) or (kind.endswith(DENSE) and self.dense_pattern == 1) else None

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
@@ -60,5 +60,4 @@ def table(config: HYV3Config) -> list[Weight]:
 class HYV3ForSampling(ForSampling):
     """Transformers' `HYV3ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    itself: ClassVar[Any] = sys.modules[__name__]
-    family = Family(HYV3Config.from_hf, itself, graph, prepare=graph.prepare, folder="hyv3")
+    family = Family(HYV3Config.from_hf, sys.modules[__name__], graph, prepare=graph.prepare, folder="hyv3")

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
@@ -56,5 +56,4 @@ def table(config: Kolibri1Config) -> list[Weight]:
 class Kolibri1ForSampling(ForSampling):
     """Transformers' `Kolibri1ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    itself: ClassVar[Any] = sys.modules[__name__]
-    family = Family(Kolibri1Config.from_hf, itself, graph, prepare=graph.prepare, folder="kolibri1")
+    family = Family(Kolibri1Config.from_hf, sys.modules[__name__], graph, prepare=graph.prepare, folder="kolibri1")
