@@ -11,6 +11,7 @@ WIDE = SIZES | dict(head_dim=16)
 GEMMA = WIDE | dict(query_pre_attn_scalar=128, attn_implementation="eager")
 KINDS = ["sliding_attention", "full_attention"]
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
+GROWING = YARN | dict(llama_4_scaling_beta=0.5, max_position_embeddings=64)
 LLAMA3 = dict(
     rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
     original_max_position_embeddings=16,
@@ -91,7 +92,7 @@ FAMILIES = {
     "hyperclovax": (SIZES | GRANITE, {"no norms after": dict(use_post_norm=False), "a head_dim": dict(head_dim=16)}),
     "ministral": (WIDE | dict(layer_types=KINDS, sliding_window=5), {"windows everywhere": dict(layer_types=None)}),
     "ministral3": (
-        SIZES | dict(rope_parameters=YARN | dict(llama_4_scaling_beta=0.5, max_position_embeddings=64)),
+        SIZES | dict(rope_parameters=GROWING),
         {"a window": dict(sliding_window=5), "a tied head": TIED},
     ),
     "cwm": (WIDE | dict(layer_types=KINDS, sliding_window=5, rope_parameters=LLAMA3), {"a tied head": TIED}),
@@ -368,6 +369,19 @@ FAMILIES = {
             "halves rotate": dict(rope_interleave=False),
             "one group, no layer without experts": dict(n_group=1, topk_group=1, first_k_dense_replace=0),
             "stretched": MSCALE,
+        },
+    ),
+    "mistral4": (
+        # Transformers has the share of a head that rotates in rope_parameters, too.
+        SIZES | EXPERTS | LATENT | dict(
+            n_routed_experts=5, rope_parameters=GROWING | dict(mscale=1.0, mscale_all_dim=1.0),
+        ),
+        {
+            "groups, a first layer without experts": GROUPS | dict(first_k_dense_replace=1, n_shared_experts=2),
+            "queries of full rank, biases": dict(q_lora_rank=None, attention_bias=True),
+            "halves rotate, shares are not normalized": dict(
+                rope_interleave=False, norm_topk_prob=False, routed_scaling_factor=2.5
+            ),
         },
     ),
     "glm4_moe_lite": (

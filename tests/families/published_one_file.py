@@ -550,6 +550,19 @@ SIXTH = {
         ),
         ("aux_loss_alpha", "ep_size", "moe_layer_freq", "scoring_func", "seq_aux", "topk_method"), **IN_BLOCKS,
     ),
+    "mistralai/Mistral-Small-4-119B-2603, its text part": Published(
+        but(
+            DEEPSEEK2, "aux_loss_alpha", "auto_map", "moe_layer_freq", "rope_scaling", "rope_theta", "scoring_func",
+            "seq_aux", "topk_method", architectures=["Mistral4ForCausalLM"], first_k_dense_replace=0, head_dim=20,
+            model_type="mistral4", n_shared_experts=1, norm_topk_prob=True, pad_token_id=11, q_lora_rank=28,
+            qk_head_dim=20, rope_interleave=True,
+            rope_parameters=dict(
+                beta_fast=32.0, beta_slow=1.0, factor=128.0, llama_4_scaling_beta=0.1, max_position_embeddings=64,
+                mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=16, partial_rotary_factor=0.4,
+                rope_theta=10000.0, rope_type="yarn", type="yarn",
+            ),
+        )
+    ),
     "zai-org/GLM-4.7-Flash": Published(
         but(
             DEEPSEEK2, "aux_loss_alpha", "auto_map", "moe_layer_freq", "pretraining_tp", "scoring_func", "seq_aux",

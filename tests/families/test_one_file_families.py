@@ -61,6 +61,7 @@ def test_in_bf16(model_type, degree, parity):
             dict(topk_method="group_limited_greedy", n_group=7, topk_group=1),
             "deepseek_v2 configuration needs num_experts_per_tok of at most 1, the experts of its best groups, got 2",
         ),
+        ("mistral4", dict(n_group=5, topk_group=1), "mistral4 configuration needs num_experts_per_tok of at most 1"),
         ("glm4_moe_lite", dict(first_k_dense_replace=2), "has first_k_dense_replace=2; supported: 1"),
         ("mpt", dict(expansion_ratio=2), "the mpt configuration has expansion_ratio=2; supported: 4"),
     ],
