@@ -384,6 +384,16 @@ FAMILIES = {
             ),
         },
     ),
+    "axk1": (
+        SIZES | EXPERTS | LATENT | GROUPS,
+        {
+            "halves rotate, biases, one group": dict(
+                rope_interleave=False, attention_bias=True, n_group=1, topk_group=1
+            ),
+            "a last layer without experts": dict(mlp_layer_types=["sparse", "dense"], n_shared_experts=2),
+            "no layer without experts, stretched": dict(mlp_layer_types=["sparse"] * 2, **MSCALE),
+        },
+    ),
     "glm4_moe_lite": (
         SIZES | EXPERTS | LATENT | dict(n_routed_experts=5, routed_scaling_factor=1.5),
         {"groups, halves rotate": GROUPS | dict(rope_interleave=False), "a last layer without experts": dict(

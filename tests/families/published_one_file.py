@@ -526,6 +526,13 @@ DEEPSEEK3 = but(
     rope_scaling=DEEPSEEK_YARN | dict(mscale=1.0, mscale_all_dim=1.0), routed_scaling_factor=2.5,
     scoring_func="sigmoid", topk_group=2, topk_method="noaux_tc", **IN_GROUPS,
 )  # fmt: skip
+AXK1 = but(
+    DEEPSEEK2, "aux_loss_alpha", "auto_map", "seq_aux", architectures=["AXK1ForCausalLM"], ep_size=1,
+    model_type="AXK1", n_group=4, n_shared_experts=1, norm_topk_prob=True, num_nextn_predict_layers=0,
+    rope_scaling=None, routed_scaling_factor=2.5, scoring_func="sigmoid", topk_group=2, topk_method="noaux_tc",
+    **IN_GROUPS,
+)  # fmt: skip
+UNREAD_NORM = ("model.layers.0.post_mlp_layernorm.weight",)
 IN_BLOCKS = dict(stored=("float", (128, 128), "_scale_inv"))
 MORE_LAYERS = tuple(f"model.layers.2.{name}" for name in GUESSES)
 SIXTH = {
@@ -563,6 +570,7 @@ SIXTH = {
             ),
         )
     ),
+    "skt/A.X-K1": Published(AXK1, ("ep_size", "scoring_func", "topk_method"), buffers=UNREAD_NORM),
     "zai-org/GLM-4.7-Flash": Published(
         but(
             DEEPSEEK2, "aux_loss_alpha", "auto_map", "moe_layer_freq", "pretraining_tp", "scoring_func", "seq_aux",

@@ -147,6 +147,7 @@ ONE_FILE = {
     ),
     "deepseek_v3": ONE | dict(n_routed_experts=16, first_k_dense_replace=0),
     "mistral4": ONE | dict(n_routed_experts=16),  # Mistral Small 4
+    "axk1": ONE | dict(n_routed_experts=16, mlp_layer_types=["sparse"]),
     "glm4_moe_lite": TWO | dict(n_routed_experts=16),  # GLM-4.7 Flash
     "youtu": TWO,
     "helium": TWO,
