@@ -19,6 +19,7 @@ LLAMA3 = dict(
 DEFAULT = dict(rope_type="default", rope_theta=1e4)
 PARTIAL = dict(rope_parameters=DEFAULT | dict(partial_rotary_factor=1.0))
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.5)
+MINICPM = dict(scale_emb=3.0, scale_depth=0.9, dim_model_base=20)
 EXPERTS = dict(moe_intermediate_size=40, num_experts_per_tok=2)
 GROUPS = dict(n_routed_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2)
 LATENT = dict(
@@ -403,6 +404,21 @@ FAMILIES = {
     "youtu": (
         SIZES | LATENT,
         {"queries of full rank, a head": UNTIED | dict(q_lora_rank=None), "stretched": MSCALE},
+    ),
+    "minicpm3": (
+        SIZES | LATENT | MINICPM,
+        {
+            "queries of full rank, biases, a head": UNTIED | dict(
+                q_lora_rank=None, attention_bias=True, mlp_bias=True
+            ),
+            "stretched, no factors": MSCALE | dict(scale_emb=1, scale_depth=None, dim_model_base=None),
+            "other frequencies of long sequences": dict(
+                rope_parameters=dict(
+                    rope_type="longrope", rope_theta=1e4, long_factor=[1.0, 1.5, 2.0, 2.5],
+                    short_factor=[1.0, 1.1, 1.2, 1.3], original_max_position_embeddings=16,
+                )
+            ),
+        },
     ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),
 }  # fmt: skip

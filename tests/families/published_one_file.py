@@ -8,7 +8,7 @@ written from memory.
 import math
 from typing import Any
 
-from published import GUESSES, QUANTIZED, V4, Published, but
+from published import GUESSES, QUANTIZED, V4, Published, but, longrope
 
 COMMON = dict(
     attention_dropout=0.0, bos_token_id=1, eos_token_id=2, hidden_act="silu", hidden_size=48, initializer_range=0.02,
@@ -580,6 +580,15 @@ SIXTH = {
             topk_method="noaux_tc",
         ),
         ("topk_method",), buffers=MORE_LAYERS,
+    ),
+    "openbmb/MiniCPM3-4B": Published(
+        of(
+            "MiniCPM3ForCausalLM", "minicpm3", attention_bias=False, dim_model_base=16, initializer_range=0.1,
+            auto_map=dict(AutoModelForCausalLM="modeling_minicpm.MiniCPM3ForCausalLM"), kv_lora_rank=20,
+            num_key_value_heads=6, q_lora_rank=28, qk_nope_head_dim=12, qk_rope_head_dim=8, rms_norm_eps=1e-5,
+            rope_scaling=longrope(4, "longrope") | dict(original_max_position_embeddings=16), scale_depth=1.4,
+            scale_emb=12,
+        )
     ),
     "tencent/Youtu-LLM-2B": Published(
         of(

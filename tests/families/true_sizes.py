@@ -150,5 +150,6 @@ ONE_FILE = {
     "axk1": ONE | dict(n_routed_experts=16, mlp_layer_types=["sparse"]),
     "glm4_moe_lite": TWO | dict(n_routed_experts=16),  # GLM-4.7 Flash
     "youtu": TWO,
+    "minicpm3": TWO,  # MiniCPM3 4B
     "helium": TWO,
 }  # fmt: skip
