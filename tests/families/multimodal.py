@@ -167,6 +167,24 @@ ATTRIBUTES = {
     ),
 }  # fmt: skip
 
+# A decoder of another family in a model that is above.
+OTHERS = {
+    "mistral3, with Mistral 4": ATTRIBUTES["mistral3"] | dict(
+        text_config=TEXT | dict(
+            attention_bias=False, first_k_dense_replace=0, hidden_act="silu", kv_lora_rank=20, model_type="mistral4",
+            moe_intermediate_size=40, n_group=1, n_routed_experts=6, n_shared_experts=1, norm_topk_prob=True,
+            num_experts_per_tok=2, num_key_value_heads=6, q_lora_rank=28, qk_nope_head_dim=12, qk_rope_head_dim=8,
+            rms_norm_eps=1e-6, rope_interleave=True, routed_scaling_factor=1.0, tie_word_embeddings=False,
+            topk_group=1, v_head_dim=10,
+            rope_parameters=dict(
+                beta_fast=32.0, beta_slow=1.0, factor=4.0, llama_4_scaling_beta=0.1, max_position_embeddings=64,
+                mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=16, partial_rotary_factor=0.4,
+                rope_theta=10000.0, rope_type="yarn", type="yarn",
+            ),
+        )
+    ),
+}  # fmt: skip
+
 # Qwen3-VL as it is published: the 2B model ties its head, the 8B model has another.
 QWEN3_VL = {
     "Qwen/Qwen3-VL-2B-Instruct": ATTRIBUTES["qwen3_vl"],

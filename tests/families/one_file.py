@@ -11,6 +11,7 @@ WIDE = SIZES | dict(head_dim=16)
 GEMMA = WIDE | dict(query_pre_attn_scalar=128, attn_implementation="eager")
 KINDS = ["sliding_attention", "full_attention"]
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
+GROWING = YARN | dict(llama_4_scaling_beta=0.5, max_position_embeddings=64)
 LLAMA3 = dict(
     rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
     original_max_position_embeddings=16,
@@ -19,6 +20,7 @@ DEFAULT = dict(rope_type="default", rope_theta=1e4)
 PARTIAL = dict(rope_parameters=DEFAULT | dict(partial_rotary_factor=1.0))
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.5)
 SWA = dict(layer_types=KINDS, sliding_window=5, layer_rope_theta=[1e3, 5e5])
+MINICPM = dict(scale_emb=3.0, scale_depth=0.9, dim_model_base=20)
 EXPERTS = dict(moe_intermediate_size=40, num_experts_per_tok=2)
 GROUPS = dict(n_routed_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2)
 LATENT = dict(
@@ -103,7 +105,7 @@ FAMILIES = {
     "hyperclovax": (SIZES | GRANITE, {"no norms after": dict(use_post_norm=False), "a head_dim": dict(head_dim=16)}),
     "ministral": (WIDE | dict(layer_types=KINDS, sliding_window=5), {"windows everywhere": dict(layer_types=None)}),
     "ministral3": (
-        SIZES | dict(rope_parameters=YARN | dict(llama_4_scaling_beta=0.5, max_position_embeddings=64)),
+        SIZES | dict(rope_parameters=GROWING),
         {"a window": dict(sliding_window=5), "a tied head": TIED},
     ),
     "cwm": (WIDE | dict(layer_types=KINDS, sliding_window=5, rope_parameters=LLAMA3), {"a tied head": TIED}),
@@ -478,6 +480,29 @@ FAMILIES = {
             "stretched": MSCALE,
         },
     ),
+    "mistral4": (
+        # Transformers has the share of a head that rotates in rope_parameters, too.
+        SIZES | EXPERTS | LATENT | dict(
+            n_routed_experts=5, rope_parameters=GROWING | dict(mscale=1.0, mscale_all_dim=1.0),
+        ),
+        {
+            "groups, a first layer without experts": GROUPS | dict(first_k_dense_replace=1, n_shared_experts=2),
+            "queries of full rank, biases": dict(q_lora_rank=None, attention_bias=True),
+            "halves rotate, shares are not normalized": dict(
+                rope_interleave=False, norm_topk_prob=False, routed_scaling_factor=2.5
+            ),
+        },
+    ),
+    "axk1": (
+        SIZES | EXPERTS | LATENT | GROUPS,
+        {
+            "halves rotate, biases, one group": dict(
+                rope_interleave=False, attention_bias=True, n_group=1, topk_group=1
+            ),
+            "a last layer without experts": dict(mlp_layer_types=["sparse", "dense"], n_shared_experts=2),
+            "no layer without experts, stretched": dict(mlp_layer_types=["sparse"] * 2, **MSCALE),
+        },
+    ),
     "glm4_moe_lite": (
         SIZES | EXPERTS | LATENT | dict(n_routed_experts=5, routed_scaling_factor=1.5),
         {"groups, halves rotate": GROUPS | dict(rope_interleave=False), "a last layer without experts": dict(
@@ -494,6 +519,21 @@ FAMILIES = {
             "no soft cap of logits": dict(final_logit_softcapping=None),
             "biases, all heads have keys": dict(attention_bias=True, **SAME_KEYS),
             "a tied head": TIED,
+        },
+    ),
+    "minicpm3": (
+        SIZES | LATENT | MINICPM,
+        {
+            "queries of full rank, biases, a head": UNTIED | dict(
+                q_lora_rank=None, attention_bias=True, mlp_bias=True
+            ),
+            "stretched, no factors": MSCALE | dict(scale_emb=1, scale_depth=None, dim_model_base=None),
+            "other frequencies of long sequences": dict(
+                rope_parameters=dict(
+                    rope_type="longrope", rope_theta=1e4, long_factor=[1.0, 1.5, 2.0, 2.5],
+                    short_factor=[1.0, 1.1, 1.2, 1.3], original_max_position_embeddings=16,
+                )
+            ),
         },
     ),
     "helium": (SIZES | dict(head_dim=8), {"biases": dict(attention_bias=True, mlp_bias=True)}),

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
 
 from transformers_neuronx.huggingface.auto import families, family_of
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
@@ -17,6 +17,8 @@ DECODERS = [  # those with a folder; `make test` runs the tests of every family 
     if not (name in ONE_FILE or family_of(name).family.images or issubclass(family_of(name), EncoderDecoderForSampling))
 ]
 EVERY_DECODER = [*DECODERS, *(pytest.param(name, marks=pytest.mark.slow) for name in ONE_FILE)]
+# Transformers lists it among models that read images.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 TOLERANCE = 1e-5  # relative to the largest logit, in f32
 
 

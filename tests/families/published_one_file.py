@@ -8,7 +8,7 @@ written from memory.
 import math
 from typing import Any
 
-from published import GUESSES, QUANTIZED, V4, Published, but
+from published import GUESSES, QUANTIZED, V4, Published, but, longrope
 
 COMMON = dict(
     attention_dropout=0.0, bos_token_id=1, eos_token_id=2, hidden_act="silu", hidden_size=48, initializer_range=0.02,
@@ -629,6 +629,13 @@ DEEPSEEK3 = but(
     rope_scaling=DEEPSEEK_YARN | dict(mscale=1.0, mscale_all_dim=1.0), routed_scaling_factor=2.5,
     scoring_func="sigmoid", topk_group=2, topk_method="noaux_tc", **IN_GROUPS,
 )  # fmt: skip
+AXK1 = but(
+    DEEPSEEK2, "aux_loss_alpha", "auto_map", "seq_aux", architectures=["AXK1ForCausalLM"], ep_size=1,
+    model_type="AXK1", n_group=4, n_shared_experts=1, norm_topk_prob=True, num_nextn_predict_layers=0,
+    rope_scaling=None, routed_scaling_factor=2.5, scoring_func="sigmoid", topk_group=2, topk_method="noaux_tc",
+    **IN_GROUPS,
+)  # fmt: skip
+UNREAD_NORM = ("model.layers.0.post_mlp_layernorm.weight",)
 SIXTH = {
     "deepseek-ai/DeepSeek-V2-Lite": Published(
         DEEPSEEK2, ("aux_loss_alpha", "moe_layer_freq", "scoring_func", "seq_aux")
@@ -651,6 +658,20 @@ SIXTH = {
         ),
         ("aux_loss_alpha", "ep_size", "moe_layer_freq", "scoring_func", "seq_aux", "topk_method"), **IN_BLOCKS,
     ),
+    "mistralai/Mistral-Small-4-119B-2603, its text part": Published(
+        but(
+            DEEPSEEK2, "aux_loss_alpha", "auto_map", "moe_layer_freq", "rope_scaling", "rope_theta", "scoring_func",
+            "seq_aux", "topk_method", architectures=["Mistral4ForCausalLM"], first_k_dense_replace=0, head_dim=20,
+            model_type="mistral4", n_shared_experts=1, norm_topk_prob=True, pad_token_id=11, q_lora_rank=28,
+            qk_head_dim=20, rope_interleave=True,
+            rope_parameters=dict(
+                beta_fast=32.0, beta_slow=1.0, factor=128.0, llama_4_scaling_beta=0.1, max_position_embeddings=64,
+                mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=16, partial_rotary_factor=0.4,
+                rope_theta=10000.0, rope_type="yarn", type="yarn",
+            ),
+        )
+    ),
+    "skt/A.X-K1": Published(AXK1, ("ep_size", "scoring_func", "topk_method"), buffers=UNREAD_NORM),
     "zai-org/GLM-4.7-Flash": Published(
         but(
             DEEPSEEK2, "aux_loss_alpha", "auto_map", "moe_layer_freq", "pretraining_tp", "scoring_func", "seq_aux",
@@ -660,6 +681,15 @@ SIXTH = {
             topk_method="noaux_tc",
         ),
         ("topk_method",), buffers=MORE_LAYERS,
+    ),
+    "openbmb/MiniCPM3-4B": Published(
+        of(
+            "MiniCPM3ForCausalLM", "minicpm3", attention_bias=False, dim_model_base=16, initializer_range=0.1,
+            auto_map=dict(AutoModelForCausalLM="modeling_minicpm.MiniCPM3ForCausalLM"), kv_lora_rank=20,
+            num_key_value_heads=6, q_lora_rank=28, qk_nope_head_dim=12, qk_rope_head_dim=8, rms_norm_eps=1e-5,
+            rope_scaling=longrope(4, "longrope") | dict(original_max_position_embeddings=16), scale_depth=1.4,
+            scale_emb=12,
+        )
     ),
     "tencent/Youtu-LLM-2B": Published(
         of(

@@ -2,6 +2,8 @@
 
 import pytest
 from one_file import FAMILIES, tiny
+from parity import assert_close, continued, prompts, randomized
+from safetensors.torch import load_file, save_file
 
 from transformers_neuronx.config import completed
 from transformers_neuronx.errors import ConfigError
@@ -61,6 +63,7 @@ def test_in_bf16(model_type, degree, parity):
             dict(topk_method="group_limited_greedy", n_group=7, topk_group=1),
             "deepseek_v2 configuration needs num_experts_per_tok of at most 1, the experts of its best groups, got 2",
         ),
+        ("mistral4", dict(n_group=5, topk_group=1), "mistral4 configuration needs num_experts_per_tok of at most 1"),
         ("glm4_moe_lite", dict(first_k_dense_replace=2), "has first_k_dense_replace=2; supported: 1"),
         ("kolibri1", dict(sliding_window=None), "the kolibri1 configuration lacks 'sliding_window'"),
         ("hy_v3", dict(first_k_dense_replace=2), "has first_k_dense_replace=2; supported: 1"),
@@ -77,3 +80,17 @@ def test_what_is_not_supported_is_refused(model_type, changes, message):
     attributes.update(changes)
     with pytest.raises(ConfigError, match=message):
         family_of(model_type).family.read_config(attributes)
+
+
+@pytest.mark.parametrize("name", ["post_mlp_layernorm", "mlp.post_mlp_layernorm"])
+def test_ax_k1_without_a_correction_of_scores(name, tmp_path, compiled_when_needed):
+    reference, file = randomized(tiny("axk1")), tmp_path / "model.safetensors"
+    for buffer in (buffer for name, buffer in reference.named_buffers() if name.endswith("correction_bias")):
+        buffer.zero_()
+    reference.save_pretrained(tmp_path)
+    kept = {full: tensor for full, tensor in load_file(file).items() if not full.endswith("correction_bias")}
+    save_file({full.replace("post_mlp_layernorm", name): tensor for full, tensor in kept.items()}, file)
+    model = family_of("axk1").from_pretrained(tmp_path, n_positions=[24])
+    model.to_neuron()
+    [row] = prompts(131, [20])
+    assert_close(model.forward([row], output_all_logits=True)[0], continued(reference, row, []))

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 from eight_bits import store_in_eight_bits
-from multimodal import ATTRIBUTES
+from multimodal import ATTRIBUTES, OTHERS
 from parity import assert_close, continued, padded, prompts, randomized
 from published import QUANTIZED
 from safetensors.torch import load_file, save_file
@@ -25,11 +25,12 @@ from transformers_neuronx.weights.quantizing import quantize
 
 pytestmark = pytest.mark.usefixtures("compiled_when_needed")
 SIZES = dict(batch_size=2, n_positions=[48], context_length_estimate=40)
+WHOLE = ATTRIBUTES | OTHERS
 ROWS, NEXT = prompts(120, [9, 40]), prompts(120, [3, 3], seed=1)  # beyond the length that rotations are stretched from
 
 
 def reference(name):
-    config = CONFIG_MAPPING[name].from_dict(copy.deepcopy(ATTRIBUTES[name]))
+    config = CONFIG_MAPPING[WHOLE[name]["model_type"]].from_dict(copy.deepcopy(WHOLE[name]))
     return randomized(config, AutoModelForImageTextToText)
 
 
@@ -37,7 +38,7 @@ def saved(name, directory):
     """Save a published configuration with random weights; return Transformers' model of it."""
     model = reference(name)
     model.save_pretrained(directory)
-    (directory / "config.json").write_text(json.dumps(ATTRIBUTES[name]))
+    (directory / "config.json").write_text(json.dumps(WHOLE[name]))
     return model
 
 
@@ -71,7 +72,7 @@ def test_each_type_is_checked_here_once_its_family_exists():
 
 
 @pytest.mark.parametrize("degree", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ATTRIBUTES)
+@pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.few(3)
 def test_its_logits_are_those_of_transformers(name, degree, tmp_path):
     model = saved(name, tmp_path)

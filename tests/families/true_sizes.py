@@ -166,8 +166,11 @@ ONE_FILE = {
         first_k_dense_replace=1,
     ),
     "deepseek_v3": ONE | dict(n_routed_experts=16, first_k_dense_replace=0),
+    "mistral4": ONE | dict(n_routed_experts=16),  # Mistral Small 4
+    "axk1": ONE | dict(n_routed_experts=16, mlp_layer_types=["sparse"]),
     "glm4_moe_lite": TWO | dict(n_routed_experts=16),  # GLM-4.7 Flash
     "youtu": TWO,
+    "minicpm3": TWO,  # MiniCPM3 4B
     "helium": TWO,
     "nanochat": TWO | dict(hidden_size=2048, num_attention_heads=16),  # nanochat-d32
 }  # fmt: skip

@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 _MENTIONED: set[str] = set()
 
 # Types of checkpoints that come with code, where that is a copy of a model of Transformers; and its type there.
-COPIES = dict(kimi_k2="deepseek_v3")
+COPIES = dict(AXK1="axk1", kimi_k2="deepseek_v3")
 
 # Imports of files other than the models' own, and reads of a configuration: config.name, getattr(config, "name"), and
 # in its base classes self.name, kwargs.pop("name") and fields.

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from transformers_neuronx import hlo
 from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
-from transformers_neuronx.layers import ACTIVATIONS, Rotary, Step, rotation
+from transformers_neuronx.layers import ACTIVATIONS, Rotary, Step, growing, rotation
 from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.llama.like import LlamaLike
 from transformers_neuronx.models.sampling import ForSampling
@@ -24,14 +23,8 @@ class Ministral3Config(LlamaLike):
 
 
 def prepare(config: Ministral3Config, step: Step) -> graph.Rotations:
-    """Return rotations of queries and keys; queries are multiplied by 1 + beta ln(1 + ⌊position / original length⌋)."""
-    beta, length = config.rope.get("llama_4_scaling_beta"), config.rope.get("original_max_position_embeddings")
-    rotate = rotation(config.rotary, step)
-    if not beta or not length:
-        return {"": rotate}
-    times = hlo.log(hlo.convert(hlo.divide(step.positions, int(length)), "f32") + 1.0) * beta + 1.0  # [b, n]
-    factor = hlo.reshape(times, *times.sizes, 1, 1)
-    return {"": (lambda q: rotate(q) * hlo.convert(factor, q.dtype), rotate)}
+    grow, rotate = growing(config.rope, step), rotation(config.rotary, step)
+    return {"": (lambda q: grow(rotate(q)), rotate) if grow else rotate}
 
 
 class Ministral3ForSampling(ForSampling):

@@ -39,6 +39,7 @@ from transformers_neuronx.layers.rotary import (
     Rotary as Rotary,
     RotaryConfig as RotaryConfig,
     frequencies_in_checkpoints as frequencies_in_checkpoints,
+    growing as growing,
     rotaries as rotaries,
     rotation as rotation,
     turning as turning,

@@ -15,15 +15,24 @@ EPS = 1e-6  # of the norms of compressed queries and keys, whatever that of othe
 
 
 def latent_attention(
-    x: Tensor, w: Any, cache: Cache, step: Step, rotate: Rotate, turned: int, *, scale: float
+    x: Tensor,
+    w: Any,
+    cache: Cache,
+    step: Step,
+    rotate: Rotate | tuple[Rotate, Rotate],
+    turned: int,
+    *,
+    scale: float,
 ) -> tuple[Tensor, Cache]:
     """Do what `attention` does: project, cache, attend, project back. x [b, n, h] -> [b, n, h], and the cache after it.
 
     The linear layer `kv_a` makes the latent, r features, which `kv_norm` normalizes, and after it `turned` features
     that rotate. The cache has both, once for all heads. What would make keys and values of the latent, `up_k`
     [heads dk, r] and `up_v` [heads dv, r], is applied to queries and to the context instead. Queries come from `q_b`,
-    after `q_a` and `q_norm` if there are these; in each head, features that rotate come last.
+    after `q_a` and `q_norm` if there are these; in each head, features that rotate come last. If `rotate` is two
+    functions, the first is applied to whole queries, and the second rotates.
     """
+    of_queries, rotate = rotate if isinstance(rotate, tuple) else (None, rotate)
     b, n, _ = x.sizes
     compressed = hlo.reshape(_whole(x, w.kv_a), b, n, 1, -1)
     width = compressed.sizes[-1]
@@ -35,6 +44,7 @@ def latent_attention(
     up_k, up_v = (_by_head(each, rank) for each in (w.up_k, w.up_v))
     fixed = up_k.sizes[1]
     queries = hlo.reshape(queries, b, n, -1, fixed + turned)
+    queries = of_queries(queries) if of_queries else queries
     absorbed = _of_heads(hlo.slice(queries, -1, 0, fixed), up_k, 1)
     queries = hlo.concatenate([absorbed, rotate(hlo.slice(queries, -1, fixed, fixed + turned))], -1)
 

@@ -272,6 +272,19 @@ def _offsets(r: Rotary, placed: Placed) -> Tensor:
     return hlo.sum(offsets, 2, keep=True)
 
 
+def growing(parameters: Mapping[str, Any], step: Step) -> Rotate | None:
+    """Return the function that multiplies queries [b, n, heads, ·] by 1 + beta ln(1 + ⌊position / original length⌋).
+
+    None if these `rope_parameters` lack beta (Nakanishi, arXiv:2501.19399) or the length.
+    """
+    beta, length = parameters.get("llama_4_scaling_beta"), parameters.get("original_max_position_embeddings")
+    if not beta or not length:
+        return None
+    times = hlo.log(hlo.convert(hlo.divide(step.positions, int(length)), "f32") + 1.0) * beta + 1.0  # [b, n]
+    factor = hlo.reshape(times, *times.sizes, 1, 1)
+    return lambda q: q * hlo.convert(factor, q.dtype)
+
+
 def turning(dim: int, angles: Tensor, magnitude: float = 1.0) -> Rotate:
     """Return the function that rotates the first `dim` features of x [b, n, heads, ·] by angles [b, n, 1, dim / 2]."""
     cos, sin = hlo.cos(angles) * magnitude, hlo.sin(angles) * magnitude

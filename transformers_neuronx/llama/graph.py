@@ -61,7 +61,7 @@ def mix(
     if isinstance(config, HybridLike) and not hasattr(w, "attn"):
         return config.mixed(x, w, cache, step)
     if isinstance(config, LatentLike):
-        assert callable(rotate)  # one for queries and keys
+        assert rotate  # keys have a part that rotates, and all heads share it
         return latent_attention(x, w.attn, cache, step, rotate, config.head_dim, scale=config.attention_scale)
     return attention(
         *(x, w.attn, cache, step, config.head_dim, rotate),

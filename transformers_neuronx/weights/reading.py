@@ -52,6 +52,9 @@ def resolve(
         names = [name for full in row.source.split("|") for name in (full, full.removeprefix(prefix))]
         named = [replace(row, source=name) for name in names]
         own = next((row for row in named if any(name in checkpoint for name in row.sources)), None)
+        if own is None and row.absent is not None:
+            found[key] = replace(row, value=row.absent)
+            continue
         if own is None:
             missing.append(row.source)
             continue

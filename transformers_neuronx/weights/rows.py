@@ -33,12 +33,13 @@ class Weight:
     tensor into `shape`, the whole weight in the graph. If the weight is stored in another form, `layout` makes the
     shape `matrix`, and `store` makes that into `shape`. `dtype` is a fixed element type; without one the weight has
     that of the activations. A row with a `value` is computed, not read; its `source` only says whether every layer has
-    it. With a `word`, devices hold their shards in panels of words of that many elements. With `rounded`, activations
-    are rounded to 8 bits before the product, with one scale per `rounded` inputs. With `codes`, elements are two codes
-    of that name each. With `experts`, it is a stack of so many tensors, and the rest is about one of them; with
-    `whole_experts`, each device has some of them, not a piece of each. With
-    `parts`, so many tensors are stacked before `layout`. `layers` is the number of layers that have it, if they are not
-    the decoder's. `kinds` are the kinds of layers that have it, if not all do, and `only` their numbers.
+    it. One with `absent` is read if the checkpoint has it, and computed otherwise. With a `word`, devices hold their
+    shards in panels of words of that many elements. With `rounded`, activations are rounded to 8 bits before the
+    product, with one scale per `rounded` inputs. With `codes`, elements are two codes of that name each. With
+    `experts`, it is a stack of so many tensors, and the rest is about one of them; with `whole_experts`, each device
+    has some of them, not a piece of each. With `parts`, so many tensors are stacked before `layout`. `layers` is the
+    number of layers that have it, if they are not the decoder's. `kinds` are the kinds of layers that have it, if not
+    all do, and `only` their numbers.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Weight:
     split: Split | None = None
     dtype: str | None = None
     value: Callable[[], torch.Tensor] | None = None
+    absent: Callable[[], torch.Tensor] | None = None
     store: Store | None = None
     matrix: tuple[int, ...] | None = None
     word: int | None = None
