@@ -50,10 +50,6 @@ class AfmoeConfig(MixtureLike):
         return math.sqrt(self.hidden_size) if self.enlarged else 1.0
 
     @property
-    def dense_layers(self) -> range:
-        return range(self.first_dense)
-
-    @property
     def shared_size(self) -> int:  # type: ignore[override]
         return self.n_shared * self.expert_size
 

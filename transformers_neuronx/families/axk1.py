@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -31,10 +31,6 @@ class AXK1Config(LatentLike, RoutedLike):
     WITHOUT_EFFECT: ClassVar = frozenset({"moe_layer_freq", "pretraining_tp"})
 
     @property
-    def dense_layers(self) -> set[int]:
-        return {n for n, block in enumerate(self.blocks) if block == "dense"}
-
-    @property
     def unread(self) -> list[str]:
         """Checkpoints have the norm in layers without experts, too, where it is not applied."""
         return [*super().unread, *(rf"model\.layers\.{n}\.(mlp\.)?{NORMS[0]}\.weight" for n in self.dense_layers)]
@@ -55,5 +51,4 @@ def table(config: AXK1Config) -> list[Weight]:
 class AXK1ForSampling(ForSampling):
     """Transformers' `AXK1ForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""
 
-    itself: ClassVar[Any] = sys.modules[__name__]
-    family = Family(AXK1Config.from_hf, itself, graph, prepare=graph.prepare, folder="axk1")
+    family = Family(AXK1Config.from_hf, sys.modules[__name__], graph, prepare=graph.prepare, folder="axk1")

@@ -49,10 +49,6 @@ class Cohere2MoeConfig(MixtureLike):
         return self.rms_eps is None
 
     @property
-    def dense_layers(self) -> set[int]:
-        return {n for n, block in enumerate(self.blocks) if block == "dense"}
-
-    @property
     def shared_size(self) -> int:  # type: ignore[override]
         return self.n_shared * self.expert_size
 

@@ -35,10 +35,6 @@ class ExaoneMoeConfig(MixtureLike):
     WITHOUT_EFFECT: ClassVar = frozenset({"sliding_window_pattern", "first_k_dense_replace", "output_router_logits"})
 
     @property
-    def dense_layers(self) -> set[int]:
-        return {n for n, block in enumerate(self.blocks) if block == "dense"}
-
-    @property
     def shared_size(self) -> int:  # type: ignore[override]
         return self.n_shared * self.expert_size
 

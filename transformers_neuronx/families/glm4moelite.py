@@ -22,10 +22,6 @@ class Glm4MoeLiteConfig(LatentLike, RoutedLike):
     FIXED: ClassVar = {"first_k_dense_replace": 1}  # Transformers reads mlp_layer_types alone, by default the same
     WITHOUT_EFFECT: ClassVar = frozenset({"pretraining_tp"})
 
-    @property
-    def dense_layers(self) -> set[int]:
-        return {n for n, block in enumerate(self.blocks) if block == "dense"}
-
 
 class Glm4MoeLiteForSampling(ForSampling):
     """Transformers' `Glm4MoeLiteForCausalLM`, with the options of `Model` and the calls of `ForSampling`."""

@@ -40,10 +40,6 @@ class HYV3Config(MixtureLike):
     WITHOUT_EFFECT: ClassVar = frozenset({"enable_moe_fp32_combine", "output_router_logits"})
 
     @property
-    def dense_layers(self) -> set[int]:
-        return {n for n, block in enumerate(self.blocks) if block == "dense"}
-
-    @property
     def shared_size(self) -> int:  # type: ignore[override]
         return self.n_shared * self.expert_size
 

@@ -37,10 +37,6 @@ class Lfm2MoeConfig(ConvolutionLike, MixtureLike):
         return "feed_forward.expert_bias" if self.corrected else ""
 
     @property
-    def dense_layers(self) -> range:
-        return range(self.first_dense)
-
-    @property
     def router(self) -> Router:
         return replace(super().router, eps=1e-6)
 

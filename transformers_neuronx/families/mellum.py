@@ -32,10 +32,6 @@ class MellumConfig(MixtureLike):
     )
 
     @property
-    def dense_layers(self) -> set[int]:
-        return {n for n, block in enumerate(self.blocks) if block == "dense"}
-
-    @property
     def unread(self) -> list[str]:
         return [r"mtp\..*"]  # layers that guess further tokens
 

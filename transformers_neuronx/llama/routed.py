@@ -28,10 +28,6 @@ class RoutedLike(MixtureLike):
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits"})
 
     @property
-    def dense_layers(self) -> set[int]:
-        return {*range(self.first_dense)}
-
-    @property
     def shared_size(self) -> int:  # type: ignore[override]
         return self.n_shared * self.expert_size
 

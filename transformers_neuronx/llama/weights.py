@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from transformers_neuronx.llama.feedforward import feed_forward
 from transformers_neuronx.llama.hybrid import mixers
 from transformers_neuronx.llama.latent import LatentLike, latent_attention
 from transformers_neuronx.llama.like import LlamaLike
-from transformers_neuronx.llama.mixture import feed_forward
 from transformers_neuronx.weights import (
     COLUMNS,
     Layout,
