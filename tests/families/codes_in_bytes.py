@@ -1,5 +1,6 @@
 """Weights in codes of four bits, as checkpoints of compressed-tensors and bitsandbytes have them, byte by byte."""
 
+import copy
 import json
 
 import torch
@@ -37,7 +38,9 @@ def store_in_codes(reference, directory, layout, group, change=lambda stored: No
             parts, numbers[name] = drawn(tensor.shape, layout, group, generator)
             stored |= {name.replace(".weight", end): part for end, part in parts.items()}
     save_file(numbers, file, metadata=dict(format="pt"))
-    changed = type(reference).from_pretrained(directory, dtype=torch.float32).eval()
+    whole = copy.deepcopy(reference.config)
+    whole.__dict__.pop("quantization_config", None)  # or Transformers would want bitsandbytes
+    changed = type(reference).from_pretrained(directory, config=whole, dtype=torch.float32).eval()
     change(stored)
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, file)
     return changed
