@@ -1,7 +1,9 @@
-"""The workflow files call what is there, with versions that the package allows."""
+"""What is published is whole, and the workflow files call what is there, with versions that the package allows."""
 
 import re
+import runpy
 import shlex
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -40,3 +42,12 @@ def test_versions_are_those_that_the_package_allows():
     for requirement in matrix["requirements"][0].split():
         package, version = requirement.split("==")
         assert f'"{package}>={version.removesuffix(".0")}' in SETUP
+
+
+def test_the_source_archive_has_all_sources_of_the_kernels(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with patch("setuptools.setup") as setup:
+        folder = runpy.run_path("setup.py")["KERNELS"]
+    kernels, _ = setup.call_args.kwargs["ext_modules"]
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / folder).iterdir() if path.suffix in (".cc", ".h")}
+    assert sources <= {*kernels.sources, *kernels.depends}
