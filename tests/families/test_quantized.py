@@ -29,6 +29,7 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.config import GPT2Config
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM, family_of
+from transformers_neuronx.llama.delta import DeltaNetLike
 from transformers_neuronx.runtimes import get_runtime
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -126,8 +127,10 @@ def test_groups_of_four_bits_as_in_numpy(saved, family, degree):
 
     def in_groups(name, matrix):
         if any(of_heads in name for of_heads in OF_HEADS):
-            heads = config.heads_of(kinds[int(re.search(r"\d+", name)[0])]) or config.attention_heads
-            group = np.gcd(32, getattr(config, "value_dim", heads.head_dim))  # of what a head returns
+            heads = config.heads_of(kinds[int(re.search(r"\d+", name)[0])])
+            delta = heads is None and isinstance(config, DeltaNetLike)
+            own = config.delta_value_dim if delta else (heads or config.attention_heads).head_dim
+            group = np.gcd(32, getattr(config, "value_dim", own))  # of what a head returns
         else:
             group = 32 if any(down in name for down in DOWN) else np.gcd(32, matrix.shape[-1])
         return in_groups_of(group, matrix)
