@@ -40,6 +40,7 @@ from transformers_neuronx.layers.rotary import (
     RotaryConfig as RotaryConfig,
     frequencies_in_checkpoints as frequencies_in_checkpoints,
     growing as growing,
+    grown as grown,
     rotaries as rotaries,
     rotation as rotation,
     turning as turning,

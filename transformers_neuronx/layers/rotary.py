@@ -272,17 +272,21 @@ def _offsets(r: Rotary, placed: Placed) -> Tensor:
     return hlo.sum(offsets, 2, keep=True)
 
 
-def growing(parameters: Mapping[str, Any], step: Step) -> Rotate | None:
-    """Return the function that multiplies queries [b, n, heads, ·] by 1 + beta ln(1 + ⌊position / original length⌋).
+def grown(step: Step, growth: float, each: int, ahead: int = 0) -> Rotate:
+    """Return the function that multiplies queries [b, n, heads, ·] by 1 + growth ln(1 + ⌊(position + ahead) / each⌋).
 
-    None if these `rope_parameters` lack beta (Nakanishi, arXiv:2501.19399) or the length.
+    Nakanishi, arXiv:2501.19399.
     """
-    beta, length = parameters.get("llama_4_scaling_beta"), parameters.get("original_max_position_embeddings")
-    if not beta or not length:
-        return None
-    times = hlo.log(hlo.convert(hlo.divide(step.positions, int(length)), "f32") + 1.0) * beta + 1.0  # [b, n]
-    factor = hlo.reshape(times, *times.sizes, 1, 1)
-    return lambda q: q * hlo.convert(factor, q.dtype)
+    positions = step.positions + ahead if ahead else step.positions
+    times = hlo.log(hlo.convert(hlo.divide(positions, each), "f32") + 1.0) * growth + 1.0
+    factor = hlo.reshape(times, *times.sizes, 1, 1)  # [b, n, 1, 1]
+    return lambda q: hlo.convert(hlo.convert(q, "f32") * factor, q.dtype)
+
+
+def growing(parameters: Mapping[str, Any], step: Step) -> Rotate | None:
+    """Return how queries grow with these `rope_parameters` of Mistral's models; None if they do not."""
+    growth, length = parameters.get("llama_4_scaling_beta"), parameters.get("original_max_position_embeddings")
+    return grown(step, growth, int(length)) if growth and length else None
 
 
 def turning(dim: int, angles: Tensor, magnitude: float = 1.0) -> Rotate:
