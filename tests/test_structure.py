@@ -60,19 +60,7 @@ MOST_ENTRIES = 25  # at the top of the package, besides families
 FILE_LINES, FUNCTION_LINES = 400, 40
 CLASS_LINES = 250  # without docstrings: callers read those of public classes first
 # Of families with LLaMA's graph.
-DIFFERENT = {
-    "alone",
-    "bases",
-    "feedforward",
-    "like",
-    "hybrid",
-    "delta",
-    "convolution",
-    "mamba",
-    "latent",
-    "mixture",
-    "routed",
-}
+DIFFERENT = set("alone bases convolution delta feedforward hybrid latent like mamba mixture routed scaled".split())
 SHARED = {f"transformers_neuronx.llama.{name}" for name in DIFFERENT | {"graph", "weights"}}
 # What families in one file may import: graphs, weight tables and configurations of these.
 BASES = {f"transformers_neuronx.{family}" for family in ("llama", "gpt2", "gptj")}

@@ -49,10 +49,6 @@ class AfmoeConfig(MixtureLike):
     def embedding_scale(self) -> float:  # type: ignore[override]
         return math.sqrt(self.hidden_size) if self.enlarged else 1.0
 
-    @property
-    def shared_size(self) -> int:  # type: ignore[override]
-        return self.n_shared * self.expert_size
-
     def rotary_of(self, kind: str) -> Rotary | None:
         return self.rotary if kind.startswith("sliding_attention") else None
 

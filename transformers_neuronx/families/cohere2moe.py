@@ -49,10 +49,6 @@ class Cohere2MoeConfig(MixtureLike):
         return self.rms_eps is None
 
     @property
-    def shared_size(self) -> int:  # type: ignore[override]
-        return self.n_shared * self.expert_size
-
-    @property
     def router(self) -> Router:
         sigmoid = self.chosen_by == "sigmoid"
         return Router(self.active_experts, sigmoid, self.normalized or not sigmoid, by_logits=True)

@@ -38,10 +38,6 @@ class Ernie45MoeConfig(MixtureLike):
         return {n for n in range(self.n_layer) if n not in some or (n + 1) % self.interval}
 
     @property
-    def shared_size(self) -> int:  # type: ignore[override]
-        return self.n_shared * self.expert_size
-
-    @property
     def unread(self) -> list[str]:
         return [r".*\bmtp_.*"]  # layers that guess further tokens
 

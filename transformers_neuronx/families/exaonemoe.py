@@ -35,10 +35,6 @@ class ExaoneMoeConfig(MixtureLike):
     WITHOUT_EFFECT: ClassVar = frozenset({"sliding_window_pattern", "first_k_dense_replace", "output_router_logits"})
 
     @property
-    def shared_size(self) -> int:  # type: ignore[override]
-        return self.n_shared * self.expert_size
-
-    @property
     def unread(self) -> list[str]:
         return [r"mtp\..*"]  # layers that guess further tokens
 

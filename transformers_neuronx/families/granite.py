@@ -6,24 +6,16 @@ from transformers_neuronx.config import hf
 from transformers_neuronx.engine.family import Family
 from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.llama import graph, weights
-from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.llama.scaled import ScaledLike
 from transformers_neuronx.models.sampling import ForSampling
 
 
 @dataclass(frozen=True)
-class GraniteConfig(LlamaLike):
+class GraniteConfig(ScaledLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     attention_bias: bool = hf("attention_bias")
     mlp_bias: bool = hf("mlp_bias")
-    embedding_scale: float = hf("embedding_multiplier")
-    residual_scale: float = hf("residual_multiplier")
-    attention_scale: float = hf("attention_multiplier")
-    logits_divisor: float = hf("logits_scaling")
-
-    @property
-    def logit_scale(self) -> float:  # type: ignore[override]
-        return 1 / self.logits_divisor
 
 
 class GraniteForSampling(ForSampling):

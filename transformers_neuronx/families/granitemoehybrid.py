@@ -10,21 +10,18 @@ from transformers_neuronx.llama import graph, weights
 from transformers_neuronx.llama.hybrid import HYBRID_KINDS
 from transformers_neuronx.llama.mamba import MambaLike
 from transformers_neuronx.llama.mixture import MixtureLike
+from transformers_neuronx.llama.scaled import ScaledLike
 from transformers_neuronx.models.sampling import ForSampling
 
 
 @dataclass(frozen=True)
-class GraniteMoeHybridConfig(MambaLike, MixtureLike):
+class GraniteMoeHybridConfig(ScaledLike, MambaLike, MixtureLike):
     inner_size: int = hf("shared_intermediate_size")
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     attention_bias: bool = hf("attention_bias")
     attention_kinds: list[str] = hf("layer_types", among=HYBRID_KINDS)
     positions: str | None = hf("position_embedding_type", None)
-    embedding_scale: float = hf("embedding_multiplier")
-    residual_scale: float = hf("residual_multiplier")
-    attention_scale: float = hf("attention_multiplier")
-    logits_divisor: float = hf("logits_scaling")
     n_expert: int = hf("num_local_experts")
     active_experts: int = hf("num_experts_per_tok")
     expert_size: int = hf("intermediate_size")
@@ -48,10 +45,6 @@ class GraniteMoeHybridConfig(MambaLike, MixtureLike):
     @property
     def shared_size(self) -> int:  # type: ignore[override]
         return self.inner_size
-
-    @property
-    def logit_scale(self) -> float:  # type: ignore[override]
-        return 1 / self.logits_divisor
 
     def rotary_of(self, kind: str) -> Rotary | None:
         return self.rotary if self.positions == "rope" else None

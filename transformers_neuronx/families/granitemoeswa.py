@@ -17,10 +17,6 @@ class GraniteMoeSWAConfig(BasesLike, MixtureLike):
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     tied: bool = hf("tie_word_embeddings")
     attention_bias: bool = hf("attention_bias")
-    embedding_scale: float = hf("embedding_multiplier")
-    residual_scale: float = hf("residual_multiplier")
-    attention_scale: float = hf("attention_multiplier")
-    logits_divisor: float = hf("logits_scaling")
     n_expert: int = hf("num_local_experts")
     active_experts: int = hf("num_experts_per_tok")
     shared_size: int = hf("shared_intermediate_size")
@@ -34,10 +30,6 @@ class GraniteMoeSWAConfig(BasesLike, MixtureLike):
     shared = ("shared_mlp.input_linear", "shared_mlp.input_linear", "shared_mlp.output_linear")
 
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef"})  # for training
-
-    @property
-    def logit_scale(self) -> float:  # type: ignore[override]
-        return 1 / self.logits_divisor
 
 
 class GraniteMoeSWAForSampling(ForSampling):

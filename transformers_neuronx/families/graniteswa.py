@@ -16,17 +16,9 @@ class GraniteSWAConfig(BasesLike):
     tied: bool = hf("tie_word_embeddings")
     attention_bias: bool = hf("attention_bias")
     mlp_bias: bool = hf("mlp_bias")
-    embedding_scale: float = hf("embedding_multiplier")
-    residual_scale: float = hf("residual_multiplier")
-    attention_scale: float = hf("attention_multiplier")
-    logits_divisor: float = hf("logits_scaling")
     kinds: list[str] = hf("layer_types", among=LAYER_KINDS)
     bases: list[float] = hf("layer_rope_theta")  # 0 for layers that do not rotate
     window: int | None = hf("sliding_window", None)
-
-    @property
-    def logit_scale(self) -> float:  # type: ignore[override]
-        return 1 / self.logits_divisor
 
 
 class GraniteSWAForSampling(ForSampling):

@@ -39,15 +39,6 @@ class HYV3Config(MixtureLike):
     # In half precision, a sum of two tensors is that of f32, rounded, with enable_moe_fp32_combine or without.
     WITHOUT_EFFECT: ClassVar = frozenset({"enable_moe_fp32_combine", "output_router_logits"})
 
-    @property
-    def shared_size(self) -> int:  # type: ignore[override]
-        return self.n_shared * self.expert_size
-
-    @property
-    def unread(self) -> list[str]:
-        """Layers after the last one guess further tokens."""
-        return [rf"model\.layers\.{self.n_layer + n}\..*" for n in range(self.guesses)]
-
 
 def table(config: HYV3Config) -> list[Weight]:
     return also_named(weights.table(config), {"mlp.shared_experts": "mlp.shared_mlp"})

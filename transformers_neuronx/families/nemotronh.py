@@ -26,7 +26,7 @@ class NemotronHConfig(alone.AloneLike, MambaLike, RoutedLike):
     eps: float = hf("layer_norm_epsilon")
     activation: str = hf("mlp_hidden_act", among=ACTIVATIONS)
     mlp_bias: bool = hf("mlp_bias")
-    shared_inner: int = hf("moe_shared_expert_intermediate_size")
+    shared_size: int = hf("moe_shared_expert_intermediate_size")
     mamba_heads: int = hf("mamba_num_heads")
     mamba_groups: int = hf("n_groups")
     mamba_head_dim: int = hf("mamba_head_dim")
@@ -52,10 +52,6 @@ class NemotronHConfig(alone.AloneLike, MambaLike, RoutedLike):
         "num_logits_to_keep rescale_prenorm_residual residual_in_fp32 sliding_window time_step_floor time_step_max "
         "time_step_min use_mamba_kernels rms_norm_eps rope_theta".split()
     )
-
-    @property
-    def shared_size(self) -> int:  # type: ignore[override]
-        return self.shared_inner
 
     @property
     def unread(self) -> list[str]:

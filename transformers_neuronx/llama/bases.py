@@ -1,15 +1,15 @@
-"""Families whose layers have windows, a rotation of their own or none, and attention sinks."""
+"""Granites whose layers have windows, a rotation of their own or none, and attention sinks."""
 
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.layers import Rotary
 from transformers_neuronx.llama import weights
-from transformers_neuronx.llama.like import LlamaLike
+from transformers_neuronx.llama.scaled import ScaledLike
 from transformers_neuronx.weights import Weight
 
 PREFIX, ignored = weights.PREFIX, weights.ignored
 
 
-class BasesLike(LlamaLike):
+class BasesLike(ScaledLike):
     """A layer has a window or none, and rotates by a base of its own, or not at all if that is 0."""
 
     kinds: list[str]

@@ -12,11 +12,12 @@ def feed_forward(config: LlamaLike, block: str) -> list[Weight]:
     if not isinstance(config, MixtureLike):
         return dense
     names = config.router_name, config.of_expert, config.of_experts
-    rows = experts("moe", block, config.n_expert, *names, config.expert_size or inner, hidden)
+    of_expert = config.expert_size or inner
+    rows = experts("moe", block, config.n_expert, *names, of_expert, hidden)
     if config.correction:
         source = "|".join(block + name for name in config.correction.split("|"))
         rows.append(Weight("moe.router.correction", source, (config.n_expert,), flattened, dtype="f32"))
-    if size := config.shared_size:
+    if size := config.shared_size or config.n_shared * of_expert:
         rows += mlp("moe.shared", parts_of(block, config.shared, [size, size, hidden]), size, hidden, bias=bias)
     if config.shared_gate:
         rows.append(Weight("moe.shared_gate.weight", f"{block}{config.shared_gate}.weight", (1, hidden)))

@@ -31,8 +31,10 @@ class MixtureLike(LlamaLike):
     of_experts: ClassVar[tuple[str, ...]] = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
     correction: ClassVar[str] = ""
 
-    # A block for all tokens: its inner size, if there is one, its names, and that of its gate, if it has one.
+    # A block for all tokens, if there is one: its inner size, or of how many experts it has the size; its names, and
+    # that of its gate, if it has one.
     shared_size: int = 0
+    n_shared: int = 0
     shared: ClassVar[tuple[str, ...]] = tuple(f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down"))
     shared_gate: ClassVar[str] = ""
 
@@ -43,6 +45,11 @@ class MixtureLike(LlamaLike):
     first_dense: int = 0
     sparse_step: int = 1
     dense_too: Collection[int] = ()
+    guesses: int = 0  # layers after the last one, which guess further tokens
+
+    @property
+    def unread(self) -> list[str]:
+        return [rf"(model\.)?layers\.{self.n_layer + n}\..*" for n in range(self.guesses)]
 
     @property
     def dense_layers(self) -> Collection[int]:

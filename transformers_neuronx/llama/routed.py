@@ -26,12 +26,3 @@ class RoutedLike(MixtureLike):
     correction = "mlp.gate.e_score_correction_bias"
 
     WITHOUT_EFFECT: ClassVar = frozenset({"output_router_logits"})
-
-    @property
-    def shared_size(self) -> int:  # type: ignore[override]
-        return self.n_shared * self.expert_size
-
-    @property
-    def unread(self) -> list[str]:
-        """Layers after the last one guess further tokens."""
-        return [rf"(model\.)?layers\.{self.n_layer + n}\..*" for n in range(self.guesses)]
