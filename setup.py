@@ -52,6 +52,9 @@ if platform.machine() in ("x86_64", "AMD64"):
     LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi"]}
     if sys.platform == "linux":
         LEVELS |= {"amx": [*LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]}
+elif platform.machine() in ("aarch64", "arm64"):
+    ARM = "-march=armv8.2-a+dotprod"
+    LEVELS |= {"neon_dot": [ARM], "neon_bf16": [f"{ARM}+i8mm+bf16"]}
 
 
 class BuildKernels(build_ext):
@@ -104,10 +107,17 @@ def best_level(levels):
     except OSError:
         return levels
     has = set(told.split())
-    found = [level for level in levels if all(flag[2:].replace("-", "") in has for flag in LEVELS[level])]
+    found = [level for level in levels if all(words_of(flag) <= has for flag in LEVELS[level])]
     if "amx" in found and ctypes.CDLL(None).syscall(158, 0x1023, 18):  # as levels.h requests its registers
         found.remove("amx")
     return found[-1:]
+
+
+def words_of(flag):
+    """Return what Linux calls the instructions of a flag."""
+    if flag.startswith("-march="):
+        return set(flag.replace("dotprod", "asimddp").split("+")[1:])
+    return {flag[2:].replace("-", "")}
 
 
 if CHOSEN not in ("", "all", "native", "none"):

@@ -33,7 +33,8 @@ RUNTIME = Variable(
 KERNELS = Variable(
     "NEURONX_KERNELS",
     "auto",
-    "Kernels for the CPU: auto, off, or one of portable, avx2, avx512, avx512_bf16, amx that the processor supports.",
+    "Kernels for the CPU: auto, off, or one of portable, avx2, avx512, avx512_bf16, amx, and on ARM neon_dot and "
+    "neon_bf16, that the processor supports.",
 )
 CACHE = Variable("NEURONX_CACHE", "on", "Whether compiled programs are cached for later processes: on or off.")
 CACHE_DIR = Variable("NEURONX_CACHE_DIR", "", "Their directory; by default transformers_neuronx in XDG_CACHE_HOME.")

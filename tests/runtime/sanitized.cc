@@ -38,7 +38,8 @@ std::vector<char> Numbers(Type type, int64_t count) {
   std::vector<char> bytes(count * size);
   for (int64_t i = 0; i < count; ++i) {
     const float value = static_cast<float>(Below(2001) - 1000) / 1000;
-    const auto bits = reinterpret_cast<const uint32_t&>(value);
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
     const auto bf16 = static_cast<uint16_t>(bits >> 16);
     const auto f16 = static_cast<uint16_t>(0x3c00 - Below(0x1000) + (Below(2) << 15));
     const auto byte = static_cast<uint8_t>(type == Type::kF8 ? Below(256) & 0xbf : Below(255) - 127);  // no NaN

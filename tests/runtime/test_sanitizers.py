@@ -1,9 +1,11 @@
-"""The kernels alone, without Python and XLA, under the compiler's sanitizers; then random calls of their handlers.
+"""The kernels alone, without Python and XLA, under the compiler's sanitizers; then random calls of their handlers. Last,
+those for ARM, by a cross compiler and an emulator.
 
 FUZZ_CALLS is the number of random calls of each kernel.
 """
 
 import os
+import platform
 import runpy
 import shutil
 import subprocess
@@ -28,17 +30,21 @@ pytestmark = [
 
 def sanitized(folder, sanitizers, *sources):
     """Compile sources and the kernels of all levels with sanitizers, and return the program."""
-    with patch("setuptools.setup"):
+    return made(folder, "c++", ["-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"], *sources)
+
+
+def made(folder, compiler, flags, *sources, machine=None):
+    """Compile sources and the kernels of all levels of a machine, and return the program."""
+    with patch("setuptools.setup"), patch("platform.machine", return_value=machine or platform.machine()):
         build = runpy.run_path(str(ROOT / "setup.py"))
     kernels = ROOT / build["KERNELS"]
     headers = [kernels, *(Path(place) / "include" for place in find_spec("jaxlib").submodule_search_locations)]
-    flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
-    flags += [f"-I{header}" for header in headers]
+    flags = ["-std=c++17", *flags, *(f"-I{header}" for header in headers)]
 
     def compiled(job):
         path, defined = job
         out = folder / f"{path.stem}{len(defined)}{defined[-1] if defined else ''}.o"
-        subprocess.run(["c++", *flags, *defined, "-c", path, "-o", out], check=True)
+        subprocess.run([compiler, *flags, *defined, "-c", path, "-o", out], check=True)
         return out
 
     levels = [f"-DNEURONX_HAS_{level.upper()}" for level in build["LEVELS"]]
@@ -47,7 +53,7 @@ def sanitized(folder, sanitizers, *sources):
         jobs += [(kernels / f"{name}.cc", [*own, f"-DNEURONX_LEVEL={level}"]) for name in build["SOURCES"]]
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, jobs))
-    subprocess.run(["c++", *flags, *objects, "-o", folder / "program", "-pthread"], check=True)
+    subprocess.run([compiler, *flags, *objects, "-o", folder / "program", "-pthread"], check=True)
     return folder / "program"
 
 
@@ -72,3 +78,19 @@ def fuzzed(tmp_path_factory):
 def test_any_call_is_computed_or_refused(kernel, fuzzed):
     computed, refused = ran(fuzzed, kernel, str(CALLS))
     assert computed + refused == CALLS and min(computed, refused) > CALLS / 5
+
+
+ARM, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
+emulated = pytest.mark.skipif(not (ARM and EMULATOR), reason="needs g++-aarch64-linux-gnu and qemu-user-static")
+
+
+@pytest.fixture(scope="module")
+def of_arm(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("arm"), ARM, ["-O3", "-static"], "sanitized.cc", machine="aarch64")
+
+
+@emulated
+@pytest.mark.parametrize(("processor", "levels"), [("cortex-a72", 1), ("neoverse-n1", 2), ("max", 3)])
+def test_levels_of_arm_agree(processor, levels, of_arm):
+    """Without products of bytes, with these, and with those of bf16."""
+    assert ran(EMULATOR, "-cpu", processor, of_arm) == [levels]

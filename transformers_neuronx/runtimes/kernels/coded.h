@@ -104,6 +104,9 @@ inline Floats LookedUp(Ints codes, const float (&table)[16]) {
   const __m256 first = _mm256_permutevar8x32_ps(Load<__m256>(table), index);
   const __m256 last = _mm256_permutevar8x32_ps(Load<__m256>(table + 8), index);
   return Cast<Floats>(_mm256_blendv_ps(first, last, Cast<__m256>(codes << 28)));
+#elif defined(__aarch64__)
+  const Ints bytes = (codes & 15) * 0x04040404 + 0x03020100;  // the places of each float's bytes
+  return Cast<Floats>(vqtbl4q_u8(Load<uint8x16x4_t>(table), Cast<uint8x16_t>(bytes)));
 #else
   Floats floats;
   for (int lane = 0; lane < kLanes; ++lane) floats[lane] = table[codes[lane] & 15];

@@ -28,7 +28,7 @@ namespace neuronx::NEURONX_LEVEL {
 namespace {
 
 constexpr int64_t kSize = kLongestHead;
-constexpr int64_t kParts = kLanes == 16 ? 4 : 2;  // vectors of features that are summed at once
+constexpr int64_t kParts = kRegisters == 32 ? 4 : 2;  // vectors of features that are summed at once
 constexpr float kNone = -__builtin_inff();
 
 typedef Floats Wide[kSize / kLanes];  // the features of a head

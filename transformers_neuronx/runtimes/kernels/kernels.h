@@ -224,6 +224,9 @@ namespace avx2 { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
 namespace avx512_bf16 { extern const Kernels kernels; }
 namespace amx { extern const Kernels kernels; }
+#elif defined(__aarch64__)
+namespace neon_dot { extern const Kernels kernels; }
+namespace neon_bf16 { extern const Kernels kernels; }
 #endif
 
 }  // namespace neuronx

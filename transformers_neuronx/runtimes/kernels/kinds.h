@@ -8,6 +8,8 @@
 // Activations are prepared once for all outputs: 32 bits for each part of each word.
 #pragma once
 
+#include <type_traits>
+
 #include "vectors.h"
 
 namespace neuronx::NEURONX_LEVEL {
@@ -23,6 +25,9 @@ inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
   return sums + Cast<Ints>(_mm256_madd_epi16(Cast<__m256i>(a), Cast<__m256i>(b)));
 #elif defined(__SSE2__)
   return sums + Cast<Ints>(_mm_madd_epi16(Cast<__m128i>(a), Cast<__m128i>(b)));
+#elif defined(__aarch64__)
+  const int16x8_t x = Cast<int16x8_t>(a), y = Cast<int16x8_t>(b);
+  return sums + Cast<Ints>(vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
 #else
   for (int lane = 0; lane < kLanes; ++lane)
     sums[lane] += int32_t{a[2 * lane]} * b[2 * lane] + int32_t{a[2 * lane + 1]} * b[2 * lane + 1];
@@ -31,7 +36,7 @@ inline Ints AddProducts(Ints sums, Shorts a, Shorts b) {
 }
 
 // Whether products of bf16 vectors are faster than those of floats. Processors with AMX use its tiles instead.
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if (defined(__AVX512BF16__) && !defined(__AMX_BF16__)) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr bool kPairsPay = true;
 #else
 constexpr bool kPairsPay = false;
@@ -44,8 +49,11 @@ constexpr bool kPairsPay = false;
 //   OFFSET   parts are weights plus OFFSET; sums start lower to compensate
 //   LEAST    the value that stands for a group's minimum
 //   ROUNDED  whether activations are rounded, and each run has its own factor
+//   MATRIX   whether `AddMatrix` multiplies two rows of activations with two outputs, with 64 bits of each
+//   MOST     the largest integer that activations are rounded to
+//   SPLIT    whether these have two bytes, which are multiplied one after the other
 struct Single {
-  static constexpr bool ROUNDED = false;
+  static constexpr bool ROUNDED = false, MATRIX = false, SPLIT = false;
   using Active = float;
   using Sums = Floats;
   using Vector = Floats;
@@ -66,28 +74,50 @@ struct F16 : F32 {
   static Words Read(const char* at) { return Widened(reinterpret_cast<const Float16*>(at)); }
 };
 
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #if defined(__AVX512BF16__)
+using Pairs = __m512bh;
+#else
+using Pairs = bfloat16x8_t;
+#endif
+
 struct BF16 {
-  static constexpr bool ROUNDED = false;
+  static constexpr bool ROUNDED = false, SPLIT = false;
+#if defined(__AVX512BF16__)
+  static constexpr bool MATRIX = false;
+#else
+  static constexpr bool MATRIX = true;
+  static Floats AddMatrix(Floats sums, Pairs w, Pairs x) {
+    return Cast<Floats>(vbfmmlaq_f32(Cast<float32x4_t>(sums), x, w));
+  }
+#endif
   using Active = BFloat16;
   using Sums = Floats;
-  using Vector = __m512bh;
-  using Words = __m512bh;
+  using Vector = Pairs;
+  using Words = Pairs;
   static constexpr int PARTS = 1, PER_PART = 2, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 256, OFFSET = 0, LEAST = 0;
   static Words Read(const char* at) { return Load<Words>(at); }
   template <int PART>
   static Vector Part(Words w) { return w; }
-  static Vector Repeat(const int32_t* x) { return Cast<Vector>(_mm512_set1_epi32(Load<int32_t>(x))); }
+  static Vector Repeat(const int32_t* x) { return Cast<Vector>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) {
+#if defined(__AVX512BF16__)
     return Cast<Floats>(_mm512_dpbf16_ps(Cast<__m512>(sums), w, x));
+#else
+    return Cast<Floats>(vbfdotq_f32(Cast<float32x4_t>(sums), w, x));
+#endif
   }
   // The words of two inputs: rounded to bf16, or of inputs that are exact in bf16.
   static Floats Joined(Floats first, Floats second) { return Cast<Floats>(Half(first) | Half(second) << 16); }
   static Floats JoinedExactly(Floats first, Floats second) {
-    return Cast<Floats>(Cast<Ints>(_mm512_srli_epi32(Cast<__m512i>(first), 16)) | Cast<Ints>(second));
+    return Cast<Floats>(Cast<UInts>(first) >> 16 | Cast<UInts>(second));
   }
-  static Ints Half(Floats x) {
-    return Cast<Ints>(_mm512_cvtepu16_epi32(Cast<__m256i>(_mm512_cvtneps_pbh(Cast<__m512>(x)))));
+  static UInts Half(Floats x) {
+#if defined(__AVX512BF16__)
+    return Cast<UInts>(_mm512_cvtepu16_epi32(Cast<__m256i>(_mm512_cvtneps_pbh(Cast<__m512>(x)))));
+#else
+    return Cast<UInts>(vmovl_u16(Cast<uint16x4_t>(vcvt_bf16_f32(Cast<float32x4_t>(x)))));
+#endif
   }
 };
 #else
@@ -149,15 +179,18 @@ struct WidePlanes : Single, Planes<HIGH> {
 
 // Activations as 16-bit integers, so that sums are integers, and exact. Those of a word are in the ORDER of its parts.
 struct Whole {
-  static constexpr bool ROUNDED = false;
+  static constexpr bool ROUNDED = false, MATRIX = false, SPLIT = false;
   using Active = int16_t;
   using Sums = Ints;
   using Vector = Shorts;
   using Words = Shorts;
-  static constexpr int PER_PART = 2, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 64;  // times four inputs, 128 and 32767 is below 2^31
+  static constexpr int PER_PART = 2, BYTES = 4, WORDS = 1, STEPS = 1, MOST = 32767;
+  static constexpr int RUN = 64;  // times four inputs, 128 and 32767 is below 2^31
   static Words Read(const char* at) { return Load<Words>(at); }
   static Vector Repeat(const int32_t* x) { return Cast<Shorts>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) { return AddProducts(sums, w, x); }
+  static void Set(int16_t* active, int64_t i, int16_t x) { active[i] = x; }
+  static int32_t Get(const int16_t* active, int64_t i) { return active[i]; }
 };
 
 struct S8 : Whole {
@@ -190,27 +223,47 @@ struct WholePlanes : Whole, Planes<HIGH> {
   }
 };
 
-#if defined(__AVX512VNNI__)
-// sums + products of bytes, the first ones unsigned. The products of four neighbours are added.
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
+// sums + products of bytes, the first ones from 0 to 255, or on ARM from -128 to 127. The products of four neighbours are
+// added.
 inline Ints AddProducts(Ints sums, UBytes a, Bytes b) {
+#if defined(__AVX512VNNI__)
   return Cast<Ints>(_mm512_dpbusd_epi32(Cast<__m512i>(sums), Cast<__m512i>(a), Cast<__m512i>(b)));
+#else
+  return Cast<Ints>(vdotq_s32(Cast<int32x4_t>(sums), Cast<int8x16_t>(a), Cast<int8x16_t>(b)));
+#endif
 }
 
 // Activations as 8-bit integers.
 struct Byte {
-  static constexpr bool ROUNDED = true;
+  static constexpr bool ROUNDED = true, SPLIT = false;
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  static constexpr bool MATRIX = true;
+  static Ints AddMatrix(Ints sums, UBytes w, Bytes x) {
+    return Cast<Ints>(vmmlaq_s32(Cast<int32x4_t>(sums), Cast<int8x16_t>(x), Cast<int8x16_t>(w)));
+  }
+#else
+  static constexpr bool MATRIX = false;
+#endif
   using Active = int8_t;
   using Sums = Ints;
   using Vector = UBytes;
   using Words = UBytes;
-  static constexpr int PER_PART = 4, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 64;
+  static constexpr int PER_PART = 4, BYTES = 4, WORDS = 1, STEPS = 1, MOST = 127, RUN = 64;
   static Bytes Repeat(const int32_t* x) { return Cast<Bytes>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Bytes x) { return AddProducts(sums, w, x); }
+  static void Set(int8_t* active, int64_t i, int16_t x) { active[i] = static_cast<int8_t>(x); }
+  static int32_t Get(const int8_t* active, int64_t i) { return active[i]; }
 };
 
 struct ByteS8 : Byte {
-  static constexpr int PARTS = 1, OFFSET = 128, LEAST = 0, ORDER[] = {0, 1, 2, 3};
-  static Words Read(const char* at) { return Load<Words>(at) ^ uint8_t{0x80}; }
+#if defined(__AVX512VNNI__)
+  static constexpr int OFFSET = 128;
+#else
+  static constexpr int OFFSET = 0;
+#endif
+  static constexpr int PARTS = 1, LEAST = 0, ORDER[] = {0, 1, 2, 3};
+  static Words Read(const char* at) { return Load<Words>(at) ^ uint8_t{OFFSET}; }
   template <int PART>
   static Vector Part(Words w) { return w; }
 };
@@ -224,6 +277,7 @@ struct ByteS4 : Byte {
 
 template <int HIGH>
 struct BytePlanes : Byte, Planes<HIGH> {
+  static constexpr bool MATRIX = false;
   using P = Planes<HIGH>;
   using Words = typename P::Words;
   using P::Read;
@@ -239,9 +293,37 @@ struct BytePlanes : Byte, Planes<HIGH> {
 };
 #else
 template <int HIGH>
-struct BytePlanes : WholePlanes<HIGH> { static constexpr bool ROUNDED = true; };
-struct ByteS8 : S8 { static constexpr bool ROUNDED = true; };
-struct ByteS4 : S4 { static constexpr bool ROUNDED = true; };
+struct BytePlanes : WholePlanes<HIGH> { static constexpr bool ROUNDED = true; static constexpr int MOST = 127; };
+struct ByteS8 : S8 { static constexpr bool ROUNDED = true; static constexpr int MOST = 127; };
+struct ByteS4 : S4 { static constexpr bool ROUNDED = true; static constexpr int MOST = 127; };
+#endif
+
+// Activations as 16-bit integers in two bytes, 256 times the high one plus the low one, both signed: eight high ones of
+// neighbouring inputs, then their low ones. With products of matrices, these are two rows.
+#if defined(__ARM_FEATURE_DOTPROD)
+template <typename Bytewise>
+struct SplitOf : Bytewise {
+  static constexpr bool ROUNDED = false, SPLIT = true;
+  static constexpr int MOST = 127 * 256 + 127, BLOCK = 8;  // inputs
+  static void Set(int8_t* active, int64_t i, int16_t x) {
+    int8_t* at = active + i / BLOCK * 2 * BLOCK + i % BLOCK;
+    at[BLOCK] = static_cast<int8_t>(x);
+    at[0] = static_cast<int8_t>((x - at[BLOCK]) / 256);
+  }
+  static int32_t Get(const int8_t* active, int64_t i) {
+    const int8_t* at = active + i / BLOCK * 2 * BLOCK + i % BLOCK;
+    return at[0] * 256 + at[BLOCK];
+  }
+};
+using SplitS8 = SplitOf<ByteS8>;
+using SplitS4 = SplitOf<ByteS4>;
+template <int HIGH>
+using SplitPlanes = SplitOf<BytePlanes<HIGH>>;
+#else
+using SplitS8 = S8;
+using SplitS4 = S4;
+template <int HIGH>
+using SplitPlanes = WholePlanes<HIGH>;
 #endif
 
 template <typename Kind>
@@ -272,24 +354,24 @@ inline float Largest(const LinearArguments& a, int64_t first, int64_t count) {
   return Cast<float>(Most(bits));
 }
 
-// Rounds some activations to integers, the largest to `most`, in the order of a Kind. `out` has room for whole words.
-// Returns the factor to multiply them by, which is NaN if one of them is not finite.
+// Rounds some activations to integers, the largest to MOST, in the order of a Kind. `out` has room for whole words. Returns
+// the factor to multiply them by, which is NaN if one of them is not finite.
 template <typename Kind>
-float Round(const LinearArguments& a, int64_t first, int64_t count, float most, typename Kind::Active* out) {
+float Round(const LinearArguments& a, int64_t first, int64_t count, typename Kind::Active* out) {
   constexpr int64_t kWord = kInputs<Kind>, kBlock = kLanes > kWord ? kLanes : kWord;
-  const float scale = Largest(a, first, count) * (1 / most);
+  const float scale = Largest(a, first, count) * (1.0f / Kind::MOST);
   if (!(scale < __builtin_inff())) {
-    memset(out, 0, RoundUp(count, kWord) * sizeof *out);
+    memset(out, 0, RoundUp(count, kWord) * sizeof *out * (1 + Kind::SPLIT));
     return __builtin_nanf("");
   }
   const float inverse = scale > 1e-37f ? 1 / scale : 0;  // for less, it would be infinite
   for (int64_t i = 0; i < count; i += kBlock) {
-    typename Kind::Active block[kBlock] = {};
+    std::conditional_t<Kind::SPLIT, int16_t, typename Kind::Active> block[kBlock] = {};
     for (int64_t j = 0; j < kBlock && i + j < count; j += kLanes)
       Put(Rounded(Some(a.x, a.x_type, first + i + j, count - i - j) * inverse), block + j);
     const int64_t words = Least(RoundUp(count - i, kWord), kBlock) / kWord;
     for (int64_t j = 0; j < words * kWord; j += kWord)
-      UNROLL for (int64_t k = 0; k < kWord; ++k) out[i + j + k] = block[j + Kind::ORDER[k]];
+      UNROLL for (int64_t k = 0; k < kWord; ++k) Kind::Set(out, i + j + k, block[j + Kind::ORDER[k]]);
   }
   return scale;
 }

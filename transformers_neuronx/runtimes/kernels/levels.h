@@ -11,6 +11,12 @@
 #include <unistd.h>
 #endif
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
 namespace neuronx {
 
 #if defined(NEURONX_HAS_AMX)
@@ -22,6 +28,29 @@ inline bool TilesAllowed() {
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & kTiles && d & kProducts &&
          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#endif
+
+#if defined(__aarch64__)
+struct OfArm { bool dot, bf16; };
+
+// The products of bytes and of bf16 that the processor has.
+inline OfArm FeaturesOfArm() {
+#if defined(__linux__)
+  constexpr unsigned long kDot = 1ul << 20, kI8MM = 1ul << 13, kBF16 = 1ul << 14;  // HWCAP_ASIMDDP, HWCAP2_I8MM, …_BF16
+  const unsigned long more = getauxval(AT_HWCAP2);
+  return {(getauxval(AT_HWCAP) & kDot) != 0, (more & kI8MM) != 0 && (more & kBF16) != 0};
+#elif defined(__APPLE__)
+  const auto has = [](const char* name) {
+    int32_t found = 0;
+    size_t size = sizeof found;
+    return sysctlbyname(name, &found, &size, nullptr, 0) == 0 && found != 0;
+  };
+  return {has("hw.optional.arm.FEAT_DotProd"),
+          has("hw.optional.arm.FEAT_BF16") && has("hw.optional.arm.FEAT_I8MM")};
+#else
+  return {};
+#endif
 }
 #endif
 
@@ -51,6 +80,14 @@ inline std::vector<const Kernels*> Levels() {
 #endif
 #if defined(NEURONX_HAS_AMX)
   if (bf16 && TilesAllowed()) levels.push_back(&amx::kernels);
+#endif
+#elif defined(__aarch64__)
+  [[maybe_unused]] const OfArm has = FeaturesOfArm();
+#if defined(NEURONX_HAS_NEON_DOT)
+  if (has.dot) levels.push_back(&neon_dot::kernels);
+#endif
+#if defined(NEURONX_HAS_NEON_BF16)
+  if (has.dot && has.bf16) levels.push_back(&neon_bf16::kernels);
 #endif
 #endif
   return levels;

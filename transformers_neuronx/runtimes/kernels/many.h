@@ -158,7 +158,7 @@ struct Products {
   struct Registers { Registers() {} };
   using Kind = std::conditional_t<std::is_same<Number, BFloat16>::value && kPairsPay, BF16, F32>;
   static constexpr int64_t kPositions = 64;
-  static constexpr int kKeys = kLanes == 16 ? 8 : 4, kTogether = 4;  // positions and queries at once
+  static constexpr int kKeys = kRegisters == 32 ? 8 : 4, kTogether = 4;  // positions and queries at once
   static_assert(kPositions % kKeys == 0);  // room for the scores of all keys that are multiplied at once
 
   template <typename Many>

@@ -59,7 +59,7 @@ inline void Complete(const LinearArguments& a, const Weight& weight, int64_t out
 // Stores the results of some rows, with `count` outputs of each from `first` on. `sums` [rows, columns] are the
 // weight's. If it is a gate, `up` are the next weight's. Not inlined, so that loops over products have all registers.
 // Each step has its own loop, so that no loop branches.
-__attribute__((noinline)) void Store(const LinearArguments& a, const Weight& weight, int64_t row, int rows,
+[[maybe_unused]] __attribute__((noinline)) void Store(const LinearArguments& a, const Weight& weight, int64_t row, int rows,
                                      const float* factors, int64_t first, int64_t count, int columns,
                                      const Floats* sums, const Floats* up) {
   Floats y[kMostSums], gated[kMostSums];

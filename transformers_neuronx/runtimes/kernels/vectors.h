@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <cstring>
-#ifdef __x86_64__
+#if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "kernels.h"
@@ -21,6 +23,13 @@ constexpr int kLanes = 16;  // of 32 bits
 constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
+#endif
+
+// Of vectors.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
 #endif
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
@@ -51,6 +60,8 @@ template <typename Vector>
 inline void Keep(Vector& x) {
 #if defined(__x86_64__)
   asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
 #endif
 }
 
@@ -61,6 +72,8 @@ inline int64_t RoundUp(int64_t x, int64_t step) { return (x + step - 1) / step *
 inline int32_t Most(Ints x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_epi32(Cast<__m512i>(x));
+#elif defined(__aarch64__)
+  return vmaxvq_s32(Cast<int32x4_t>(x));
 #else
   int32_t most = x[0];
   for (int lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
@@ -94,6 +107,8 @@ inline Ints Rounded(Floats x) {
   return Cast<Ints>(_mm256_cvtps_epi32(Cast<__m256>(x)));
 #elif defined(__SSE2__)
   return Cast<Ints>(_mm_cvtps_epi32(Cast<__m128>(x)));
+#elif defined(__aarch64__)
+  return Cast<Ints>(vcvtnq_s32_f32(Cast<float32x4_t>(x)));
 #else
   Ints whole;
   for (int lane = 0; lane < kLanes; ++lane) whole[lane] = static_cast<int32_t>(__builtin_rintf(x[lane]));
@@ -123,6 +138,9 @@ inline Ints Whole(const int8_t* from) {
   return Cast<Ints>(_mm512_cvtepi8_epi32(Load<__m128i>(from)));
 #elif defined(__AVX2__)
   return Cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__aarch64__)
+  const int8x8_t bytes = vreinterpret_s8_u32(vdup_n_u32(Load<uint32_t>(from)));
+  return Cast<Ints>(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
 #else
   typedef int8_t Quarter __attribute__((vector_size(kLanes)));
   return __builtin_convertvector(Load<Quarter>(from), Ints);
@@ -136,6 +154,8 @@ inline Floats Widened(const BFloat16* from) {
   return Cast<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(Load<__m256i>(from)), 16));
 #elif defined(__AVX2__)
   return Cast<Floats>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(Load<__m128i>(from)), 16));
+#elif defined(__aarch64__)
+  return Cast<Floats>(vshll_n_u16(Load<uint16x4_t>(from), 16));
 #else
   typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
   typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
@@ -147,6 +167,8 @@ inline Floats Widened(const Float16* from) {
   return Cast<Floats>(_mm512_cvtph_ps(Load<__m256i>(from)));
 #elif defined(__F16C__)
   return Cast<Floats>(_mm256_cvtph_ps(Load<__m128i>(from)));
+#elif defined(__aarch64__)
+  return Cast<Floats>(vcvt_f32_f16(Load<float16x4_t>(from)));
 #else
   Floats floats;
   for (int lane = 0; lane < kLanes; ++lane) floats[lane] = AsFloat(from[lane]);
@@ -208,6 +230,9 @@ inline void Put(Floats x, BFloat16* to) {
 #if defined(__AVX512BF16__)
   const auto halves = _mm512_cvtneps_pbh(Cast<__m512>(x));
   memcpy(to, &halves, sizeof halves);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  const bfloat16x4_t halves = vcvt_bf16_f32(Cast<float32x4_t>(x));
+  memcpy(to, &halves, sizeof halves);
 #else
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = ToBF16(x[lane]);
 #endif
@@ -219,6 +244,9 @@ inline void Put(Floats x, Float16* to) {
 #elif defined(__F16C__)
   const __m128i halves = _mm256_cvtps_ph(Cast<__m256>(x), 0);
   memcpy(to, &halves, sizeof halves);
+#elif defined(__aarch64__)
+  const float16x4_t halves = vcvt_f16_f32(Cast<float32x4_t>(x));
+  memcpy(to, &halves, sizeof halves);
 #else
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = ToF16(x[lane]);
 #endif
@@ -229,6 +257,9 @@ inline void Put(Ints x, int16_t* to) {
 #if defined(__AVX512F__)
   const __m256i narrow = _mm512_cvtepi32_epi16(Cast<__m512i>(x));
   memcpy(to, &narrow, sizeof narrow);
+#elif defined(__aarch64__)
+  const int16x4_t narrow = vmovn_s32(Cast<int32x4_t>(x));
+  memcpy(to, &narrow, sizeof narrow);
 #else
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<int16_t>(x[lane]);
 #endif
@@ -237,6 +268,10 @@ inline void Put(Ints x, int8_t* to) {
 #if defined(__AVX512F__)
   const __m128i narrow = _mm512_cvtepi32_epi8(Cast<__m512i>(x));
   memcpy(to, &narrow, sizeof narrow);
+#elif defined(__aarch64__)
+  const int16x4_t halves = vmovn_s32(Cast<int32x4_t>(x));
+  const int8x8_t narrow = vmovn_s16(vcombine_s16(halves, halves));
+  memcpy(to, &narrow, kLanes);
 #else
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<int8_t>(x[lane]);
 #endif
@@ -291,6 +326,9 @@ inline Floats Totals(Floats (&sums)[kLanes]) {
       sums[i] = Cast<Floats>(_mm512_permutex2var_ps(a, even, b)) + Cast<Floats>(_mm512_permutex2var_ps(a, odd, b));
     }
   return sums[0];
+#elif defined(__aarch64__)
+  const auto pairs = [&](int i) { return vpaddq_f32(Cast<float32x4_t>(sums[i]), Cast<float32x4_t>(sums[i + 1])); };
+  return Cast<Floats>(vpaddq_f32(pairs(0), pairs(2)));
 #else
   Floats totals;
   for (int lane = 0; lane < kLanes; ++lane) totals[lane] = Total(sums[lane]);
@@ -310,6 +348,16 @@ inline void Transpose(Ints (&rows)[kLanes]) {
       rows[i] = Cast<Ints>(_mm512_permutex2var_epi32(a, first, b));
       rows[i + step] = Cast<Ints>(_mm512_permutex2var_epi32(a, second, b));
     }
+  }
+#elif defined(__aarch64__)
+  int64x2_t half[4];
+  UNROLL for (int i = 0; i < 4; i += 2) {
+    const int32x4_t a = Cast<int32x4_t>(rows[i]), b = Cast<int32x4_t>(rows[i + 1]);
+    half[i] = vreinterpretq_s64_s32(vtrn1q_s32(a, b)), half[i + 1] = vreinterpretq_s64_s32(vtrn2q_s32(a, b));
+  }
+  UNROLL for (int i = 0; i < 2; ++i) {
+    rows[i] = Cast<Ints>(vtrn1q_s64(half[i], half[i + 2]));
+    rows[i + 2] = Cast<Ints>(vtrn2q_s64(half[i], half[i + 2]));
   }
 #else
   for (int i = 0; i < kLanes; ++i)
