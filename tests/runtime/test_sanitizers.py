@@ -1,5 +1,5 @@
-"""The kernels alone, without Python and XLA, under the compiler's sanitizers; then random calls of their handlers. Last,
-those for ARM, by a cross compiler and an emulator.
+"""The kernels alone, without Python and XLA, under the compiler's sanitizers; then random calls of their handlers.
+Last, those for ARM, by a cross compiler and an emulator.
 
 FUZZ_CALLS is the number of random calls of each kernel.
 """
