@@ -20,6 +20,7 @@ from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.huggingface.auto import families, family_of
+from transformers_neuronx.layers.convolution import short_convolution
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime, kernels
 from transformers_neuronx.serving.steps import TokensKey
@@ -257,6 +258,19 @@ def test_a_token_reads_its_weights_once_and_the_cache_as_far_as_it_looks():
     assert of_pages["paged_attention"].written == attention.written
 
 
+def test_states_of_sequences_are_read_and_written():
+    def graph(scribe):
+        sizes = (2, 1, 8), (4, 8), (9, 3, 8)
+        x, weight, state = (scribe.f32[each].Parameter(parameter_number=i) for i, each in enumerate(sizes))
+        table = scribe.s32[2, 5].Parameter(parameter_number=3)
+        return list(short_convolution(x, weight, table, state, together=False))
+
+    convolution = by_name(facts_of(compile_py_func(graph)).ops)["short_convolution"]
+    own = 2 * 3 * 8 * 4  # of the nine places, those of two sequences
+    assert convolution.read == (2 * 8 + 4 * 8 + 2 * 5) * 4 + own
+    assert convolution.written == 2 * 8 * 4 + own
+
+
 def test_equal_layers_are_one_row():
     facts = by_name(facts_of_model(decoder(GPT2ForSampling, GPT2, context_length_estimate=8)).programs)
     prompt = facts["step_tokens8_sequences1_samples1"]
@@ -303,7 +317,7 @@ def test_memory_is_what_the_compiler_takes(cls_config, amp):
     ]
     bounds = [
         {StepKey(1, 128, 128): (0.98, 1.02), StepKey(2, 1, 256): (0.6, 1.1), LoopKey(256, 8): (0.95, 1.02)},
-        {TokensKey(128, 2, 2, 4, 0): (0.78, 1.02), TokensKey(2, 2, 2, 4, 0): (0.6, 1.1)},
+        {TokensKey(128, 2, 2, 4, 0): (0.78, 1.02), TokensKey(2, 2, 2, 4, 0): (0.4, 1.1)},
     ]
     pairs = [(engine, what, limits) for engine, some in zip(made, bounds, strict=True) for what, limits in some.items()]
     for engine, what, (least, most) in pairs:
@@ -316,6 +330,18 @@ def test_memory_is_what_the_compiler_takes(cls_config, amp):
 
 INPUTS = {"step", "hidden", "rows", "seen", "logits", "pages", "sources", "source", "features"}
 INPUTS |= {"numbers", "corners", "shares", "places", "length", "placed"}  # of images, and in steps
+LACKING = dict(  # what default configurations lack, or have otherwise than layers of ours may
+    gptneo=dict(attention_types=[[["global", "local"], 1]]),  # as many as layers
+    qwen3vl=dict(  # its tower's default sizes are not those of its text half
+        text_config=dict(num_hidden_layers=2),
+        vision_config=dict(depth=2, out_hidden_size=4096, deepstack_visual_indexes=[1]),
+    ),
+    deepseekv2=dict(num_experts_per_tok=6, first_k_dense_replace=1),
+    dots1=dict(n_routed_experts=16, n_shared_experts=1, num_experts_per_tok=4, first_k_dense_replace=1),
+    glm4moe=dict(head_dim=128),
+    lfm2moe=dict(layer_types=["conv", "full_attention"], num_dense_layers=1),
+    granitemoehybrid=dict(layer_types=["mamba", "attention"]),
+)
 IN_FOLDERS = [name for name in families() if family_of(name).__module__.endswith(".model")]
 
 
@@ -325,11 +351,7 @@ IN_FOLDERS = [name for name in families() if family_of(name).__module__.endswith
 def test_every_family(family):
     """Every parameter is a weight, a cache or an input, also for two devices and quantized weights."""
     names = {re.sub("[^a-z0-9]", "", model_type): model_type for model_type in CONFIG_MAPPING}
-    kinds = dict(attention_types=[[["global", "local"], 1]]) if family == "gptneo" else {}  # as many as layers
-    if family == "qwen3vl":  # its tower's default sizes are not those of its text half
-        tower = dict(depth=2, out_hidden_size=4096, deepstack_visual_indexes=[1])
-        kinds = dict(text_config=dict(num_hidden_layers=2), vision_config=tower)
-    config = AutoConfig.for_model(names[family], num_hidden_layers=2, **kinds)
+    config = AutoConfig.for_model(names[family], num_hidden_layers=2, **LACKING.get(family, {}))
     switches = NeuronConfig(quant=QuantizationConfig("s8"), kv_cache_quant=KVCacheQuantizationConfig())
     context = None if family == "whisper" else 16  # its sources have one size
     options = dict(n_positions=48, context_length_estimate=context, tp_degree=2, neuron_config=switches)

@@ -10,8 +10,8 @@ Operations that only move numbers have none. A composite has all those of its bo
 Bytes: what an operation reads from arrays in memory and writes to them. For a composite, these are its operands and
 results. A chain of elementwise operations is one loop: only the arrays at its ends count, for the operation that it
 ends in. Gathers and slices read what they return, and updates in place write what is new. Attention reads the cache
-positions that the program is compiled to look back to, and writes those of the new tokens. A weight that several
-operations read counts for each of them.
+positions that the program is compiled to look back to, and writes those of the new tokens. Layers with a state read and
+write that of each sequence. A weight that several operations read counts for each of them.
 
 The body of a loop counts once, so costs inside of loops are for one iteration. Of a conditional's branches, the most
 expensive counts. All numbers are for one device.
@@ -162,7 +162,7 @@ def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
     if call and (arrays := updated(call)):
         if call.name == "put_rows":
             return sum(flow.reads_of(instruction, arrays).values()), nbytes(flow.by_id[call.operands["rows"]].shape)
-        return _attention(flow, instruction, call)
+        return (_states if "table" in call.operands else _attention)(flow, instruction, call)
     written = nbytes(instruction.shape)
     if instruction.opcode == "dynamic-update-slice":
         written = nbytes(flow.operands(instruction)[1].shape)
@@ -188,3 +188,12 @@ def _attention(flow: Flow, instruction: HloInstructionProto, call: CompositeCall
         read += position * sequences * reach
         written += position * rows * tokens
     return read, written
+
+
+def _states(flow: Flow, instruction: HloInstructionProto, call: CompositeCall) -> tuple[int, int]:
+    """Count the states, [places, ...], of each sequence, which have a row of the table."""
+    arrays, [sequences, _] = updated(call), flow.by_id[call.operands["table"]].shape.dimensions
+    shapes = [flow.by_id[number].shape for number in arrays]
+    own = sequences * sum(nbytes(shape) // shape.dimensions[0] for shape in shapes)
+    read, written = sum(flow.reads_of(instruction, arrays).values()), nbytes(instruction.shape.tuple_shapes[0])
+    return read + own, written + own
