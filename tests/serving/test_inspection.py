@@ -304,28 +304,39 @@ TRUE = [
 ]  # fmt: skip
 
 
+def compared(engine, what, least, most):
+    """Arguments and aliases are exact, temporaries within bounds."""
+    if kernels.level() == "off":
+        pytest.skip("XLA's own products take memory that is not foreseen")
+    module = what.written(engine.programs, engine.programs.whole)
+    facts, memory = facts_of(module), engine.runtime.compile(module).memory()
+    assert sum(facts.held.values()) == memory.arguments
+    assert sum(output.bytes for output in facts.outputs if output.takes) == memory.aliased
+    assert least * memory.temporaries <= facts.temporaries <= most * memory.temporaries, what
+
+
+SMALL = dict(n_positions=[128, 256], batch_size=2, prompt_batch_size=1)
+
+
 @pytest.mark.parametrize("amp", ["f32", "bf16"])
 @pytest.mark.parametrize("cls_config", TRUE, ids=["gpt2", "llama"])
 @pytest.mark.few(1)
 def test_memory_is_what_the_compiler_takes(cls_config, amp):
     """At the widths of published models, arguments and aliases are exact, temporaries as their docstring says."""
-    if kernels.level() == "off":
-        pytest.skip("XLA's own products take memory that is not foreseen")
-    made = [
-        make(*cls_config, amp=amp, n_positions=[128, 256], batch_size=2, prompt_batch_size=1)
-        for make in (slots, decoder)
-    ]
-    bounds = [
-        {StepKey(1, 128, 128): (0.98, 1.02), StepKey(2, 1, 256): (0.6, 1.1), LoopKey(256, 8): (0.95, 1.02)},
-        {TokensKey(128, 2, 2, 4, 0): (0.78, 1.02), TokensKey(2, 2, 2, 4, 0): (0.4, 1.1)},
-    ]
-    pairs = [(engine, what, limits) for engine, some in zip(made, bounds, strict=True) for what, limits in some.items()]
-    for engine, what, (least, most) in pairs:
-        module = what.written(engine.programs, engine.programs.whole)
-        facts, memory = facts_of(module), engine.runtime.compile(module).memory()
-        assert sum(facts.held.values()) == memory.arguments
-        assert sum(output.bytes for output in facts.outputs if output.takes) == memory.aliased
-        assert least * memory.temporaries <= facts.temporaries <= most * memory.temporaries, what
+    bounds = {StepKey(1, 128, 128): (0.98, 1.02), StepKey(2, 1, 256): (0.6, 1.1), LoopKey(256, 8): (0.95, 1.02)}
+    engine = slots(*cls_config, amp=amp, **SMALL)
+    for what, limits in bounds.items():
+        compared(engine, what, *limits)
+    compared(decoder(*cls_config, amp=amp, **SMALL), TokensKey(128, 2, 2, 4, 0), 0.78, 1.02)
+
+
+known = pytest.mark.xfail(strict=True, raises=AssertionError, reason="XLA leaves the memory of logits unused")
+
+
+@pytest.mark.parametrize("amp", ["f32", "bf16"])
+@pytest.mark.parametrize("cls_config", [TRUE[0], pytest.param(TRUE[1], marks=known)], ids=["gpt2", "llama"])
+def test_memory_of_a_short_step(cls_config, amp):
+    compared(decoder(*cls_config, amp=amp, **SMALL), TokensKey(2, 2, 2, 4, 0), 0.6, 1.1)
 
 
 INPUTS = {"step", "hidden", "rows", "seen", "logits", "pages", "sources", "source", "features"}
