@@ -74,7 +74,7 @@ class BuildKernels(build_ext):
         levels = list(LEVELS)
         try:
             self.compiled(extension, levels[-1], "level")
-        except CompileError:  # AMX needs GCC 11 or Clang 12
+        except CompileError:  # AMX needs GCC 11 or Clang 12, and bf16 of ARM GCC 10
             levels = levels[:-1]
         if self.wanted == "native":
             levels = best_level(levels)
