@@ -169,7 +169,14 @@ class Server:
 
     async def _answered(self, request: Request, answer: Callable[[bytes], Response]) -> Response:
         """Read a request's body, and let a thread make the response of it: bodies may be large, and others wait."""
-        return await asyncio.to_thread(answer, await self._body(request))
+        most = self.settings.most_seconds
+        deadline = request.state.deadline = None if most is None else asyncio.get_running_loop().time() + most
+        try:
+            async with asyncio.timeout_at(deadline):
+                body = await self._body(request)
+        except TimeoutError:
+            raise ApiError(408, f"the body took longer than {most:g} seconds", code="timeout") from None
+        return await asyncio.to_thread(answer, body)
 
     def _complete(self, body: bytes) -> Response:
         asked = fields_of(Completion, body)
@@ -298,8 +305,8 @@ class Computed(Protocol):
 
 
 class Reply(Response):
-    """A response that an engine still computes. If the client goes away, or after `most` seconds, its requests end,
-    whatever they are at.
+    """A response that an engine still computes. If the client goes away, or after `most` seconds from the request's
+    arrival, its requests end, whatever they are at. The request's state has that deadline, as a time of the loop.
     """
 
     def __init__(self, answer: Computed, most: float | None) -> None:
@@ -308,7 +315,9 @@ class Reply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(self._watch(receive))
         try:
-            async with asyncio.timeout(self.most):
+            async with asyncio.timeout_at(scope["state"]["deadline"]):
+                await self._begin(send)
+                await asyncio.sleep(0)  # a deadline that has passed ends even an answer that needs no waiting
                 await self._send(scope, receive, send)
         except TimeoutError:
             self.answer.cancel()  # first: who reads slowly would hold it up
@@ -322,6 +331,9 @@ class Reply(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self.answer.cancel()
+
+    async def _begin(self, send: Send) -> None:
+        """Send what does not depend on the answer."""
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -339,9 +351,11 @@ class Stream(Reply):
 
     answer: Answer
 
-    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _begin(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send(dict(type="http.response.start", status=200, headers=headers))
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for part in self.answer.events():
             await send(dict(type="http.response.body", body=part, more_body=True))
         await send(dict(type="http.response.body", body=b"", more_body=False))
