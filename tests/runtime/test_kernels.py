@@ -28,7 +28,7 @@ from transformers_neuronx.weights.bits import in_bytes
 from transformers_neuronx.weights.quantization import Storage
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 33, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 33, 64, 81)
 ALL_BUT_FINITE = (np.nan, np.inf, -np.inf)
 ADDED = ' residual"'  # in the text of a program, for a linear layer whose kernel adds a residual
 
@@ -522,12 +522,13 @@ def test_the_body_reads_panels_as_well(run, stored, rows):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_rows_come_out_alike_in_every_company(run, dtype):
     random, number = np.random.default_rng(0), element_type(dtype).numpy
-    x, w = random.normal(size=(35, 300)).astype(number), random.normal(size=(70, 300)).astype(number)
+    x, w = random.normal(size=(90, 300)).astype(number), random.normal(size=(70, 300)).astype(number)
     graph = lambda x, w: _linear(x, [Part(w)], panels=[(70, 300)])  # noqa: E731
     [together] = run(graph, x, laid_out(w))
-    for row in range(35):
-        [alone] = run(graph, x[row : row + 1], laid_out(w))
-        assert (alone == together[row]).all()
+    for count in (1, 35):
+        for row in range(0, 90 - count, count):
+            [fewer] = run(graph, x[row : row + count], laid_out(w))
+            assert (fewer == together[row : row + count]).all()
 
 
 def test_what_is_worked_out_before_is_laid_out_as_the_kernel_has_it(run):

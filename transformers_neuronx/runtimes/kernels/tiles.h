@@ -12,7 +12,13 @@ namespace {
 
 // Block sizes. Weights of some steps of two panels stay in the first-level cache while tiles of activations, two at a
 // time, are multiplied with them. Activations of these steps, and the sums of a piece, stay in the second-level cache.
-constexpr int64_t kSteps = 8, kTogether = 16, kPairs = 4;
+// Pieces are small only where there would be too few of them for all threads.
+constexpr int64_t kSteps = 8, kTogether = 16, kMostPairs = 8, kFewestPieces = 32;
+
+// With up to so many tiles, memory takes longer than products, unless sums of groups are scaled. Fewer steps let
+// weights come more evenly. Tiles are multiplied one at a time: from the second one on, weights are in the first-level
+// cache, and do not wait for its few places for lines that come from further away, which prefetching fills.
+constexpr int64_t kFew = 4;
 
 static_assert(2 * kTile <= kMostSums);
 
@@ -74,6 +80,7 @@ struct TileProduct {
   int64_t tiles, height;              // of activations, and the rows of one
   int64_t blocks, block;              // of tiles, and the tiles of one
   Pieces pieces;                      // of each
+  int64_t together, pace;             // tiles that are multiplied at once; steps of a chunk
   bool in_place;                      // whether activations are used without a copy
   int64_t stride;                     // bytes of a row
   float* factors;                     // [rows]: 1, or NaN where weights are integers and activations are not finite
@@ -88,7 +95,10 @@ struct TileProduct {
     height = RoundUp(a.rows, tiles) / tiles;  // a tile with fewer rows takes less time
     blocks = RoundUp(tiles, kTogether) / kTogether;
     block = RoundUp(tiles, blocks) / blocks;
-    pieces = Pieces(a, 2 * kPairs / (1 + a.Gated()));
+    pieces = Pieces(a, 2 * kMostPairs / (1 + a.Gated()));
+    if (pieces.count * blocks < kFewestPieces) pieces = Pieces(a, kMostPairs / (1 + a.Gated()));
+    const bool few = block <= kFew && !run;
+    together = few ? 1 : 2, pace = few ? kSteps / 2 : kSteps;
     in_place = a.inputs % kTileInputs == 0;
     stride = steps * kLineBytes;
     factors = static_cast<float*>(a.scratch);
@@ -129,29 +139,30 @@ struct TileProduct {
 
   // Adds the products of a chunk to the sums of `count` tiles of activations.
   void Add(const Chunk& chunk, int64_t tile, int64_t count, Sums& sums) const {
-    const int64_t turns = (count + 1) / 2;
-    for (int64_t i = 0; i < turns; ++i)
-      2 * i + 1 < count ? AddTiles<2>(chunk, tile + 2 * i, i, turns, sums + 2 * i)
-                        : AddTiles<1>(chunk, tile + 2 * i, i, turns, sums + 2 * i);
+    const int64_t turns = RoundUp(count, together) / together;
+    const int64_t asks = RoundUp(kTile / Kind::LINES, turns) / turns;
+    for (int64_t turn = 0, i = 0; turn < turns; ++turn, i += together)
+      Least(count - i, together) > 1 ? AddTiles<2>(chunk, tile + i, turn, asks, sums + i)
+                                     : AddTiles<1>(chunk, tile + i, turn, asks, sums + i);
   }
 
-  // Adds those of one or two tiles, in one of `turns` turns. Each turn prefetches a part of the next weights.
+  // Adds those of one or two tiles. Each turn prefetches a part of the next weights, with each step `asks` lines.
   template <int TILES>
-  void AddTiles(const Chunk& chunk, int64_t tile, int64_t turn, int64_t turns, Floats (*sums)[kTile][2]) const {
-    if (run) return AddGroups<TILES>(chunk, tile, turn, turns, sums);
+  void AddTiles(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, Floats (*sums)[kTile][2]) const {
+    if (run) return AddGroups<TILES>(chunk, tile, turn, asks, sums);
     chunk.first ? LoadSums<TILES>(sums) : ClearSums();
-    Multiply<TILES>(chunk, 0, chunk.steps, tile, turn, turns);
+    Multiply<TILES>(chunk, 0, chunk.steps, tile, turn, asks);
     StoreSums<TILES>(sums);
   }
 
   // Scales the sums of each group, as far as it is in the chunk, before adding them to those of all groups.
   template <int TILES>
-  void AddGroups(const Chunk& chunk, int64_t tile, int64_t turn, int64_t turns, Floats (*sums)[kTile][2]) const {
+  void AddGroups(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, Floats (*sums)[kTile][2]) const {
     for (int64_t i = 0, end; i < chunk.steps; i = end) {
       const int64_t group = (chunk.first + i) / run;
       end = Least(chunk.steps, (group + 1) * run - chunk.first);
       ClearSums();
-      Multiply<TILES>(chunk, i, end, tile, turn, turns);
+      Multiply<TILES>(chunk, i, end, tile, turn, asks);
       alignas(64) Floats some[TILES][kTile][2];
       StoreSums<TILES>(some);
       const Floats scales[] = {Widened(chunk.scales[0] + group * kPanel), Widened(chunk.scales[1] + group * kPanel)};
@@ -179,12 +190,12 @@ struct TileProduct {
 
   // Adds the products of some steps of a chunk to the sums in tiles.
   template <int TILES>
-  void Multiply(const Chunk& chunk, int64_t first, int64_t end, int64_t tile, int64_t turn, int64_t turns) const {
+  void Multiply(const Chunk& chunk, int64_t first, int64_t end, int64_t tile, int64_t turn, int64_t asks) const {
     const int64_t stride = this->stride, panel_bytes = this->panel_bytes;  // or they would be read at each step
     const char* x0 = x + RowOf(tile) * stride + (chunk.first + first) * kLineBytes;
     const char* x1 = x + RowOf(tile + TILES - 1) * stride + (chunk.first + first) * kLineBytes;
     const char *w0 = chunk.weights[0] + first * kTileBytes, *w1 = chunk.weights[1] + first * kTileBytes;
-    const char* next = chunk.next + first * kStepBytes;
+    const char* next = chunk.next + (turn * chunk.steps + first) * asks * kLineBytes;
     for (int64_t i = end - first; i > 0; --i) {
       LoadTile<4>(x0, stride);
       LoadTile<6>(w0, kLineBytes);
@@ -196,11 +207,12 @@ struct TileProduct {
         AddTileProduct<2, 5, 6>();
         AddTileProduct<3, 5, 7>();
       }
-      for (int64_t line = turn; line < kTile / Kind::LINES; line += turns) {
-        __builtin_prefetch(next + line * kLineBytes, 0, 2);
-        __builtin_prefetch(next + panel_bytes + line * kLineBytes, 0, 2);
+      // Line after line: the processor's own prefetching joins in where it sees no gaps.
+      for (int64_t line = 0; line < asks; ++line, next += kLineBytes) {
+        __builtin_prefetch(next, 0, 2);
+        __builtin_prefetch(next + panel_bytes, 0, 2);
       }
-      x0 += kLineBytes, x1 += kLineBytes, w0 += kTileBytes, w1 += kTileBytes, next += kStepBytes;
+      x0 += kLineBytes, x1 += kLineBytes, w0 += kTileBytes, w1 += kTileBytes;
     }
   }
 
@@ -209,24 +221,31 @@ struct TileProduct {
     const Tiles tiles_in_use(height);
     const int weights = 1 + a.Gated();
     alignas(64) char room[2][kSteps * kTileBytes];
-    alignas(64) Sums sums[kPairs];
-    for (int64_t first = 0; first < steps; first += kSteps)
+    alignas(64) Sums sums[kMostPairs];
+    for (int64_t first = 0; first < steps; first += pace)
       for (int64_t i = 0; i < panels; i += 2)
         for (int j = 0; j < weights; ++j) {
           const Weight& weight = a.weights[part + j];
-          const int64_t next = i + 2 < panels ? 2 * panel_bytes : kSteps * kStepBytes - i * panel_bytes;
-          Chunk chunk = {first, Least(steps - first, kSteps)};
+          Chunk chunk = {first, Least(steps - first, pace)};
           for (int64_t k = 0; k < 2; ++k) {
             const int64_t at = panel + Least(i + k, panels - 1);  // a last odd one is used twice, and stored once
             chunk.weights[k] = Weights(weight, at, chunk, room[k]);
             if (run) chunk.scales[k] = static_cast<const Scale*>(weight.scale) + at * (steps / run) * kPanel;
           }
-          chunk.next = static_cast<const char*>(weight.data) + (panel + i) * panel_bytes + first * kStepBytes + next;
+          chunk.next = Next(weight, panel, panels, i + 2, first);
           Add(chunk, tile, count, sums[i / 2 * weights + j]);
         }
     for (int64_t i = 0; i < panels; i += 2)
       for (int64_t j = 0; j < count; ++j)
         Results(part, panel + i, tile + j, sums[i / 2 * weights][j], sums[(i / 2 + 1) * weights - 1][j]);
+  }
+
+  // The weights after those of two panels: of the next two, or the next steps of the first ones, or the next piece.
+  const char* Next(const Weight& weight, int64_t panel, int64_t panels, int64_t i, int64_t first) const {
+    if (i >= panels) i = 0, first += pace;
+    if (first >= steps) first = 0, panel += panels;
+    const int64_t last = RoundUp(weight.outputs, kPanel) / kPanel - 2;
+    return static_cast<const char*>(weight.data) + Least(panel + i, last) * panel_bytes + first * kStepBytes;
   }
 
   // Stores the results of two panels and a tile of activations, except for rows that the tile before has.
