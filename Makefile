@@ -5,6 +5,7 @@
 # make test      run lint, types and the tests, in 15 to 30 minutes on two cores
 # make test-all  run all tests, after downloading a chat model of 93 MB, and clients of servers, in hours;
 #                with TESTS="tests/server tests/cli", those
+# make speed     compare the speed of kernels and steps with that of the last release
 # make release   make what is to be published, in dist, and check it; nothing is published
 PYTHON ?= python3
 TESTS ?= tests
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 LICENCES := Apache;BSD;ISC;MIT;MPL;Mozilla;PSF;Python Software Foundation;Unlicense
 SOURCES := setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h transformers_neuronx/weights/*.cc)
 
-.PHONY: demo chat serve test test-all lint docs proto release clean
+.PHONY: demo chat serve test test-all lint docs proto speed release clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -46,6 +47,10 @@ lint: $(VENV)/.installed-for-tests
 docs: $(VENV)/.installed-for-tests
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo build/docs/index.html
+
+speed: $(VENV)/.installed-for-tests
+	mkdir -p build
+	$(BIN)/python benchmarks/gate.py --history build/speed.jsonl --figure build/speed.svg
 
 # The version must be that of the tag, unless it is under development. The wheel is for all versions of Python and, after
 # auditwheel, for all systems of at least that age; the one without kernels is for all platforms.

@@ -3,7 +3,7 @@
 
 namespace neuronx::NEURONX_LEVEL {
 int64_t LinearScratch(const LinearArguments&);
-void Linear(const LinearArguments&, const Pool&);
+void Linear(LinearArguments*, int64_t, const Pool&);
 void AttendTo(const MemoryArguments&, const Pool&);
 }  // namespace neuronx::NEURONX_LEVEL
 
@@ -29,7 +29,8 @@ int64_t linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t group, int
   LinearArguments a = {};
   a.rows = rows, a.inputs = inputs, a.group = group, a.rounded = rounded;
   a.x_type = a.y_type = static_cast<Type>(type), a.weight_type = static_cast<Type>(weight_type);
-  a.activation = Activation::kNone, a.parts = 1, a.x = x, a.scratch = scratch;
+  a.scale_type = a.weight_type == Type::kS4 ? Type::kBF16 : Type::kF32, a.activation = Activation::kNone, a.parts = 1;
+  a.x = x, a.scratch = scratch;
   a.weights[0].outputs = outputs, a.weights[0].data = weights, a.weights[0].scale = scale, a.weights[0].y = y;
   if (!y) return LinearScratch(a);
   Linear(&a, 1, kAlone);

@@ -3,8 +3,8 @@
     python benchmarks/kernel_times.py [--against HEAD] [--level amx] [--only attention]
 
 Both are compiled with the flags of `setup.py` into libraries that one process calls in turns. Prints the median of the
-ratios of two successive calls, so that a changing clock or a busy neighbour affects both. There are six weights, used
-in turns, so that they do not come from the nearest caches.
+ratios of two successive calls, so that a changing clock or a busy neighbour affects both, with the quartiles. There are
+six weights, used in turns, so that they do not come from the nearest caches.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -115,15 +116,46 @@ def attention_to(name, tokens, heads, size):
     return call
 
 
-def in_turns(call, libraries):
-    """Return the median seconds of each library, and the median ratio of pairs of calls."""
-    once = max(max(map(call, libraries)), 1e-6)
-    pairs = []
-    for turn in range(max(15, int(SECONDS / once))):
-        order = libraries if turn % 2 else libraries[::-1]  # the second call finds more in the caches
-        pair = list(map(call, order))
-        pairs.append(pair if turn % 2 else pair[::-1])
-    return [statistics.median(each) for each in zip(*pairs, strict=True)], statistics.median(b / a for a, b in pairs)
+class Ratio(NamedTuple):
+    """How many times as fast the first of two things is: the median of all pairs of calls, and the quartiles."""
+
+    low: float
+    middle: float
+    high: float
+    times: list[float]  # the median of each
+
+    @classmethod
+    def of(cls, pairs):
+        quartiles = statistics.quantiles([theirs / ours for ours, theirs in pairs], method="inclusive")
+        return cls(*quartiles, [statistics.median(each) for each in zip(*pairs, strict=True)])
+
+    def __str__(self):
+        return f"{self.middle:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def in_pairs(call, things, count):
+    """Call two things in turns. The second call of a pair finds more in the caches, so they change places."""
+    found = []
+    for turn in range(count):
+        pair = list(map(call, things if turn % 2 else things[::-1]))
+        found.append(pair if turn % 2 else pair[::-1])
+    return found
+
+
+def archive(commit, directory):
+    """Put the files of a commit into a directory."""
+    files = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    subprocess.run(["tar", "-x", "-C", directory], input=files, check=True)
+
+
+def comparisons(there, level, only=None):
+    """Yield the name of each call, and its ratio: of the kernels here to those of another tree."""
+    with tempfile.TemporaryDirectory() as ours, tempfile.TemporaryDirectory() as theirs:
+        libraries = [compiled(ROOT, level, ours), compiled(Path(there), level, theirs)]
+    for kind, calls in (("linear", linear_layers), ("attention", attention)):
+        for name, call in calls() if only in (None, kind) else ():
+            once = max(max(map(call, libraries)), 1e-6)
+            yield f"{kind}, {name}", Ratio.of(in_pairs(call, libraries, max(15, int(SECONDS / once))))
 
 
 def main():
@@ -134,18 +166,13 @@ def main():
     parser.add_argument("--only", choices=("linear", "attention"))
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    with tempfile.TemporaryDirectory() as here, tempfile.TemporaryDirectory() as there:
-        archive = subprocess.run(
-            ["git", "archive", arguments.against], cwd=ROOT, check=True, stdout=subprocess.PIPE
-        ).stdout
-        subprocess.run(["tar", "-x", "-C", there], input=archive, check=True)
-        libraries = [compiled(ROOT, arguments.level, here), compiled(Path(there), arguments.level, there)]
-    print(f"| {arguments.level} | here, ms | {arguments.against}, ms | times as fast |")
-    print("|---|---|---|---|")
-    for kind, calls in (("linear", linear_layers), ("attention", attention)):
-        for name, call in calls() if arguments.only in (None, kind) else ():
-            (ours, theirs), ratio = in_turns(call, libraries)
-            print(f"| {name} | {1e3 * ours:.3f} | {1e3 * theirs:.3f} | {ratio:.2f} |", flush=True)
+    with tempfile.TemporaryDirectory() as there:
+        archive(arguments.against, there)
+        print(f"| {arguments.level} | here, ms | {arguments.against}, ms | times as fast |")
+        print("|---|---|---|---|")
+        for name, ratio in comparisons(there, arguments.level, arguments.only):
+            ours, theirs = (f"{1e3 * each:.3f}" for each in ratio.times)
+            print(f"| {name} | {ours} | {theirs} | {ratio} |", flush=True)
 
 
 if __name__ == "__main__":
