@@ -1,6 +1,6 @@
 """Draw the committed results of benchmarks/serving.py: output tokens a second against the number of clients.
 
-    python benchmarks/serving_chart.py benchmarks/results/serving.svg
+    python benchmarks/serving_chart.py benchmarks/results/serving.svg [--results benchmarks/results/serving-amx.json]
 
 Each point is the median of all rounds. The dotted line is ours over HTTP.
 """
@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 from itertools import product
+from pathlib import Path
 
 import matplotlib
 from chart import ENGINES, RESULTS
@@ -69,4 +70,6 @@ def draw(runs, path):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", help="the picture to write, .svg or .png")
-    draw(json.loads((RESULTS / "serving.json").read_text()), parser.parse_args().path)
+    parser.add_argument("--results", default=RESULTS / "serving.json", type=Path, help="what serving.py wrote")
+    arguments = parser.parse_args()
+    draw(json.loads(arguments.results.read_text()), arguments.path)
