@@ -244,7 +244,7 @@ struct TileProduct {
   const char* Next(const Weight& weight, int64_t panel, int64_t panels, int64_t i, int64_t first) const {
     if (i >= panels) i = 0, first += pace;
     if (first >= steps) first = 0, panel += panels;
-    const int64_t last = RoundUp(weight.outputs, kPanel) / kPanel - 2;
+    const int64_t two = RoundUp(weight.outputs, kPanel) / kPanel - 2, last = two > 0 ? two : 0;
     return static_cast<const char*>(weight.data) + Least(panel + i, last) * panel_bytes + first * kStepBytes;
   }
 
