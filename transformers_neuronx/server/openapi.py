@@ -32,7 +32,9 @@ ERRORS = {
     400: "What is wrong with the request, and with which field.",
     401: "The server needs a key, and the request has another one or none.",
     404: "The server has no such model.",
+    408: "The body took longer than the server is set to allow.",
     413: "The body is too large.",
+    429: "The key has too many requests at a time.",
     503: "The server is stopping, has too much to do, or cannot go on.",
     504: "The answer took longer than the server is set to allow.",
 }
@@ -53,8 +55,8 @@ class Operation(NamedTuple):
     @property
     def errors(self) -> list[int]:
         """The statuses of its errors. Bodies may name the model, and some paths do."""
-        found = {400: self.body, 401: self.path not in OPEN, 404: self.body or "{" in self.path, 413: self.body}
-        found |= {503: self.works, 504: self.works and self.body}
+        found = {400: self.body, 401: self.path not in OPEN, 404: self.body or "{" in self.path}
+        found |= {408: self.body, 413: self.body, 429: self.body, 503: self.works, 504: self.works and self.body}
         return [status for status, may_be in found.items() if may_be]
 
     def described(self, model: str) -> dict[str, Any]:
