@@ -12,7 +12,7 @@ namespace {
 
 // Block sizes. Weights of some steps of two panels stay in the first-level cache while tiles of activations, two at a
 // time, are multiplied with them. Activations of these steps, and the sums of a piece, stay in the second-level cache.
-// Pieces are small only where there would be too few of them for all threads.
+// Pieces have half as many pairs where there would be too few of them for all threads.
 constexpr int64_t kSteps = 8, kTogether = 16, kMostPairs = 8, kFewestPieces = 32;
 
 // With up to so many tiles, memory takes longer than products, unless sums of groups are scaled. Fewer steps let
@@ -98,6 +98,7 @@ struct TileProduct {
     pieces = Pieces(a, 2 * kMostPairs / (1 + a.Gated()));
     if (pieces.count * blocks < kFewestPieces) pieces = Pieces(a, kMostPairs / (1 + a.Gated()));
     const bool few = block <= kFew && !run;
+    // Where a chunk ends in a group, its sums are rounded: chunks of groups are the same for all numbers of rows.
     together = few ? 1 : 2, pace = few ? kSteps / 2 : kSteps;
     in_place = a.inputs % kTileInputs == 0;
     stride = steps * kLineBytes;
