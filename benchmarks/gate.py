@@ -1,6 +1,6 @@
 """Compare kernels and whole steps with those of an earlier commit, and fail if they are slower.
 
-    python benchmarks/gate.py [--against v1.2.0] [--least 0.9] [--history gate.jsonl] [--figure gate.svg]
+    python benchmarks/gate.py [--against v1.2.0] [--least 0.9] [--only steps] [--history gate.jsonl] [--figure gate.svg]
 
 By default, that is the last release, or, before the first one, the newest commit that is a week old. Kernels are those
 of kernel_times.py. A step is a token of a small LLaMA or GPT-2 with random weights: a process of each commit waits for
@@ -22,10 +22,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import kernel_times
 import numpy as np
-from kernel_times import ROOT, Ratio, archive, in_pairs
+from kernel_times import ROOT, Ratio, archive, comparisons, in_pairs
 from peers.results import machine
+
+from transformers_neuronx.runtimes import kernels
 
 STEPS = [(shape, kind, rows) for shape in ("gpt2", "llama") for kind in ("f32", "bf16", "s8") for rows in (1, 8)]
 WEEK = 7 * 24 * 3600
@@ -146,6 +147,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", help="a commit")
     parser.add_argument("--least", type=float, default=0.9, help="how many times as fast each must be")
+    parser.add_argument("--only", choices=("linear", "attention", "steps"))
     parser.add_argument("--pairs", type=int, default=15, help="pairs of turns of a step, in three starts")
     parser.add_argument("--history", help="JSON lines: a line is added")
     parser.add_argument("--figure", help="SVG file of the history")
@@ -156,8 +158,10 @@ def main():
     with tempfile.TemporaryDirectory() as there:
         archive(against, there)
         built(there)
-        level = kernel_times.kernels.built().levels()[-1]
-        for name, ratio in itertools.chain(kernel_times.comparisons(there, level), steps(there, arguments.pairs)):
+        compared = [comparisons(there, kernels.built().levels()[-1], arguments.only)]
+        if arguments.only in (None, "steps"):
+            compared.append(steps(there, arguments.pairs))
+        for name, ratio in itertools.chain(*compared):
             print(f"{name}: {ratio} times as fast as {against}", flush=True)
             ratios[name] = ratio
     if arguments.history:

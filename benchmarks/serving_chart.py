@@ -1,6 +1,6 @@
 """Draw the committed results of benchmarks/serving.py: output tokens a second against the number of clients.
 
-    python benchmarks/serving_chart.py benchmarks/results/serving.svg [--results benchmarks/results/serving-amx.json]
+    python benchmarks/serving_chart.py benchmarks/results/serving.svg [--results benchmarks/results/serving.json]
 
 Each point is the median of all rounds. The dotted line is ours over HTTP.
 """

@@ -75,7 +75,7 @@ def test_the_names_that_a_benchmark_imports_exist(script, monkeypatch):
         "widths.py --rounds 1",
         "tracing.py --models bert --dtypes f32 --turns 1",
         "kernel_times.py --only attention",
-        "gate.py --against HEAD --pairs 2 --least 0",
+        "gate.py --against HEAD --least 0 --only attention",
     ],
 )
 def test_a_benchmark(command):
