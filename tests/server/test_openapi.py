@@ -85,7 +85,7 @@ def test_answers_are_as_it_says(told, server, operation):
     answers = [answer(), answer("another"), answer(headers=dict(Authorization=""))]
     if body:
         answers += [answer(content=b"{"), answer(content=b" " * (MOST + 1))]
-    never = {408, 429, 503, 504}  # as this server is set; tests/server/test_http.py has them
+    never = {408, 429, 503, 504}  # as this server is set; other tests of this folder have them
     never |= {200} if operation.path == "/classify" else set()  # the bundled model has no score head
     assert {each.status_code for each in answers} == {int(status) for status in what["responses"]} - never
     for each in answers:
