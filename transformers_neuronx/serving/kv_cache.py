@@ -36,6 +36,7 @@ class KVCache:
 
     def __init__(self, pools: Sequence[Pages], rows: int = 0, places: int = 0) -> None:
         self.pools = tuple(pools)
+        self._windowed = [number for number, pool in enumerate(pools) if pool.window is not None]
         self.size = max((pool.size for pool in pools), default=1)
         self.places = places
         self.free_places = list(range(rows * places, 0, -1))  # 0 is no one's
@@ -126,9 +127,8 @@ class KVCache:
 
     def leave_behind(self, request: Request, position: int) -> None:
         """Take the pages back that no token from this position on reads."""
-        for pool, table in zip(self.pools, request.tables, strict=True):
-            if pool.window is None:
-                continue
+        for number in self._windowed:
+            pool, table = self.pools[number], request.tables[number]
             first = end = pool.first(position)
             while first and table[first - 1] != NO_PAGE:
                 first -= 1

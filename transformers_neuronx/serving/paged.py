@@ -346,12 +346,16 @@ def _tokens(size: int, step: Sequence[Work]) -> Array:
     chosen: list[int] = []
     for work in step:
         known = work.tokens
-        pending = work.count - len(known)  # 1 if only the devices know its last token
-        ids += known + [0] * pending
-        chosen += [-1] * len(known) + [work.request.row] * pending
-    counts = [work.count for work in step]
-    starts, lengths = np.repeat([(work.start, work.request.prompt_length) for work in step], counts, axis=0).T
-    positions = starts + np.concatenate([*map(np.arange, counts)])
+        ids += known
+        chosen += [-1] * len(known)
+        if len(known) < work.count:  # only the devices know its last token
+            ids.append(0)
+            chosen.append(work.request.row)
+    counts = np.array([work.count for work in step])
+    where = np.array([(work.start, work.request.prompt_length) for work in step])
+    where[:, 0] -= np.cumsum(counts) - counts  # so that all tokens can be counted together
+    starts, lengths = np.repeat(where, counts, axis=0).T
+    positions = starts + np.arange(len(ids))
     rows = np.zeros(size, TOKEN)
     rows["chosen"] = rows["adapter"] = -1
     if any(work.request.adapter for work in step):

@@ -18,7 +18,7 @@ from transformers_neuronx.serving.kv_cache import Copy, Found, KVCache
 from transformers_neuronx.serving.request import Request
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # frozen, one would take three times as long to make, and each row of a step has one
 class Work:
     """Compute `count` tokens of a request from position `start` on, and sample after the last `samples` of them.
 
@@ -47,7 +47,7 @@ class Work:
     def tokens(self) -> list[int]:
         """The tokens that are computed, without the last one if it is pending."""
         known = self.request.tokens[self.start : self.start + self.count]
-        return known + self.request.guesses[: self.guesses]
+        return known + self.request.guesses[: self.guesses] if self.guesses else known
 
     @property
     def end(self) -> int:
@@ -168,8 +168,9 @@ class Scheduler:
         room = Room(self.limits.joined, self.limits.doubled) if generating else Room(self.limits.tokens)
         planned = [(request, self._missing(request)) for request in self.running]
         room.left -= sum(missing == 1 for _, missing in planned)
+        preemptions = self.preemptions
         for request, missing in planned:
-            if request not in self.running:
+            if self.preemptions > preemptions and request not in self.running:
                 continue  # it was preempted by one before it
             start = request.computed
             count = 1 if missing == 1 else min(missing, self._longest_chunk(request, start, room))
