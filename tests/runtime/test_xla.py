@@ -200,7 +200,7 @@ def test_an_aliased_parameter_is_changed_in_place_and_gone(degree, must):
     assert [array.unsafe_buffer_pointer() for array in new.arrays] == addresses
     assert executable.memory() == (4096, 4096, 4096, 0)
     np.testing.assert_array_equal(new.numpy(), np.ones(1024))
-    with pytest.raises(RuntimeError, match="has been deleted"):
+    with pytest.raises(EngineError, match="deleted or donated"):
         old.numpy()
 
 
@@ -420,3 +420,29 @@ def test_what_a_program_returns_goes_into_the_next_one_also_without_jax(degree):
 
 def test_a_program_runs_without_torch():
     python(SETUP + OURS + "    assert 'torch' not in sys.modules\n")
+
+
+def test_jax_is_not_imported_for_calls_and_small_results():
+    alone = """
+import sys
+import numpy as np
+from transformers_neuronx import hlo
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.pyhlo import dtype_named
+from transformers_neuronx.runtimes import get_runtime
+
+runtime = get_runtime("cpu", 1)
+program = compile_py_func(lambda scribe: hlo.exp(dtype_named("f32")[4].Parameter(parameter_number=0)))
+[result] = runtime.compile(program)(runtime.put([np.zeros(4, np.float32)]))
+assert result.numpy().tolist() == [1] * 4
+assert "jax" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", alone], check=True, timeout=120)
+
+
+def test_large_results_are_not_copied(cpu):
+    program = compile_py_func(lambda scribe: hlo.exp(F32[2**20].Parameter(parameter_number=0)))
+    [result] = cpu.compile(program)(cpu.put([np.zeros(2**20, np.float32)]))
+    read = result.numpy()
+    assert read.ctypes.data == result.arrays[0].unsafe_buffer_pointer() and not read.flags.writeable
+    assert (read == 1).all()

@@ -31,9 +31,17 @@ from transformers_neuronx.runtimes.for_gpus import for_gpus, full
 from transformers_neuronx.runtimes.meeting import Meeting
 from transformers_neuronx.runtimes.processor import processor
 from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
-from transformers_neuronx.runtimes.xla_clients import Devices, devices, enlarge_buffers, jaxlib, jaxlib_hlo
+from transformers_neuronx.runtimes.xla_clients import (
+    Devices,
+    devices,
+    enlarge_buffers,
+    import_jax,
+    jaxlib,
+    jaxlib_hlo,
+)
 
 ALIGNMENT = 64  # bytes, of arrays that XLA:CPU uses in place
+COPIED = 2**20  # bytes, at most, of arrays of XLA:CPU that are copied to be read
 
 # jaxlib 0.10.2 and later fuse a dot with the reduction after it. Some shapes then give wrong results without an error
 # (jax#39103), others crash (jax#39257, jax#40412). The first option drops that fusion and keeps the fast product.
@@ -72,12 +80,18 @@ def _engine_errors(what: str) -> Iterator[None]:
         raise EngineError(f"{what} failed on the device: {error}{full(error)}") from error
 
 
-class XlaTensor:
-    """An array on each device of this process, all of one shape. `devices` are those of all processes."""
+@functools.cache
+def _on_each(devices: Any) -> Any:
+    """Return the sharding "another array on each of these devices"."""
+    return _on_device(devices[0]) if len(devices) == 1 else jaxlib().GSPMDSharding(devices, jaxlib_hlo().OpSharding())
 
-    def __init__(self, arrays: list[Any], devices: Any, aval: Aval) -> None:
-        self.arrays = arrays
-        self.devices = devices
+
+class XlaTensor:
+    """An array on each device of this process, all of one shape: for programs, one `argument`."""
+
+    def __init__(self, argument: Any, devices: Any, aval: Aval) -> None:
+        self.argument = argument
+        self.devices = devices  # those of all processes
         self.aval = aval
         self.donated = False
 
@@ -87,26 +101,31 @@ class XlaTensor:
 
     @property
     def nbytes(self) -> int:
-        return self.aval.nbytes * len(self.arrays)  # jaxlib's arrays know it only if jax is imported
+        return self.aval.nbytes * len(self.arrays)
 
-    @functools.cached_property
-    def argument(self) -> Any:
-        """The arrays as one argument of an executable."""
+    @property
+    def arrays(self) -> list[Any]:
+        """The array on each device."""
         if len(self.devices) == 1:
-            return self.arrays[0]
-        private = jaxlib()
-        everywhere = private.GSPMDSharding(self.devices, jaxlib_hlo().OpSharding())
-        return private.ArrayImpl(self.aval, everywhere, self.arrays, True, True)
+            return [self.argument]
+        import_jax()
+        return self.argument._arrays or [self.argument]  # None if they are gone, which who reads them is told
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        return _on_host(self.arrays[0])
+        return _on_host(self.arrays[0], self.aval)
 
     def shards(self) -> list[np.ndarray[Any, Any]]:
-        return [_on_host(array) for array in self.arrays]
+        return [_on_host(array, self.aval) for array in self.arrays]
 
 
-def _on_host(array: Any) -> np.ndarray[Any, Any]:
+def _on_host(array: Any, aval: Aval) -> np.ndarray[Any, Any]:
+    """Return an array that nobody can write to. A small one is copied here, as jaxlib would have to import JAX."""
     with _engine_errors("the program"):
+        array.block_until_ready()
+        if aval.nbytes <= COPIED and array.platform() == "cpu" and from_numpy(aval.dtype).bits >= 8:
+            data = ctypes.string_at(array.unsafe_buffer_pointer(), aval.nbytes)
+            return np.frombuffer(data, aval.dtype).reshape(aval.shape)
+        import_jax()
         return np.asarray(array._single_device_array_to_np_array_did_copy()[0])
 
 
@@ -120,8 +139,9 @@ class XlaExecutable:
         self.meeting = meeting
         self.calls = 0  # with other processes
         self.data = data
-        self.devices = devices
         self.signature = Signature(module)
+        self.devices, where = devices, _on_each(devices)
+        self._as_results = [jaxlib().array_result_handler(aval, where, True, True) for aval in self.signature.results]
         # The weights of the last call, checked, and as arguments: hundreds at each call would take as long as the rest.
         self._held: tuple[tuple[Any, ...], list[Any]] = (), []
 
@@ -141,9 +161,9 @@ class XlaExecutable:
         with _engine_errors(self.signature.name):
             before, after = ([x.argument for x in part] for part in (tensors[: place.start], tensors[place.stop :]))
             arguments = [*before, *as_arguments, *after]
-            results = self.loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
+            results = self.loaded.execute_sharded(arguments).consume_with_handlers(self._as_results)
         return [
-            XlaTensor(arrays, self.devices, aval) for arrays, aval in zip(results, self.signature.results, strict=True)
+            XlaTensor(array, self.devices, aval) for array, aval in zip(results, self.signature.results, strict=True)
         ]
 
     def memory(self) -> MemoryStats:
@@ -269,7 +289,9 @@ class XlaRuntime:
             raise EngineError(f"put needs shards of one shape and type, got {got}")
         from_numpy(aval.dtype)
         arrays = [_put(shard, aval, device, donate) for shard, device in zip(shards, self._own, strict=True)]
-        return XlaTensor(arrays, self._devices, aval)
+        single, whole = len(self._devices) == 1, jaxlib().ArrayImpl
+        argument = arrays[0] if single else whole(aval, _on_each(self._devices), arrays, True, True)
+        return XlaTensor(argument, self._devices, aval)
 
     def let_go(self) -> None:
         jaxlib().collect_garbage()

@@ -53,9 +53,14 @@ def jaxlib() -> Any:
         raise EngineError("the cpu and cuda runtimes need jaxlib, which is not installed: pip install jaxlib") from None
     check_version(version)
     env.LOG_LEVEL.set_default()
-    with suppress(Exception):  # otherwise jaxlib imports JAX during the first call, and swallows Ctrl-C there
-        importlib.import_module("jax")
     return importlib.import_module("jaxlib._jax")
+
+
+@functools.cache
+def import_jax() -> None:
+    """Import JAX, if it is there, before jaxlib does so inside of a call, where it swallows Ctrl-C."""
+    with suppress(Exception):
+        importlib.import_module("jax")
 
 
 @functools.cache
