@@ -115,13 +115,13 @@ def test_few_more_are_submitted_than_are_written(command, tmp_path, submitted, m
     window, count = WINDOW * (at_once or ROWS), 150
     lines = [json.dumps(dict(prompt=f"{number} And")) for number in range(count)]
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    ahead, add = [], run.__globals__["Results"].add
+    ahead, add = [], vars(run)["Results"].add
 
     def noted(self, record):
         ahead.append(len(submitted) - len(self.done))
         add(self, record)
 
-    monkeypatch.setattr(run.__globals__["Results"], "add", noted)
+    monkeypatch.setattr(vars(run)["Results"], "add", noted)
     size = ("--batch-size", at_once) if at_once else ()
     arguments = ("--data-dir", "data.jsonl", "--max-tokens-to-generate", 2, *OPTIONS[2:])
     command("run", TINY_KJV, *arguments, "--examples-to-generate", count, *size)

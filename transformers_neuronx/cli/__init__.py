@@ -7,30 +7,51 @@ found a problem; 130 Ctrl-C.
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from transformers_neuronx.cli.bench import bench
-from transformers_neuronx.cli.check import check
-from transformers_neuronx.cli.compile import compile_artifact
-from transformers_neuronx.cli.generate import generate
-from transformers_neuronx.cli.inspect import inspect
-from transformers_neuronx.cli.lint import lint
-from transformers_neuronx.cli.plan import plan
-from transformers_neuronx.cli.quantize import quantize
-from transformers_neuronx.cli.run import run
-from transformers_neuronx.cli.serve import serve
 from transformers_neuronx.errors import ConfigError, InputError, TransformersNeuronxError
 from transformers_neuronx.version import __version__
 
 FAILED, WRONG = 1, 2  # exit statuses
+COMMANDS = dict(
+    generate="Complete a prompt, or chat.",
+    compile="Compile a checkpoint and save the artifact.",
+    run="Complete the prompts of a file.",
+    serve="Answer requests over HTTP, with OpenAI's interface.",
+    quantize="Write a checkpoint in fewer bits, for this and other programs.",
+    inspect="Show what the programs of a model contain and cost.",
+    bench="Measure time to first token, latency and throughput.",
+    plan="Show whether a model fits, where, and how fast it can be.",
+    check="Compare a model with Transformers, or with another model.",
+    lint="Show what Neuron's compiler would refuse.",
+)  # each is a function of its name, in a file of its name
+
+
+class _Command(TyperCommand):
+    """A command that is imported once it is called: most need PyTorch, which takes a second."""
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self._imported().make_context(info_name, args, parent, **extra)
+
+    def _imported(self) -> Any:
+        assert self.name is not None
+        file = importlib.import_module(f"{__name__}.{self.name}")
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(self.name)(getattr(file, self.name))
+        return typer.main.get_command(alone)
 
 
 class _Commands(TyperGroup):
+    def __init__(self, **options: Any) -> None:
+        commands = {name: _Command(name, help=text) for name, text in COMMANDS.items()}
+        super().__init__(**options | dict(commands=commands))
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -49,16 +70,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=dict(token_normalize_func=lambda name: name.replace("_", "-")),  # --data_dir is --data-dir
 )
-app.command()(generate)
-app.command("compile")(compile_artifact)
-app.command()(run)
-app.command()(serve)
-app.command()(quantize)
-app.command()(inspect)
-app.command()(bench)
-app.command()(plan)
-app.command()(check)
-app.command()(lint)
 
 
 def _version(wanted: bool) -> None:

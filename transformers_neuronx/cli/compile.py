@@ -21,7 +21,7 @@ Weights = Annotated[
 ]
 
 
-def compile_artifact(
+def compile(
     model: o.Model,
     artifact: Target,
     weights: Weights = True,
