@@ -18,6 +18,7 @@ from transformers_neuronx.engine.artifacts import holds_artifact, open_artifact
 from transformers_neuronx.engine.family import EncoderDecoderConfig
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.huggingface.auto import class_of, reads_images
+from transformers_neuronx.huggingface.tokenizers import tokenizer_in, tokenizer_of_gguf
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.runtimes import RUNTIMES
 from transformers_neuronx.support.files import explain, read_json
@@ -257,14 +258,12 @@ class Source:
 
 def tokenizer_of(path: str, cache_dir: str | None) -> Any:
     """Return the tokenizer of a model, of any family. Raises CheckpointError if it has none."""
-    from transformers import AutoTokenizer  # takes seconds
-
     file, advice = gguf_at(path), "save one there: tokenizer.save_pretrained(…)"
     if file and find_spec("gguf") is None:
         raise CheckpointError('the tokenizer of a GGUF file needs gguf: pip install "transformers-neuronx[gguf]"')
     directory = file.parent if file else resolve_tokenizer(path, cache_dir)
     with explain(f"{path}: its tokenizer cannot be read", "take another file" if file else advice):
-        tokenizer = AutoTokenizer.from_pretrained(directory, **dict(gguf_file=file.name) if file else {})
+        tokenizer = tokenizer_of_gguf(file) if file else tokenizer_in(directory)
     if not tokenizer("a").input_ids:  # Transformers returns an empty one if there are no files
         raise CheckpointError(f"{path} has no tokenizer; {advice}")
     return tokenizer

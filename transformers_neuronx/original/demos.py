@@ -19,6 +19,7 @@ from transformers_neuronx.config import NeuronConfig, QuantizationConfig
 from transformers_neuronx.config.switches import KVCacheQuantizationConfig
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.huggingface.auto import family_of
+from transformers_neuronx.huggingface.tokenizers import tokenizer_in
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.pyhlo.dtypes import to_torch
 from transformers_neuronx.weights.checkpoint import save_pretrained_split
@@ -166,9 +167,7 @@ def _compiled(family: str, given: argparse.Namespace, switches: dict[str, Any]) 
 
 
 def _tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(resolve_tokenizer(os.fspath(name)))
+    return tokenizer_in(resolve_tokenizer(os.fspath(name)))
 
 
 def _show(name: str, ids: Sequence[Any]) -> None:
