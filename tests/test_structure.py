@@ -20,9 +20,9 @@ ORDER = [
 ]  # fmt: skip
 # In these packages, each file imports only those before it. The package itself, `__init__`, comes last.
 INSIDE = {
-    "support": ["progress", "files", "arguments", "turns", "entropy"],
+    "support": ["progress", "files", "arguments", "turns", "entropy", "user_cache"],
     "config": [
-        "constants", "sparse_attention", "attributes", "multimodal", "declarations", "workers", "switches",
+        "constants", "sparse_attention", "kept", "attributes", "multimodal", "declarations", "workers", "switches",
         "gguf_metadata", "gguf_positions", "gguf", "published",
     ],
     "pyhlo": [
@@ -49,7 +49,7 @@ INSIDE = {
         "worker",
     ],
     "speculation": ["acceptors", "drafts", "fused"],
-    "huggingface": ["auto", "device_cache", "speech", "vision", "adapter"],
+    "huggingface": ["auto", "tokenizers", "device_cache", "speech", "vision", "adapter"],
     "server": [
         "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "pictures", "prompts",
         "answers", "scores", "models", "embeddings", "gate", "metrics", "openapi", "page", "app", "running", "on_ray",

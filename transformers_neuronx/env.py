@@ -36,7 +36,9 @@ KERNELS = Variable(
     "Kernels for the CPU: auto, off, or one of portable, avx2, avx512, avx512_bf16, amx, and on ARM neon_dot and "
     "neon_bf16, that the processor supports.",
 )
-CACHE = Variable("NEURONX_CACHE", "on", "Whether compiled programs are cached for later processes: on or off.")
+CACHE = Variable(
+    "NEURONX_CACHE", "on", "Whether programs and configurations are cached for later processes: on or off."
+)
 CACHE_DIR = Variable("NEURONX_CACHE_DIR", "", "Their directory; by default transformers_neuronx in XDG_CACHE_HOME.")
 CACHE_HOME = Variable("XDG_CACHE_HOME", "~/.cache", "The user's cache directory.")
 DUMP_TO = Variable("NEURONX_DUMP_TO", "", "A directory for the HLO of every program, before and after XLA, and a log.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from resource import RUSAGE_SELF, getrusage
@@ -68,12 +68,9 @@ def generate(
     if not chat:
         writer.write(text, ids)
         return
-    writer.start()
     messages = [dict(role="system", content=encodable(system, "--system"))] if system else []
     with closing(writer):
-        for line in _lines(prompt):
-            messages.append(dict(role="user", content=encodable(line, "a line")))
-            messages.append(dict(role="assistant", content=writer.answer(line, messages)))
+        writer.chat(messages, prompt)
 
 
 def _check(chat: bool, system: str | None, tokenizer: Any) -> None:
@@ -95,14 +92,16 @@ class Writer:
     limited: str
     started: bool = False
 
-    def start(self) -> None:
+    def start(self, ahead: bool | Sequence[int] = True) -> None:
         """Load the model onto its devices, once."""
         if not self.started:
-            self.model.to_neuron()
+            self.model.to_neuron(ahead)
             self.started = True
 
     def close(self) -> None:
-        """Report how fast all answers were, and how much memory was used."""
+        """Report how fast all answers were, and how much memory was used; nothing if there are none."""
+        if not self.started:
+            return
         metrics = self.model.metrics
         totals, held = metrics.totals, metrics.held
         if self.as_json or not totals.new_tokens:
@@ -112,6 +111,14 @@ class Writer:
         sizes = dict(weights=held.weights, cache=held.caches, peak=peak)
         memory = ", ".join(f"{what} {size / 2**20:,.0f} MiB" for what, size in sizes.items())
         typer.secho(f"[{totals.new_tokens} tokens in all, {rate:.0f} a second; {memory}]", err=True, dim=True)
+
+    def chat(self, messages: list[dict[str, str]], prompt: str | None) -> None:
+        """Answer the user's messages, after earlier ones."""
+        if prompt is None and sys.stdin.isatty():
+            self.start()  # before the first question
+        for line in _lines(prompt):
+            messages.append(dict(role="user", content=encodable(line, "a line")))
+            messages.append(dict(role="assistant", content=self.answer(line, messages)))
 
     def answer(self, line: str, messages: list[dict[str, str]]) -> str:
         options: dict[str, Any] = dict(add_generation_prompt=True, tokenize=True, return_dict=True)
@@ -127,8 +134,8 @@ class Writer:
         takes = room(self.model, 1)
         if not 1 <= len(ids) <= takes:
             raise InputError(f"the prompt must have 1 to {takes} tokens, got {len(ids)}")
-        self.start()
         reads = self.model.family.encoder is not None
+        self.start([1 if reads else len(ids)])
         longest = self.model.options.buckets.longest
         count = min(self.count, longest - (1 if reads else len(ids)))
         if count < self.count:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from transformers_neuronx.config.kept import kept
 from transformers_neuronx.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -37,6 +38,10 @@ def with_defaults(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError for a model type that Transformers does not know, and for a configuration that it rejects.
     """
+    return kept(attributes, functools.partial(_completed, attributes))
+
+
+def _completed(attributes: Mapping[str, Any]) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING  # seconds to import, and not needed to write graphs or to load artifacts
 
     model_type = known_type(attributes)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from transformers_neuronx.config import CompileOptions, Completed
 from transformers_neuronx.engine.artifact_weights import Pieces, for_devices, read_tensors, want_weights
-from transformers_neuronx.engine.compile_cache import ArtifactSource, warn_once
+from transformers_neuronx.engine.compile_cache import ArtifactSource
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.descriptions import code_of, constructor_options, description, differences
 from transformers_neuronx.engine.family import Family
@@ -26,6 +26,7 @@ from transformers_neuronx.engine.manifest import CONFIG, MANIFEST, Tensors, fact
 from transformers_neuronx.errors import CheckpointError, ConfigError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.support import files
+from transformers_neuronx.support.user_cache import warn_once
 from transformers_neuronx.weights.checkpoint import Checkpoint
 from transformers_neuronx.weights.directories import PathOrName
 from transformers_neuronx.weights.formats import Readers, format_in, open_safetensors

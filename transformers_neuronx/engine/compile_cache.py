@@ -1,35 +1,38 @@
 """Get an executable for a module: from an artifact, from the cache on disk, or from the compiler.
 
-The cache is a directory of executables. Each is named by a digest of its module and of everything else it depends on.
-Cached code is executed, so the directory must belong to the user. A problem with the cache never stops a program: it is
+The cache is a directory of executables, and of modules. An executable is named by a digest of its module and of
+everything else it depends on, a module by a digest of the model and the code that writes it. Cached code is executed,
+so the directory must belong to the user. A problem with the cache never stops a program: it is
 logged once, and the program is compiled. With NEURONX_DUMP_TO, every program is also written to that directory.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
 import os
 import re
-import stat
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from transformers_neuronx import env
-from transformers_neuronx.errors import ConfigError, EngineError
+from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes.base import Executable, Runtime
 from transformers_neuronx.support import files
+from transformers_neuronx.support.user_cache import cache_directory, warn_once
 
 _LOG = logging.getLogger(__name__)
 
-MAGIC = b"transformers_neuronx executable 1\n"  # a cache entry: this, the SHA-256 of the rest, an executable
+MAGIC = b"transformers_neuronx executable 1\n"  # a cache entry: this, the SHA-256 of the rest, and what is cached
 
 
 class ArtifactSource(NamedTuple):
@@ -80,52 +83,28 @@ def _through_cache(runtime: Runtime, module: HloModuleProto, key: str) -> tuple[
         if executable := _loaded(runtime, module, cache.read(key), str(cache.entry(key))):
             return executable, "loaded from the cache"
         executable = runtime.compile(module)
-        cache.write(key, executable)
+        cache.write(key, executable.serialize)
     return executable, "compiled"
 
 
-@functools.cache
-def warn_once(text: str) -> None:
-    _LOG.warning(text)
-
-
-def cache_of_user() -> Cache | None:
+def cache_of_user(suffix: str = ".bin") -> Cache | None:
     """Return the cache that the environment selects, or None if it is off or cannot be trusted."""
-    if (switch := env.CACHE.get()) not in ("on", "off"):
-        raise ConfigError(f"{env.CACHE.name} must be on or off, got {switch!r}")
-    if switch == "off" or os.name != "posix":  # other systems lack these locks and owners
-        return None
-    directory = os.path.expanduser(env.CACHE_DIR.get() or os.path.join(env.CACHE_HOME.get(), "transformers_neuronx"))
-    if directory.startswith("~"):
-        warn_once(f"no home directory to cache compiled programs in: set {env.CACHE_DIR.name}, or {env.CACHE.name}=off")
-        return None
-    try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        status = os.stat(directory)
-    except OSError as error:
-        warn_once(f"compiled programs are not cached: {error}")
-        return None
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        warn_once(
-            f"compiled programs are not cached in {directory}: cached code is executed, but the directory belongs to "
-            f"another user, or others can write to it (mode {stat.S_IMODE(status.st_mode):o}); run chmod 700 on it, or "
-            f"set {env.CACHE_DIR.name} to another directory"
-        )
-        return None
-    return Cache(Path(directory))
+    directory = cache_directory()
+    return Cache(directory, suffix) if directory else None
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Executables in a trusted directory."""
+    """Executables, or modules, in a trusted directory."""
 
     directory: Path
+    suffix: str = ".bin"
 
     def entry(self, key: str) -> Path:
-        return self.directory / f"{key}.bin"
+        return self.directory / f"{key}{self.suffix}"
 
     def read(self, key: str) -> bytes | None:
-        """Return the executable, or None if it is missing or damaged."""
+        """Return what is cached, or None if it is missing or damaged."""
         path = self.entry(key)
         try:
             content = path.read_bytes()
@@ -141,9 +120,9 @@ class Cache:
         warn_once(f"{path} is truncated or damaged, compiling it again")
         return None
 
-    def write(self, key: str, executable: Executable) -> None:
+    def write(self, key: str, serialize: Callable[[], bytes]) -> None:
         try:
-            data = executable.serialize()
+            data = serialize()
             files.replace(self.entry(key), MAGIC + hashlib.sha256(data).digest() + data, mode=0o600)
         except (OSError, EngineError) as error:
             reason = getattr(error, "strerror", None) or error  # without file names, so that this warns once
@@ -180,6 +159,32 @@ class Cache:
                 return lock
         warn_once(f"another process has locked {path} for {patience:.0f} s, no longer waiting for it")
         return lock
+
+
+@dataclass(frozen=True)
+class WrittenModules:
+    """Modules of one model that were written before, by `artifact_key`. Writing one takes ten times as long as reading.
+
+    `model` stands for all else that determines them.
+    """
+
+    cache: Cache
+    model: str
+
+    def read(self, entry: str) -> HloModuleProto | None:
+        """Return a module, or None if it is missing or damaged."""
+        data = self.cache.read(self._key(entry))
+        try:
+            return None if data is None else HloModuleProto.FromString(zlib.decompress(data))
+        except (zlib.error, DecodeError) as error:
+            warn_once(f"{self.cache.entry(self._key(entry))} is no module, writing it again: {error}")
+            return None
+
+    def write(self, entry: str, module: HloModuleProto) -> None:
+        self.cache.write(self._key(entry), lambda: zlib.compress(module.SerializeToString(deterministic=True), 1))
+
+    def _key(self, entry: str) -> str:
+        return hashlib.sha256(f"{self.model} {entry}".encode()).hexdigest()
 
 
 def _dump(directory: Path, runtime: Runtime, module: HloModuleProto, executable: Executable, line: str) -> None:

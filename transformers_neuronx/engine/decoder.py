@@ -114,6 +114,10 @@ class Decoder(ABC):
     def planned(self) -> list[ProgramKey]:
         """Return the keys of the programs that calls need."""
 
+    def planned_for(self, lengths: Sequence[int]) -> list[ProgramKey]:
+        """Return the keys of the programs that are needed to sample after one prompt at a time, of these lengths."""
+        return self.planned()
+
     @abstractmethod
     def verifying(self, guesses: int) -> Sequence[ProgramKey]:
         """Return the keys of the programs that verify up to so many draft tokens of each row."""

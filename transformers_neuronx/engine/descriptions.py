@@ -23,6 +23,7 @@ from transformers_neuronx.config import (
     QuantizationConfig,
 )
 from transformers_neuronx.config.sparse_attention import Pattern
+from transformers_neuronx.engine.compile_cache import WrittenModules, cache_of_user
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.family import Family
 from transformers_neuronx.engine.manifest import as_json, sha256_of
@@ -99,11 +100,23 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], inside: str
 
 def code_of(decoder: Decoder) -> str:
     """Return a digest of the code and settings that write the modules, or "" if some code is outside this package."""
-    homes = decoder.family.graph.__name__, decoder.family.weights.__name__, type(decoder.config).__module__
+    written_by = decoder.family.graph, decoder.family.weights
+    homes = *(getattr(module, "__name__", "") for module in written_by), type(decoder.config).__module__
     if not (_own_code() and all(home.startswith(f"{PACKAGE.name}.") for home in homes)):
         return ""
     programs = decoder.programs
     return f"{_own_code()} panels={programs.panels} in_place={programs.in_place} scatters={programs.scatters}"
+
+
+def modules_of(decoder: Decoder) -> WrittenModules | None:
+    """Return the modules of the same model that this code has written before. None without a cache of the user, or if
+    other code writes some of them.
+    """
+    code, cache = code_of(decoder), cache_of_user(".hlo")
+    if not code or cache is None:
+        return None
+    model = dict(code=code, **description(decoder.family, decoder.config, decoder.options))
+    return WrittenModules(cache, hashlib.sha256(as_json(model)).hexdigest())
 
 
 @functools.cache

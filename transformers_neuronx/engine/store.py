@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
 from transformers_neuronx.compiler import identity
-from transformers_neuronx.engine.compile_cache import ArtifactSource, build
+from transformers_neuronx.engine.compile_cache import ArtifactSource, WrittenModules, build
 from transformers_neuronx.engine.keys import ProgramKey, Segment, artifact_key, program_name
 from transformers_neuronx.engine.kv_cache import CacheLayout
 from transformers_neuronx.engine.loading import Progress
@@ -31,6 +32,7 @@ class ProgramStore:
 
     def __init__(self, runtime: Runtime, programs: Programs, workers: int | None) -> None:
         self.source: ArtifactSource | None = None  # programs from an artifact
+        self.before: WrittenModules | None = None  # modules that were written before
         self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by module identity
         self.identities: dict[str, str] = {}  # module identities, by `artifact_key`
         self.programs = programs
@@ -68,11 +70,21 @@ class ProgramStore:
                 entry = artifact_key(key, segment, self.programs.form)
                 module = self.source.module(entry) if self.source else None
                 if module is None:
-                    module = self.written(key, segment)
+                    module = self._module(entry, partial(self.written, key, segment))
                 built[segment] = self.build(module, entry)
             self._built[key] = [(segment, built[segment]) for segment in parts]
 
         self.each(self.missing(wanted), build_parts, progress, overlap)
+
+    def _module(self, entry: str, write: Callable[[], HloModuleProto]) -> HloModuleProto:
+        """Return a module that was written before, or write it now."""
+        if self.before is None:
+            return write()
+        module = self.before.read(entry)
+        if module is None:
+            module = write()
+            self.before.write(entry, module)
+        return module
 
     def written(self, key: ProgramKey, segment: Segment) -> HloModuleProto:
         """Write a part of a program. It has a readable name."""
@@ -83,12 +95,17 @@ class ProgramStore:
     def compile_modules(
         self, keys: Sequence[K], write: Callable[[K], HloModuleProto], progress: Progress = lambda done: None
     ) -> dict[K, Executable]:
-        """Compile programs that artifacts do not have, in parallel. `write` returns the module of a key."""
+        """Compile programs that artifacts do not have, in parallel. `write` returns the module of a key, which depends
+        on the model and the key alone.
+        """
 
-        def build_one(key: K) -> Executable:
+        def named(key: K) -> HloModuleProto:
             module = write(key)
             module.name = key.name
-            return self.build(module)
+            return module
+
+        def build_one(key: K) -> Executable:
+            return self.build(self._module(f"apart {key.name}", partial(named, key)))
 
         return self.each(keys, build_one, progress)
 

@@ -26,7 +26,7 @@ from transformers_neuronx.config.published import form_of
 from transformers_neuronx.engine.artifact_saving import save_artifact
 from transformers_neuronx.engine.artifacts import Artifact, holds_artifact, open_artifact
 from transformers_neuronx.engine.decoder import Decoder
-from transformers_neuronx.engine.descriptions import description
+from transformers_neuronx.engine.descriptions import description, modules_of
 from transformers_neuronx.engine.family import Family
 from transformers_neuronx.engine.keys import ProgramKey
 from transformers_neuronx.engine.metrics import Meter, Metrics
@@ -304,11 +304,12 @@ class Model(PretrainedModel):
         measured = self.meter.last, self.meter.totals
         return Metrics(self.tag, *measured, decoder.store.compile_seconds, decoder.load_seconds, decoder.memory_use)
 
-    def to_neuron(self, ahead: bool = True) -> None:
+    def to_neuron(self, ahead: bool | Sequence[int] = True) -> None:
         """Load the weights and compile the programs. Shows progress on a terminal.
 
         - `ahead`: compile all programs that calls need. Default True. False: each is compiled when a call first needs
-          it. That is enough for an `Engine` over pages, which has programs of its own.
+          it, enough for an `Engine` over pages, which has its own. Or lengths of prompts: those that `sample` needs
+          for one prompt of such a length at a time.
 
         Weights in a usable layout stay mapped from their file: afterwards it may be deleted, but not written to.
 
@@ -358,6 +359,7 @@ class Model(PretrainedModel):
             check_runtime(runtime)
         decoder = self.decoder_on(runtime)
         decoder.store.source = self._artifact.programs(decoder) if self._artifact else None
+        decoder.store.before = modules_of(decoder)
         return decoder
 
     def decoder_on(self, runtime: Runtime, options: CompileOptions | None = None) -> Decoder:
@@ -374,12 +376,12 @@ class Model(PretrainedModel):
             with self.turns.take("compile_also()"):
                 self._compile(self.decoder)
 
-    def _compile(self, decoder: Decoder, overlap: Callable[[], object] = lambda: None, planned: bool = True) -> None:
-        wanted = [
-            *(decoder.planned() if planned else []),
-            *(what for wanted in self._also.values() for what in wanted(decoder)),
-        ]
-        missing = decoder.store.missing(wanted)
+    def _compile(
+        self, decoder: Decoder, overlap: Callable[[], object] = lambda: None, ahead: bool | Sequence[int] = True
+    ) -> None:  # fmt: skip
+        planned = decoder.planned() if ahead is True else decoder.planned_for(ahead) if ahead else []
+        more = [what for wanted in self._also.values() for what in wanted(decoder)]
+        missing = decoder.store.missing([*planned, *more])
         with bar(f"{self.tag}: programs", len(missing)) as built:
             decoder.store.compile(missing, lambda _: built.update(), overlap)
 

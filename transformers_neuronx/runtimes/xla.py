@@ -31,14 +31,7 @@ from transformers_neuronx.runtimes.for_gpus import for_gpus, full
 from transformers_neuronx.runtimes.meeting import Meeting
 from transformers_neuronx.runtimes.processor import processor
 from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
-from transformers_neuronx.runtimes.xla_clients import (
-    Devices,
-    devices,
-    enlarge_buffers,
-    import_jax,
-    jaxlib,
-    jaxlib_hlo,
-)
+from transformers_neuronx.runtimes.xla_clients import Devices, devices, enlarge_buffers, import_jax, jaxlib, jaxlib_hlo
 
 ALIGNMENT = 64  # bytes, of arrays that XLA:CPU uses in place
 COPIED = 2**20  # bytes, at most, of arrays of XLA:CPU that are copied to be read

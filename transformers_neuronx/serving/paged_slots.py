@@ -43,6 +43,7 @@ from transformers_neuronx.serving.steps import (
     call_keys,
     powers,
     sequence_row,
+    smallest,
     verify_keys,
 )
 
@@ -90,6 +91,12 @@ class PagedDecoder(Decoder):
         redirects = [RedirectKey()] * bool(self.memory.layout)
         apart = [*self.memory.keys(), *self.tower.keys()]
         return [*apart, *self.steps.keys, *logits, CopyKey(), SampleKey(self.slots), *redirects]
+
+    def planned_for(self, lengths: Sequence[int]) -> list[ProgramKey]:
+        most = self.steps.most_tokens
+        parts = {min(left, most) for length in (*lengths, 1) for left in range(length, 0, -most)}
+        steps = [smallest(self.steps.keys, tokens, 1) for tokens in sorted(parts)]
+        return [*self.memory.keys(), *self.tower.keys(), *steps]
 
     @property
     def _most_of_all(self) -> int:

@@ -1,0 +1,64 @@
+"""Configurations as Transformers has completed them, kept on disk: importing a configuration's class takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from transformers_neuronx.support import files
+from transformers_neuronx.support.user_cache import cache_directory
+
+Attributes = dict[str, Any]
+
+
+def kept(attributes: Mapping[str, Any], complete: Callable[[], Attributes]) -> Attributes:
+    """Return what `complete` returns of these attributes with the installed version of Transformers.
+
+    Where a program has registered classes of its own in Transformers, it is asked again.
+    """
+    directory = None if _registered() else cache_directory()
+    path = directory and _path(directory, attributes)
+    if path is None:
+        return complete()
+    found = _read(path)
+    if found is None:
+        found = complete()
+        _write(path, found)
+    return found
+
+
+def _registered() -> bool:
+    """Whether Transformers has configurations that are not its own."""
+    auto = sys.modules.get("transformers.models.auto.configuration_auto")
+    return bool(auto and auto.CONFIG_MAPPING._extra_content)
+
+
+def _path(directory: Path, attributes: Mapping[str, Any]) -> Path | None:
+    """Return where the completed attributes are kept, or None if they are more than JSON."""
+    try:
+        given = json.dumps([metadata.version("transformers"), attributes], sort_keys=True)
+    except (TypeError, ValueError, metadata.PackageNotFoundError):
+        return None
+    return directory / f"configuration-{hashlib.sha256(given.encode()).hexdigest()}.txt"
+
+
+def _read(path: Path) -> Attributes | None:
+    try:
+        found = ast.literal_eval(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):  # missing or damaged: it is made again
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _write(path: Path, found: Attributes) -> None:
+    """Keep attributes, if they are literals: infinity, NaN and objects are not. JSON would turn names into strings."""
+    with suppress(ValueError, OSError):
+        if ast.literal_eval(repr(found)) == found:
+            files.replace(path, repr(found).encode(), mode=0o600)
