@@ -20,6 +20,7 @@ from transformers_neuronx.runtimes.kernels import KERNELS
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+STACK = 320 * 1024  # bytes; docs/design-notes.md says so
 CALLS = int(os.environ.get("FUZZ_CALLS", "20000"))
 
 pytestmark = [
@@ -78,6 +79,19 @@ def fuzzed(tmp_path_factory):
 def test_any_call_is_computed_or_refused(kernel, fuzzed):
     computed, refused = ran(fuzzed, kernel, str(CALLS))
     assert computed + refused == CALLS and min(computed, refused) > CALLS / 5
+
+
+def test_stacks_are_bounded(tmp_path):
+    """A call of a kernel needs at most STACK bytes of a thread's stack in any of its functions. None asks for more."""
+    made(tmp_path, "g++", ["-O3", "-fstack-usage"], "sanitized.cc")
+    needs = {}
+    for path in tmp_path.glob("*.su"):
+        for line in path.read_text().splitlines():
+            function, size, kind = line.split("\t")
+            assert kind in ("static", "dynamic,bounded"), line
+            needs[path.stem, function] = int(size)
+    most = max(needs, key=needs.get)
+    assert len(needs) > 1000 and 2**16 < needs[most] <= STACK, (most, needs[most])
 
 
 ARM, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
