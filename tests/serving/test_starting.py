@@ -210,3 +210,12 @@ def test_long_prompts_are_fed_in_parts(checkpoint):
     ids = torch.tensor(np.random.default_rng(0).integers(1, 64, (1, 40)))
     model.sample(ids, 50, top_k=1)
     assert model.programs == names
+
+
+def test_steps_for_other_lengths_are_told_apart(checkpoint, directory, monkeypatch):
+    """The keys of these have one name, and a cache of one form."""
+    model = model_of(checkpoint, ahead=False)
+    store, key = model.decoder.store, model.decoder.steps.keys[0]
+    names = written(monkeypatch)
+    store.compile([key, dataclasses.replace(key, pages=key.pages + 1)])
+    assert names == [key.name] * 2

@@ -70,16 +70,17 @@ class ProgramStore:
                 entry = artifact_key(key, segment, self.programs.form)
                 module = self.source.module(entry) if self.source else None
                 if module is None:
-                    module = self._module(entry, partial(self.written, key, segment))
+                    module = self._module(key, entry, partial(self.written, key, segment))
                 built[segment] = self.build(module, entry)
             self._built[key] = [(segment, built[segment]) for segment in parts]
 
         self.each(self.missing(wanted), build_parts, progress, overlap)
 
-    def _module(self, entry: str, write: Callable[[], HloModuleProto]) -> HloModuleProto:
-        """Return a module that was written before, or write it now."""
+    def _module(self, key: ProgramKey, entry: str, write: Callable[[], HloModuleProto]) -> HloModuleProto:
+        """Return a module that was written before, or write it now. It depends on the model, the key and the entry."""
         if self.before is None:
             return write()
+        entry = f"{entry} {key!r}"  # names of keys leave out what the model of an artifact determines
         module = self.before.read(entry)
         if module is None:
             module = write()
@@ -105,7 +106,7 @@ class ProgramStore:
             return module
 
         def build_one(key: K) -> Executable:
-            return self.build(self._module(f"apart {key.name}", partial(named, key)))
+            return self.build(self._module(key, "apart", partial(named, key)))
 
         return self.each(keys, build_one, progress)
 
