@@ -37,7 +37,8 @@ def kept(attributes: Mapping[str, Any], complete: Callable[[], Attributes]) -> A
 def _registered() -> bool:
     """Whether Transformers has configurations that are not its own."""
     auto = sys.modules.get("transformers.models.auto.configuration_auto")
-    return bool(auto and auto.CONFIG_MAPPING._extra_content)
+    mapping = getattr(auto, "CONFIG_MAPPING", None)  # none while another thread imports it
+    return bool(getattr(mapping, "_extra_content", None))
 
 
 def _path(directory: Path, attributes: Mapping[str, Any]) -> Path | None:

@@ -2,8 +2,8 @@
 
 The cache is a directory of executables, and of modules. An executable is named by a digest of its module and of
 everything else it depends on, a module by a digest of the model and the code that writes it. Cached code is executed,
-so the directory must belong to the user. A problem with the cache never stops a program: it is
-logged once, and the program is compiled. With NEURONX_DUMP_TO, every program is also written to that directory.
+so the directory must belong to the user. A problem with the cache never stops a program: it is logged once, and the
+program is compiled. With NEURONX_DUMP_TO, every program is also written to that directory.
 """
 
 from __future__ import annotations
