@@ -199,7 +199,7 @@ def test_the_guide_has_the_lines_of_llama():
 @pytest.mark.parametrize(
     ("engine", "homes"),
     [
-        ("jaxlib", {"runtimes/xla.py", "runtimes/xla_clients.py"}),
+        ("jaxlib", {f"runtimes/{name}.py" for name in ("xla", "xla_arrays", "xla_clients")}),
         ("os.environ", {"env.py"}),
         ("torch_neuronx", {"runtimes/neuron.py", "neuron/presence.py"}),
         ("libneuronxla", {"neuron/through_libneuronxla.py"}),

@@ -95,7 +95,7 @@ def test_a_gguf_file_beside_a_configuration_of_its_tokenizer(tmp_path):
     assert same(tokenizer_of_gguf(path), AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name))
 
 
-@pytest.mark.skipif(VERSION < (5, 23), reason="Transformers before 5.23 imports it for any tokenizer")
+@pytest.mark.skipif(VERSION < (5, 23), reason="older versions of Transformers import it for any tokenizer")
 def test_the_compiler_of_torch_is_not_imported(directory):
     call = f"""
 import sys

@@ -1,6 +1,6 @@
-"""XLA's runtimes, over the clients of `xla_clients`: `cpu` and `cuda`.
+"""XLA's runtimes, over the clients of `xla_clients` and the arrays of `xla_arrays`: `cpu` and `cuda`.
 
-Both files have all private parts of jaxlib that the project uses, behind a check of its version and self-tests.
+These files have all private parts of jaxlib that the project uses, behind a check of its version and self-tests.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from transformers_neuronx.runtimes.collectives import in_order
 from transformers_neuronx.runtimes.for_gpus import for_gpus, full
 from transformers_neuronx.runtimes.meeting import Meeting
 from transformers_neuronx.runtimes.processor import processor
-from transformers_neuronx.runtimes.signature import Aval, Signature, aval_of
-from transformers_neuronx.runtimes.xla_clients import Devices, devices, enlarge_buffers, import_jax, jaxlib, jaxlib_hlo
+from transformers_neuronx.runtimes.signature import Signature, aval_of
+from transformers_neuronx.runtimes.xla_arrays import XlaTensor, as_result, engine_errors, on_each, put
+from transformers_neuronx.runtimes.xla_clients import Devices, devices, enlarge_buffers, jaxlib, jaxlib_hlo
 
 ALIGNMENT = 64  # bytes, of arrays that XLA:CPU uses in place
-COPIED = 2**20  # bytes, at most, of arrays of XLA:CPU that are copied to be read
 
 # jaxlib 0.10.2 and later fuse a dot with the reduction after it. Some shapes then give wrong results without an error
 # (jax#39103), others crash (jax#39257, jax#40412). The first option drops that fusion and keeps the fast product.
@@ -46,80 +46,9 @@ CPU_OPTIONS = [
 ]
 
 
-@functools.cache
-def _on_device(device: Any) -> Any:
-    """Return the sharding "all on `device`". jaxlib 0.10 uses two attributes that only JAX's own subclass has."""
-
-    class OnDevice(jaxlib().SingleDeviceSharding):  # type: ignore[misc]
-        memory_kind = None
-
-        def _to_xla_hlo_sharding(self, rank: int) -> Any:
-            return jaxlib_hlo().HloSharding.replicate()
-
-    return OnDevice(device)
-
-
 def module_text(module: HloModuleProto) -> str:
     """Return a module's HLO as XLA prints it."""
     return str(jaxlib_hlo().XlaComputation(module.SerializeToString()).as_hlo_text())
-
-
-@contextmanager
-def _engine_errors(what: str) -> Iterator[None]:
-    """Turn jaxlib's errors into EngineError."""
-    try:
-        yield
-    except jaxlib().JaxRuntimeError as error:
-        raise EngineError(f"{what} failed on the device: {error}{full(error)}") from error
-
-
-@functools.cache
-def _on_each(devices: Any) -> Any:
-    """Return the sharding "another array on each of these devices"."""
-    return _on_device(devices[0]) if len(devices) == 1 else jaxlib().GSPMDSharding(devices, jaxlib_hlo().OpSharding())
-
-
-class XlaTensor:
-    """An array on each device of this process, all of one shape: for programs, one `argument`."""
-
-    def __init__(self, argument: Any, devices: Any, aval: Aval) -> None:
-        self.argument = argument
-        self.devices = devices  # those of all processes
-        self.aval = aval
-        self.donated = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.aval.nbytes * len(self.arrays)
-
-    @property
-    def arrays(self) -> list[Any]:
-        """The array on each device."""
-        if len(self.devices) == 1:
-            return [self.argument]
-        import_jax()
-        return self.argument._arrays or [self.argument]  # None if they are gone, which who reads them is told
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        return _on_host(self.arrays[0], self.aval)
-
-    def shards(self) -> list[np.ndarray[Any, Any]]:
-        return [_on_host(array, self.aval) for array in self.arrays]
-
-
-def _on_host(array: Any, aval: Aval) -> np.ndarray[Any, Any]:
-    """Return an array that nobody can write to. A small one is copied here, as jaxlib would have to import JAX."""
-    with _engine_errors("the program"):
-        array.block_until_ready()
-        if aval.nbytes <= COPIED and array.platform() == "cpu" and from_numpy(aval.dtype).bits >= 8:
-            data = ctypes.string_at(array.unsafe_buffer_pointer(), aval.nbytes)
-            return np.frombuffer(data, aval.dtype).reshape(aval.shape)
-        import_jax()
-        return np.asarray(array._single_device_array_to_np_array_did_copy()[0])
 
 
 class XlaExecutable:
@@ -133,8 +62,8 @@ class XlaExecutable:
         self.calls = 0  # with other processes
         self.data = data
         self.signature = Signature(module)
-        self.devices, where = devices, _on_each(devices)
-        self._as_results = [jaxlib().array_result_handler(aval, where, True, True) for aval in self.signature.results]
+        self.devices = devices
+        self._as_results = [as_result(aval, on_each(devices)) for aval in self.signature.results]
         # The weights of the last call, checked, and as arguments: hundreds at each call would take as long as the rest.
         self._held: tuple[tuple[Any, ...], list[Any]] = (), []
 
@@ -151,7 +80,7 @@ class XlaExecutable:
             self.calls += 1
             if self.calls == 2:  # the first one has opened connections
                 enlarge_buffers()
-        with _engine_errors(self.signature.name):
+        with engine_errors(self.signature.name):
             before, after = ([x.argument for x in part] for part in (tensors[: place.start], tensors[place.stop :]))
             arguments = [*before, *as_arguments, *after]
             results = self.loaded.execute_sharded(arguments).consume_with_handlers(self._as_results)
@@ -235,7 +164,7 @@ class XlaRuntime:
             return None
 
     def load(self, data: bytes, module: HloModuleProto) -> Executable:
-        with _engine_errors(f"loading {module.name}"):
+        with engine_errors(f"loading {module.name}"):
             loaded = self._client.deserialize_executable(data, self._devices, self._options())
         return XlaExecutable(loaded, self._devices, module, data, self._meeting)
 
@@ -281,9 +210,9 @@ class XlaRuntime:
             got = ", ".join(f"{shard.dtype}{list(shard.shape)}" for shard in shards)
             raise EngineError(f"put needs shards of one shape and type, got {got}")
         from_numpy(aval.dtype)
-        arrays = [_put(shard, aval, device, donate) for shard, device in zip(shards, self._own, strict=True)]
+        arrays = [put(shard, aval, device, donate) for shard, device in zip(shards, self._own, strict=True)]
         single, whole = len(self._devices) == 1, jaxlib().ArrayImpl
-        argument = arrays[0] if single else whole(aval, _on_each(self._devices), arrays, True, True)
+        argument = arrays[0] if single else whole(aval, on_each(self._devices), arrays, True, True)
         return XlaTensor(argument, self._devices, aval)
 
     def let_go(self) -> None:
@@ -298,21 +227,6 @@ class XlaRuntime:
         size = math.prod(shape) * dtype.itemsize
         pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return np.frombuffer(pages, np.uint8, size).view(dtype).reshape(shape)
-
-
-def _put(array: np.ndarray[Any, Any], aval: Aval, device: Any, donate: bool) -> Any:
-    private = jaxlib()
-    # The caller may write to its array again. With zero copy, a program would see that.
-    how = private.HostBufferSemantics.ZERO_COPY if donate else private.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
-    return private.batched_device_put(
-        aval,
-        _on_device(device),
-        [np.ascontiguousarray(array).reshape(aval.shape)],
-        [device],
-        committed=True,
-        host_buffer_semantics=how,
-        enable_x64=True,
-    )
 
 
 def _with_one_result(module: HloModuleProto) -> HloModuleProto:
