@@ -41,6 +41,12 @@ def model_of(checkpoint, ahead=True, **options):
 # Configurations.
 
 
+@pytest.fixture
+def not_imported(monkeypatch):
+    """As in a process that has not imported LLaMA's configuration."""
+    monkeypatch.setattr(kept, "_imported", lambda model_type: False)
+
+
 def completions(monkeypatch):
     """A list of the model types that Transformers is asked to complete from now on."""
     asked, complete = [], attributes._completed
@@ -51,7 +57,7 @@ def completions(monkeypatch):
 GIVEN = dict(model_type="llama", hidden_size=64, rope_theta=1e4, dtype="bfloat16", num_labels=3)
 
 
-def test_a_completed_configuration_is_kept(directory, monkeypatch):
+def test_a_completed_configuration_is_kept(directory, not_imported, monkeypatch):
     asked = completions(monkeypatch)
     first, second = attributes.with_defaults(GIVEN), attributes.with_defaults(GIVEN)
     assert first == second == LlamaConfig.from_dict(dict(GIVEN)).to_dict() and asked == ["llama"]
@@ -62,7 +68,7 @@ def test_a_completed_configuration_is_kept(directory, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"", b"{'a': ", b"\xff\xfe", b"[1, 2]", b"__import__('os').abort()", b"(" * 9999])
-def test_a_damaged_one_is_completed_again(directory, monkeypatch, damage):
+def test_a_damaged_one_is_completed_again(directory, not_imported, monkeypatch, damage):
     whole = attributes.with_defaults(GIVEN)
     [path] = directory.glob("configuration-*")
     path.write_bytes(damage)
@@ -71,14 +77,14 @@ def test_a_damaged_one_is_completed_again(directory, monkeypatch, damage):
     assert attributes.with_defaults(GIVEN) == whole and not asked  # it was written again
 
 
-def test_what_is_no_literal_is_not_kept(directory, monkeypatch):
+def test_what_is_no_literal_is_not_kept(directory, not_imported, monkeypatch):
     asked = completions(monkeypatch)
     for _ in range(2):
         assert attributes.with_defaults(GIVEN | dict(rms_norm_eps=float("inf")))["rms_norm_eps"] == float("inf")
     assert len(asked) == 2 and not [*directory.glob("configuration-*")]
 
 
-def test_another_version_of_transformers_is_asked_again(directory, monkeypatch):
+def test_another_version_of_transformers_is_asked_again(directory, not_imported, monkeypatch):
     attributes.with_defaults(GIVEN)
     asked = completions(monkeypatch)
     monkeypatch.setattr(kept.metadata, "version", lambda name: "99.0")
@@ -86,7 +92,7 @@ def test_another_version_of_transformers_is_asked_again(directory, monkeypatch):
     assert asked == ["llama"]
 
 
-def test_classes_that_a_program_registers_are_asked_again(directory, monkeypatch):
+def test_classes_that_a_program_registers_are_asked_again(directory, not_imported, monkeypatch):
     class Wider(LlamaConfig):
         def __init__(self, **given):
             super().__init__(**given | dict(hidden_size=96))
@@ -100,11 +106,18 @@ def test_classes_that_a_program_registers_are_asked_again(directory, monkeypatch
     assert attributes.with_defaults(GIVEN)["hidden_size"] == 64
 
 
-def test_without_a_cache_nothing_is_kept(directory, monkeypatch):
+def test_without_a_cache_nothing_is_kept(directory, not_imported, monkeypatch):
     monkeypatch.setenv("NEURONX_CACHE", "off")
     asked = completions(monkeypatch)
     attributes.with_defaults(GIVEN), attributes.with_defaults(GIVEN)
     assert asked == ["llama"] * 2 and not directory.exists()
+
+
+def test_where_the_class_is_imported_nothing_is_kept(directory, monkeypatch):
+    asked = completions(monkeypatch)
+    assert "transformers.models.llama.configuration_llama" in sys.modules
+    attributes.with_defaults(GIVEN), attributes.with_defaults(GIVEN)
+    assert asked == ["llama"] * 2 and not [*directory.glob("configuration-*")]
 
 
 def test_a_second_start_imports_no_configuration(checkpoint, directory):

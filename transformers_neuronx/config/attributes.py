@@ -38,7 +38,7 @@ def with_defaults(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError for a model type that Transformers does not know, and for a configuration that it rejects.
     """
-    return kept(attributes, functools.partial(_completed, attributes))
+    return kept(known_type(attributes), attributes, functools.partial(_completed, attributes))
 
 
 def _completed(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,12 +19,13 @@ from transformers_neuronx.support.user_cache import cache_directory
 Attributes = dict[str, Any]
 
 
-def kept(attributes: Mapping[str, Any], complete: Callable[[], Attributes]) -> Attributes:
+def kept(model_type: str, attributes: Mapping[str, Any], complete: Callable[[], Attributes]) -> Attributes:
     """Return what `complete` returns of these attributes with the installed version of Transformers.
 
-    Where a program has registered classes of its own in Transformers, it is asked again.
+    It is asked at once if the type's class is imported already, which takes less time than a disk, and where a program
+    has registered classes of its own.
     """
-    directory = None if _registered() else cache_directory()
+    directory = None if _imported(model_type) or _registered() else cache_directory()
     path = directory and _path(directory, attributes)
     if path is None:
         return complete()
@@ -32,6 +34,12 @@ def kept(attributes: Mapping[str, Any], complete: Callable[[], Attributes]) -> A
         found = complete()
         _write(path, found)
     return found
+
+
+def _imported(model_type: str) -> bool:
+    folder = re.sub(r"\W", "_", model_type)
+    folders = folder, folder.removesuffix("_text")  # the text half of a model is in the whole model's
+    return any(f"transformers.models.{each}.configuration_{each}" in sys.modules for each in folders)
 
 
 def _registered() -> bool:
