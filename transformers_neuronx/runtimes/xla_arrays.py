@@ -71,7 +71,7 @@ class XlaTensor:
 
     @property
     def nbytes(self) -> int:
-        return self.aval.nbytes * len(self.arrays)
+        return self.aval.nbytes * len(self.devices.addressable_device_list)
 
     @property
     def arrays(self) -> list[Any]:
