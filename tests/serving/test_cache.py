@@ -191,7 +191,7 @@ def test_a_damaged_entry_is_compiled_anew_with_one_warning(damage, runtime, dire
     path.write_bytes(damaged[damage])
     check(runtime)
     check(runtime)
-    assert warnings(caplog) == [f"{path} is truncated or damaged, compiling it again"]
+    assert warnings(caplog) == [f"{path} is truncated or damaged, making it again"]
     assert len(runtime.compiled) == 2
     assert cache.Cache(directory).read(path.stem) is not None
 

@@ -111,13 +111,13 @@ class Cache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            warn_once(f"cannot read {path}, compiling it again: {error}")
+            warn_once(f"cannot read {path}, making it again: {error}")
             return None
         start = len(MAGIC) + 32
         data = content[start:]
         if content[:start] == MAGIC + hashlib.sha256(data).digest():
             return data
-        warn_once(f"{path} is truncated or damaged, compiling it again")
+        warn_once(f"{path} is truncated or damaged, making it again")
         return None
 
     def write(self, key: str, serialize: Callable[[], bytes]) -> None:
