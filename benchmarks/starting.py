@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -49,8 +50,11 @@ def ended(command, cache):
     return time.perf_counter() - began
 
 
-def ready(model, cache, port=8971):
+def ready(model, cache):
     """Seconds until a server is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     began = time.perf_counter()
     command, environment = [*COMMAND, "serve", model, "--port", str(port)], os.environ | dict(NEURONX_CACHE_DIR=cache)
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
