@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
 
 from transformers_neuronx.huggingface.auto import families, family_of
+from transformers_neuronx.huggingface.device_cache import CACHE
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 
 ONE_FILE = [name for name in families() if family_of(name).__module__.split(".")[1] == "families"]
@@ -75,6 +76,6 @@ def continued(reference, prompt, tokens):
     for count, token in enumerate(tokens, len(prompt)):
         # Bamba's code begins at position 0 in every call without positions.
         how = dict(position_ids=torch.tensor([[count]])) if reference.config.model_type == "bamba" else {}
-        output = reference(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True, **how)
+        output = reference(torch.tensor([[token]]), use_cache=True, **{CACHE: getattr(output, CACHE)}, **how)
         logits.append(output.logits[0])
     return torch.cat(logits).float()

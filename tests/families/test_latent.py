@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, DynamicCache
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig
 from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.huggingface.auto import family_of
+from transformers_neuronx.huggingface.device_cache import CACHE
 
 LATENT = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"]
 
@@ -61,7 +62,7 @@ def test_what_devices_have_of_the_cache(model_type, cached, degree, switches, tm
         got.append(model.forward([[token]], attention_mask=torch.ones(1, count))[0])
     with torch.inference_mode():
         cache = InEightBits() if cached else DynamicCache()
-        want = reference(torch.tensor([[*ids, 5, 6]]), past_key_values=cache, use_cache=True).logits[0, -3:]
+        want = reference(torch.tensor([[*ids, 5, 6]]), use_cache=True, **{CACHE: cache}).logits[0, -3:]
         exact = reference(torch.tensor([[*ids, 5, 6]])).logits[0, -3:]
     assert_close(torch.stack(got), want)
     assert not cached or (want - exact).abs().max() > 1e-3 * want.abs().max()

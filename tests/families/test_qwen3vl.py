@@ -17,6 +17,7 @@ from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.huggingface.auto import NeuronAutoModelForCausalLM, NeuronAutoModelForImageTextToText
+from transformers_neuronx.huggingface.device_cache import CACHE
 from transformers_neuronx.qwen3vl.model import Qwen3VLForSampling
 from transformers_neuronx.runtimes.xla import XlaRuntime
 from transformers_neuronx.serving.guesses import PromptLookup
@@ -101,7 +102,7 @@ def expected(reference, side="left"):
         mask = torch.cat([mask, torch.ones(3, 1, dtype=mask.dtype)], 1)
         where = mask.sum(1, keepdim=True) - 1 + reference.model.rope_deltas
         found = reference(
-            torch.tensor(NEXT)[:, column : column + 1], attention_mask=mask, past_key_values=found.past_key_values,
+            torch.tensor(NEXT)[:, column : column + 1], attention_mask=mask, **{CACHE: found[CACHE]},
             position_ids=where.expand(3, -1, -1),
         )  # fmt: skip
         logits.append(found.logits[:, -1])

@@ -20,6 +20,7 @@ from transformers import (
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling, GPT2ForSamplingWithContextBroadcasting
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.huggingface.device_cache import CACHE
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]
@@ -165,11 +166,9 @@ class TestWhatIsReturned:
 
         def twice(model):
             first = generated(model, batch, return_dict_in_generate=True, max_length=30)
-            lengths.append(first.past_key_values.get_seq_length())
+            lengths.append(first[CACHE].get_seq_length())
             mask = torch.cat([batch.attention_mask, torch.ones(3, 30 - batch.input_ids.shape[1]).long()], 1)
-            return generated(
-                model, dict(input_ids=first.sequences, attention_mask=mask), past_key_values=first.past_key_values
-            )
+            return generated(model, dict(input_ids=first.sequences, attention_mask=mask), **{CACHE: first[CACHE]})
 
         assert torch.equal(twice(adapter), twice(reference))
         assert lengths == [29, 29]
@@ -323,7 +322,7 @@ class Gone:
         (dict(output_attentions=True, return_dict_in_generate=True), "output_attentions is not supported"),
         (dict(output_hidden_states=True, return_dict_in_generate=True), "output_hidden_states is not supported"),
         (dict(inputs_embeds=torch.zeros(3, 4, 128)), "inputs_embeds is not supported"),
-        (dict(past_key_values=DynamicCache()), "past_key_values must be those that this model returned, got Dyn"),
+        ({CACHE: DynamicCache()}, f"{CACHE} must be what this model returned, got Dyn"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_runs(adapter, batch, options, message):
@@ -346,12 +345,12 @@ def test_cached_rows_are_selected_and_repeated(adapter, reference, one):
     results = []
     for model in (adapter, reference):
         with torch.no_grad():
-            cache = model(**one, use_cache=True, past_key_values=None).past_key_values
+            cache = model(**one, use_cache=True, **{CACHE: None})[CACHE]
         cache.crop(-1)
         cache.batch_repeat_interleave(3)
         cache.batch_select_indices(torch.tensor([2, 0]))
         ids = one.input_ids.repeat(2, 1)
-        results.append(generated(model, dict(input_ids=ids), past_key_values=cache, do_sample=True))
+        results.append(generated(model, dict(input_ids=ids), **{CACHE: cache}, do_sample=True))
     assert torch.equal(*results)
 
 

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.huggingface.device_cache import CACHE
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 COLUMNS, STEPS = 9, 4
@@ -38,7 +39,7 @@ def expected(reference):
         cache, logits = DynamicCache(config=reference.config), []
         for first, last in [(0, COLUMNS), *((column, column + 1) for column in range(COLUMNS, COLUMNS + STEPS))]:
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, first:last]
-            where = dict(attention_mask=mask[:, :last], past_key_values=cache, position_ids=positions)
+            where = {"attention_mask": mask[:, :last], CACHE: cache, "position_ids": positions}
             out = reference(IDS[:, first:last], **where)
             logits.append(out.logits[:, -1:])
         return logits
@@ -98,18 +99,19 @@ def test_several_columns_go_on_with_a_mask_over_all(adapter, expected):
     close(adapter(**inputs, return_dict=True).logits, expected(PADDED)[-1])
 
 
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])  # Transformers' before and since 5.24
 @pytest.mark.parametrize("how", ["the cache is passed", "as generate() does"])
-def test_callers_that_keep_the_cache(adapter, expected, how):
+def test_callers_that_keep_the_cache(adapter, expected, how, name):
     logits, cache = [], None
     for end in range(COLUMNS, COLUMNS + STEPS + 1):
         new = COLUMNS if cache is None else 1
-        ids, options = IDS[:, end - new : end], dict(past_key_values=cache, attention_mask=PADDED[:, :end])
+        ids, options = IDS[:, end - new : end], {name: cache, "attention_mask": PADDED[:, :end]}
         if how == "as generate() does":
             options |= dict(next_sequence_length=new, is_first_iteration=cache is None, logits_to_keep=1)
             ids = IDS[:, :end]
         out = adapter(**adapter.prepare_inputs_for_generation(ids, **options), return_dict=True)
         logits.append(out.logits[:, -1:])
-        cache = out.past_key_values
+        cache = out[CACHE]
     for step, want in zip(logits, expected(PADDED), strict=True):
         close(step, want)
 

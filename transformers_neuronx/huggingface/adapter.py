@@ -7,7 +7,6 @@ stay on the devices.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, suppress
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,44 +18,18 @@ from transformers.utils.generic import ModelOutput, TransformersKwargs
 
 from transformers_neuronx.config import Configuration
 from transformers_neuronx.errors import ConfigError, InputError
-from transformers_neuronx.huggingface.device_cache import GENERATE, DeviceCache
+from transformers_neuronx.huggingface.device_cache import CACHE, GENERATE, DeviceCache
 from transformers_neuronx.huggingface.speech import SpeechGeneration
 from transformers_neuronx.huggingface.vision import VisionGeneration
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.models.vision import VisionForSampling
+from transformers_neuronx.support.torch_threads import ONE_TORCH_THREAD
 from transformers_neuronx.support.turns import Turns
 
 # Arguments that Transformers' models may take. They are refused: ignoring them would change the result silently.
 EMBEDDED = {"inputs_embeds", "decoder_inputs_embeds", "labels"}
 REFUSED = (TransformersKwargs.__optional_keys__ | EMBEDDED) - {"position_ids"}
-
-
-class _OneTorchThread:
-    """Limits torch to one thread inside the context, and restores the number afterwards.
-
-    After an operation, torch's threads keep spinning for milliseconds on the cores that the programs need.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._inside = self._before = 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._before = torch.get_num_threads()
-                torch.set_num_threads(1)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                torch.set_num_threads(self._before)
-
-
-_ONE_TORCH_THREAD = _OneTorchThread()
 
 
 class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
@@ -97,7 +70,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         super().__init__(config)
         self.model = model
         self._columns: int | None = None  # columns of the prompt of the current generate()
-        self._steps: DeviceCache | None = None  # for callers that keep no past_key_values
+        self._steps: DeviceCache | None = None  # for callers that keep no cache
         if config.name_or_path:
             with suppress(OSError):  # there may be none
                 self.generation_config = GenerationConfig.from_pretrained(config.name_or_path, local_files_only=True)
@@ -130,22 +103,24 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         next_sequence_length: int | None = None,
         past_key_values: DeviceCache | None = None,
         attention_mask: torch.Tensor | int | None = None,
+        cache: DeviceCache | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return the arguments of `forward` for the next step, as Transformers' method does.
 
-        Callers that step by themselves need not keep `past_key_values`: sequences continue until `reset_generation`.
+        Callers that step by themselves need not keep the cache: sequences continue until `reset_generation`.
         `input_ids` are then the next column, several columns with an `attention_mask` over all, or all columns so far.
         """
         mask = attention_mask if isinstance(attention_mask, torch.Tensor) else None  # a 1 means no padding
-        stepping = past_key_values is None and kwargs.get("use_cache") is not False and not self._generates
+        cache = past_key_values if cache is None else cache
+        stepping = cache is None and kwargs.get("use_cache") is not False and not self._generates
         if stepping and not self.config.is_encoder_decoder:
             if self._steps is None or not self._steps.goes_on(input_ids, mask):
                 self._steps = DeviceCache(self.model)
-            past_key_values, columns = self._steps, self._steps.columns
+            cache, columns = self._steps, self._steps.columns
             input_ids = input_ids[:, columns:] if input_ids.shape[1] > max(columns, 1) else input_ids
             kwargs = dict(logits_to_keep=1) | kwargs
-        inputs: Any = input_ids, next_sequence_length, past_key_values, mask
+        inputs: Any = input_ids, next_sequence_length, cache, mask
         return super().prepare_inputs_for_generation(*inputs, **kwargs)  # type: ignore[no-any-return, misc]
 
     @property
@@ -162,7 +137,7 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         assistant = kwargs.get("assistant_model")
         if isinstance(assistant, HuggingFaceGenerationModelAdapter) and assistant.model is self.model:
             raise InputError("assistant_model must wrap another model: both would write to the same caches")
-        with _ONE_TORCH_THREAD, self.model.turns.take(GENERATE), self.model.meter.call() as call:
+        with ONE_TORCH_THREAD, self.model.turns.take(GENERATE), self.model.meter.call() as call:
             self._columns = None
             result = super().generate(*args, **kwargs)  # type: ignore[misc]
             ids = (result if isinstance(result, torch.Tensor) else result.sequences)[:, self._columns :]
@@ -180,8 +155,8 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         """Check the limits and create the cache: Transformers calls this last before it generates."""
         self._check_limits(generation_config, model_kwargs.get(self._mask_name), batch_size)
         generation_config.prefill_chunk_size = None  # long prompts are fed in windows anyway
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = DeviceCache(self.model)
+        if generation_config.use_cache is not False and model_kwargs.get(CACHE) is None:
+            model_kwargs[CACHE] = DeviceCache(self.model)
 
     def _check_limits(self, options: Any, mask: torch.Tensor | None, prompts: int) -> None:
         if options.guidance_scale not in (None, 1):
@@ -212,21 +187,23 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         return_dict: bool | None = None,
         cache_ids: torch.Tensor | None = None,
         start_ids: torch.Tensor | None = None,
+        cache: DeviceCache | None = None,
         **others: Any,
     ) -> ModelOutput | tuple[Any, ...]:
         """Feed tokens. Return their logits and the cache for the next call.
 
-        - `input_ids`: s64[batch, n], the columns after those of `past_key_values`.
+        - `input_ids`: s64[batch, n], the columns after those of `cache`.
         - `attention_mask`: [batch, all columns so far], zero for padding. None: the new columns have no padding.
-        - `past_key_values`: what the previous call returned. None, the default, starts new sequences.
-        - `use_cache`: False returns None as `past_key_values`. Default True.
+        - `cache`: what the previous call returned. None, the default, starts new sequences. `past_key_values` is the
+          same, as Transformers called it until 5.23.
+        - `use_cache`: False returns no cache. Default True.
         - `logits_to_keep`: return the logits of this many last columns, or of the columns in a tensor. 0, the default,
           returns all.
         - `return_dict`: False returns a tuple. Default True.
         - `cache_ids`, `start_ids`: with one of them, the model is called with it, and only the logits of the last
           column are returned.
 
-        Returns a `CausalLMOutputWithPast` with `logits` f32[batch, columns kept, vocab] and `past_key_values`. Raises
+        Returns a `CausalLMOutputWithPast` with `logits` f32[batch, columns kept, vocab] and the cache. Raises
         InputError for a cache that another call has replaced, and for arguments that the model cannot serve.
         """
         with self._turn:
@@ -236,7 +213,8 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
                 )
                 facts: dict[str, Any] = dict(logits=logits[:, None])
             else:
-                facts = self._step(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, **others)
+                cache = past_key_values if cache is None else cache
+                facts = self._step(input_ids, attention_mask, cache, use_cache, logits_to_keep, **others)
         output = CausalLMOutputWithPast(**facts)
         return output.to_tuple() if return_dict is False else output
 
@@ -249,25 +227,25 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         self,
         input_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
-        past_key_values: DeviceCache | None = None,
+        cache: DeviceCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **others: Any,
     ) -> dict[str, Any]:
-        """Compute logits and past_key_values for `forward`."""
+        """Compute the logits and the cache for `forward`."""
         _refuse(others)
         input_ids = _ids(input_ids)
         self._columns = input_ids.shape[1] if self._columns is None else self._columns
-        cache = DeviceCache(self.model) if past_key_values is None else past_key_values
+        cache = DeviceCache(self.model) if cache is None else cache
         if not isinstance(cache, DeviceCache) or cache.model is not self.model:
-            raise InputError(f"past_key_values must be those that this model returned, got {type(cache).__name__}")
+            raise InputError(f"{CACHE} must be what this model returned, got {type(cache).__name__}")
         if (positions := others.get("position_ids")) is not None:
             cache.check_positions(positions, input_ids, attention_mask)
         last = isinstance(logits_to_keep, int) and logits_to_keep == 1
         logits = cache.feed(input_ids, attention_mask, all_positions=not last)
         if not last:
             logits = logits[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
-        return dict(logits=logits, past_key_values=None if use_cache is False else cache)
+        return {"logits": logits, CACHE: None if use_cache is False else cache}
 
 
 class _Encoder(torch.nn.Module):
@@ -327,6 +305,8 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
         encoder_outputs: ModelOutput | tuple[Any, ...] | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         return_dict: bool | None = None,
+        past_key_values: DeviceCache | None = None,
+        cache: DeviceCache | None = None,
         **options: Any,
     ) -> ModelOutput | tuple[Any, ...]:
         """Feed the decoder's tokens. Return their logits and the cache for the next call.
@@ -342,7 +322,9 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
             if encoder_outputs is None:
                 encoder_outputs = self.encoder.read(input_ids, attention_mask)
             self._look_at(encoder_outputs[0][:, 0, 0].long().numpy())
-            facts = self._step(decoder_input_ids, decoder_attention_mask, logits_to_keep=logits_to_keep, **options)
+            cache = past_key_values if cache is None else cache
+            options["logits_to_keep"] = logits_to_keep
+            facts = self._step(decoder_input_ids, decoder_attention_mask, cache, **options)
         output: Any = Seq2SeqLMOutput(**facts, encoder_last_hidden_state=encoder_outputs[0])
         return tuple(output.to_tuple()) if return_dict is False else output
 

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from transformers_neuronx.engine.images import Image
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.models.sampling import ForSampling
 
 GENERATE = "generate()"
+# What Transformers calls a cache among arguments and results. Version 5.24 gave it the shorter name.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 class DeviceCache(Cache):
@@ -129,8 +132,8 @@ class DeviceCache(Cache):
             return
         if self._left != self._held():
             raise InputError(
-                "past_key_values are no longer on the devices: another call has replaced them; "
+                f"{CACHE} is no longer on the devices: another call has replaced its sequences; "
                 "call reset_generation() and pass all tokens so far"
             )
         if rows != self.rows:
-            raise InputError(f"past_key_values have {self.rows} rows, got {rows}")
+            raise InputError(f"{CACHE} has {self.rows} rows, got {rows}")

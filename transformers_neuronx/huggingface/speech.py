@@ -13,6 +13,7 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from transformers_neuronx.errors import InputError
+from transformers_neuronx.huggingface.device_cache import CACHE
 
 
 class SpeechGeneration(WhisperGenerationMixin):
@@ -21,7 +22,7 @@ class SpeechGeneration(WhisperGenerationMixin):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate tokens of features f32[batch, mel bins, frames] as Transformers' Whisper does.
 
-        It has the arguments and results of `WhisperForConditionalGeneration.generate`, without `past_key_values`.
+        It has the arguments and results of `WhisperForConditionalGeneration.generate`, without the cache.
         Raises InputError for `return_token_timestamps`, and otherwise as `HuggingFaceGenerationModelAdapter.generate`.
         """
         if kwargs.get("return_token_timestamps"):
@@ -34,7 +35,7 @@ class SpeechGeneration(WhisperGenerationMixin):
     def _postprocess_outputs(self, seek_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Leave out the cache, which Transformers would divide by rows: it is on the devices."""
         if not isinstance(seek_outputs, torch.Tensor):
-            kept = {name: value for name, value in seek_outputs.items() if name != "past_key_values"}
+            kept = {name: value for name, value in seek_outputs.items() if name != CACHE}
             seek_outputs = type(seek_outputs)(**kept)
         theirs: Any = super()
         return theirs._postprocess_outputs(seek_outputs, *args, **kwargs)

@@ -31,6 +31,7 @@ class VisionGeneration(GenerationMixin):
         image_grid_thw: torch.Tensor | None = None,
         mm_token_type_ids: torch.Tensor | None = None,
         images: Sequence[Image] = (),
+        cache: DeviceCache | None = None,
         **others: Any,
     ) -> Any:
         """Feed tokens, as `HuggingFaceGenerationModelAdapter.forward` does; new sequences with images.
@@ -39,7 +40,8 @@ class VisionGeneration(GenerationMixin):
         - `mm_token_type_ids`: accepted and ignored, since ids tell where images are.
         - `images`: the same as what `read_images` of the model returned; they replace the first two.
         """
-        cache = DeviceCache(self.model) if past_key_values is None else past_key_values
+        cache = past_key_values if cache is None else cache
+        cache = DeviceCache(self.model) if cache is None else cache
         if isinstance(cache, DeviceCache) and not cache.columns:
             cache.images = images or self.model.read_images(pixel_values, image_grid_thw)
         elif pixel_values is not None:

@@ -17,6 +17,7 @@ import torch
 from transformers_neuronx.engine.decoder import Array, Decoder
 from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.huggingface.device_cache import CACHE
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch
 from transformers_neuronx.runtimes.base import DeviceTensor
@@ -195,8 +196,8 @@ class HuggingFace:
             for layer in self.layers:
                 hooks.callback(layer.register_forward_hook(lambda *call: note(call[-1])).remove)
             ids = torch.from_numpy(tokens[None]).to(self.model.device)
-            out = self.model(ids, past_key_values=self.past, use_cache=True, **self._positions(ids))
-        self.past = out.past_key_values
+            out = self.model(ids, use_cache=True, **{CACHE: self.past}, **self._positions(ids))
+        self.past = getattr(out, CACHE)
         note(out.logits)
         self.seen.append(states)
         return states[-1]
