@@ -26,6 +26,7 @@ class DeviceCache(Cache):
     """
 
     is_compileable = False
+    is_linear = [False]  # noqa: RUF012  # or Transformers, which asks layers, would feed all columns again
 
     def __init__(self, model: ForSampling) -> None:
         super().__init__(layers=[])
