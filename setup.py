@@ -222,6 +222,7 @@ setup(
             *DOCS,
             *SERVE,
             "pytest",
+            "pytest-random-order",
             "pytest-xdist",
             "ruff",
             "types-protobuf",

@@ -29,14 +29,22 @@ def model(request):
     return model
 
 
+RULES = GenerationConfig(do_sample=True, dynamic=True, per_batch_line=True, top_k=[1] * SLOTS, global_top_k=64)
+
+
 @pytest.fixture(scope="module")
-def drawing():
-    """A model that returns tokens, sampled by rules per slot."""
-    rules = GenerationConfig(do_sample=True, dynamic=True, per_batch_line=True, top_k=[1] * SLOTS, global_top_k=64)
-    switches = NeuronConfig(continuous_batching=ContinuousBatchingConfig(SLOTS), on_device_generation=rules)
+def drawing_model():
+    switches = NeuronConfig(continuous_batching=ContinuousBatchingConfig(SLOTS), on_device_generation=RULES)
     model = GPT2ForSampling.from_pretrained(TINY_KJV, **OPTIONS, neuron_config=switches)
     model.to_neuron()
     return model
+
+
+@pytest.fixture
+def drawing(drawing_model):
+    """A model that returns tokens, sampled by rules per slot: greedy ones, until a test updates them."""
+    drawing_model.update_generation_config(RULES)
+    return drawing_model
 
 
 @pytest.fixture(scope="module")
