@@ -4,6 +4,8 @@ The CPU's kernels are compiled once for each instruction-set level, and the best
 run time. A wheel has all levels, for all versions of Python. An editable install has only this processor's level,
 which takes a fifth of the time. NEURONX_BUILD_LEVELS=all adds the others, which the tests need, and then they must
 compile. With NEURONX_BUILD_LEVELS=none there are no kernels, and the wheel is for all platforms.
+
+_PYTHON_HOST_PLATFORM=linux-aarch64 makes the wheel of another machine, with its compilers as CC and CXX.
 """
 
 import ctypes
@@ -47,12 +49,13 @@ SOURCES = ("attention", "level", "linear", "lora", "memory", "norm", "sample", "
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")  # a Python that has the stable interface
 STABLE = {"define_macros": [("Py_LIMITED_API", "0x030B0000")], "py_limited_api": True} if LIMITED else {}
 CHOSEN = os.environ.get("NEURONX_BUILD_LEVELS", "")
+MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM") or platform.machine()  # the name of the first is setuptools' own
 LEVELS = {"portable": []}
-if platform.machine() in ("x86_64", "AMD64"):
+if MACHINE.endswith(("x86_64", "AMD64")):
     LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi"]}
     if sys.platform == "linux":
         LEVELS |= {"amx": [*LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]}
-elif platform.machine() in ("aarch64", "arm64"):
+elif MACHINE.endswith(("aarch64", "arm64")):
     ARM = "-march=armv8.2-a+dotprod"
     LEVELS |= {"neon_dot": [ARM], "neon_bf16": [f"{ARM}+i8mm+bf16"]}
 
@@ -87,7 +90,7 @@ class BuildKernels(build_ext):
 
     def compiled(self, extension, level, name):
         """Return the object file of one source for one level."""
-        source, folder = f"{KERNELS}/{name}.cc", f"build/kernels/{level}"
+        source, folder = f"{KERNELS}/{name}.cc", f"build/kernels/{MACHINE}/{level}"
         [made] = self.compiler.object_filenames([source], output_dir=folder)
         headers = [path for path in extension.depends if path.endswith(".h")]
         if newer_group(["setup.py", source, *headers], made):

@@ -1,9 +1,14 @@
 """What is published is whole, and the workflow files call what is there, with versions that the package allows."""
 
+import os
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
+import sys
 from unittest.mock import patch
+from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -51,3 +56,20 @@ def test_the_source_archive_has_all_sources_of_the_kernels(monkeypatch):
     kernels, _ = setup.call_args.kwargs["ext_modules"]
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / folder).iterdir() if path.suffix in (".cc", ".h")}
     assert sources <= {*kernels.sources, *kernels.depends}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("aarch64-linux-gnu-g++"), reason="needs g++-aarch64-linux-gnu")
+def test_a_wheel_for_another_machine(tmp_path):
+    shutil.copytree(ROOT / "transformers_neuronx", tmp_path / "transformers_neuronx")
+    for name in ("setup.py", "README.md", "LICENSE", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    compilers = dict(CC="aarch64-linux-gnu-gcc", CXX="aarch64-linux-gnu-g++", NEURONX_BUILD_LEVELS="all")
+    others = os.environ | compilers | dict(_PYTHON_HOST_PLATFORM="linux-aarch64")
+    subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=tmp_path, env=others, check=True)
+    [wheel] = (tmp_path / "dist").iterdir()
+    assert wheel.name.endswith("-cp311-abi3-linux_aarch64.whl")
+    with ZipFile(wheel) as files:
+        libraries = [files.read(name) for name in files.namelist() if name.endswith(".so")]
+    assert [library[:4] + library[18:20] for library in libraries] == 2 * [b"\x7fELF\xb7\x00"]  # for AArch64
+    assert any(b"neon_bf16" in library for library in libraries)
