@@ -70,8 +70,9 @@ class DeviceCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last `-tokens_to_remove` columns; the next ones overwrite them.
 
-        Earlier versions of Transformers 5 pass a positive number, the columns to keep.
+        Earlier versions of Transformers 5 pass a positive number, the columns to keep, or a tensor of it.
         """
+        tokens_to_remove = int(tokens_to_remove)
         left = tokens_to_remove if tokens_to_remove > 0 else self.columns + tokens_to_remove
         self.columns = max(0, min(self.columns, left))
         self.mask = None if self.mask is None else self.mask[:, : self.columns]
