@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from transformers_neuronx.config import GenerationConfig, NeuronConfig
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.runtimes.xla import XlaRuntime
 from transformers_neuronx.speculation import PromptLookup, SpeculativeGenerator
 from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 
@@ -37,6 +38,15 @@ def draft():
 @pytest.fixture(scope="module")
 def fused(draft, target):
     return {k: FusedSpeculativeDecoder(draft, target, k) for k in (1, 4)}
+
+
+@pytest.fixture(scope="module")
+def slotted():
+    """A target whose cache has no pages, as on a GPU, and what makes it one program with its draft."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(XlaRuntime, "pages", False)
+        draft, target = compiled(TINY_KJV_DRAFT), compiled(TINY_KJV)
+        return target, FusedSpeculativeDecoder(draft, target, 4)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +103,6 @@ def test_rows_that_end_early_and_the_end_of_the_sequence(target, draft, fused, b
         assert torch.equal(speculator.sample(batch.input_ids, 128, **options), want)
 
 
-@pytest.mark.slow
 def test_rounds_of_its_own_leave_pages_to_slots_alone(target, batch):
     """A batch that a caller continues round by round, and whose pages other calls then need."""
     ids = batch.input_ids[:1]
@@ -114,6 +123,13 @@ def test_rounds_of_its_own_leave_pages_to_slots_alone(target, batch):
         assert decoder.pool.count - decoder.pool.free == len({page for table in decoder.tables for page in table})
         holders = Counter(page for table in decoder.tables for page in table)
         assert all(decoder.pool.is_shared(page) == (count > 1) for page, count in holders.items())
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_both_models_in_one_program(slotted, batch, options):
+    target, fused = slotted
+    options = options | dict(attention_mask=batch.attention_mask, eos_token_override=-1)
+    assert torch.equal(fused.sample(batch.input_ids, 100, **options), target.sample(batch.input_ids, 100, **options))
 
 
 @pytest.mark.slow

@@ -94,7 +94,10 @@ class DefaultTokenAcceptor(TokenAcceptor):
         right = (torch.rand(chance.shape) < chance).long().cumprod(1).sum(1)
         accepted = torch.zeros(len(draft_ids), count + 1, dtype=torch.int64)
         for row, kept in enumerate(right.tolist()):
-            left = target[row, kept] if kept == count else (target[row, kept] - draft[row, kept]).clamp(min=0)
+            left = target[row, kept]
+            if kept < count:
+                exceeds = (left - draft[row, kept]).clamp(min=0)
+                left = exceeds if exceeds.any() else left  # they are the same but for rounding
             accepted[row, :kept] = draft_ids[row, :kept]
             accepted[row, kept] = torch.multinomial(left, 1)[0]
         return accepted
