@@ -172,10 +172,8 @@ class SlotDecoder(Decoder):
     def loop(self, rows: Array, steps: int) -> Array:
         """Generate at most `steps` tokens per row in one dispatch; stop when all rows are done. -> s32[slots, ·]
 
-        rows [slots] are of `LOOP`.
+        rows [slots] are of `LOOP`. The decoder must have `loops`.
         """
-        if not self.loops:
-            return self._loop_on_host(rows.copy(), steps)
         rows, width = self.capped(rows, min(steps, self.options.chunk))
         parts = self.store.parts(LoopKey(width, self.options.chunk))
         self.fill(np.arange(self.slots), rows["position"], rows["left"])
@@ -183,23 +181,6 @@ class SlotDecoder(Decoder):
             operands = self.runtime.put([words(rows)]), *self.seen_now()
             tokens, *self.seen = self.execute(parts, *operands, placed=self._turned(1))
             return self.noted(tokens.numpy())[:, :steps]
-
-    def _loop_on_host(self, rows: Array, steps: int) -> Array:
-        """Do the same as `loop` with two programs per token; logits stay on the devices. Modifies `rows`."""
-        columns: list[Array] = []
-        token, position, left = (rows[name] for name in ("token", "position", "left"))
-        while len(columns) < steps and (left > 0).any():
-            active = left > 0
-            end = position + active
-            fed = StepInputs(token[:, None], position, active.astype(np.int32), end, np.arange(self.slots))
-            logits = self.step(fed)
-            slots = np.where(active, np.arange(self.slots), NOTHING)
-            sampled = self.sample(logits, slots, end, rows["policy"])
-            token[sampled >= 0] = sampled[sampled >= 0]
-            ended = (sampled < 0) | (sampled[:, None] == rows["eos"]).any(1)
-            position[:], left[:] = end, np.where(ended, 0, left - active)
-            columns.append(sampled)
-        return np.stack(columns, 1)
 
     def capped(self, rows: Array, steps: int) -> tuple[Array, int]:
         """Limit the `rows` of a loop to `steps` tokens each. Return them and the width that the loop needs."""
