@@ -5,6 +5,7 @@
 # make test      run lint, types and the tests, in 15 to 30 minutes on two cores
 # make test-all  run all tests, after downloading a chat model of 93 MB, and clients of servers, in hours;
 #                with TESTS="tests/server tests/cli", those
+# make coverage  the lines that the tests of `make test` run, with a floor
 # make speed     compare the speed of kernels and steps with that of the last release
 # make release   make what is to be published, in dist, and check it; nothing is published
 PYTHON ?= python3
@@ -17,7 +18,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 LICENCES := Apache;BSD;ISC;MIT;MPL;Mozilla;PSF;Python Software Foundation;Unlicense
 SOURCES := setup.py constraints.txt $(wildcard $(KERNELS)/*.cc $(KERNELS)/*.h transformers_neuronx/weights/*.cc)
 
-.PHONY: demo chat serve test test-all lint docs proto speed release clean
+.PHONY: demo chat serve test test-all lint docs proto coverage speed release clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -47,6 +48,9 @@ lint: $(VENV)/.installed-for-tests
 docs: $(VENV)/.installed-for-tests
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo build/docs/index.html
+
+coverage: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pytest tests -m "not slow" --cov
 
 speed: $(VENV)/.installed-for-tests
 	mkdir -p build
@@ -103,4 +107,4 @@ $(CLIENTS)/.installed: tests/server/clients.txt $(VENV)/pyvenv.cfg
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(KERNELS)/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(KERNELS)/*.so build dist *.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache

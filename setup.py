@@ -225,6 +225,7 @@ setup(
             *DOCS,
             *SERVE,
             "pytest",
+            "pytest-cov",
             "pytest-random-order",
             "pytest-xdist",
             "ruff",
