@@ -27,7 +27,8 @@ ScriptModule = torch.jit.ScriptModule
 def quiet() -> Iterator[None]:
     """Hide PyTorch's deprecation warnings about TorchScript, which this package uses on purpose."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        for kind in (DeprecationWarning, FutureWarning):  # the second since PyTorch 2.14
+            warnings.filterwarnings("ignore", r"`torch\.jit\.", kind)
         yield
 
 
