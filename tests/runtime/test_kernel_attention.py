@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not kernels.built(), reason="the kernels were no
 BOUNDS = dict(f32=2e-6, bf16=2**-8, f16=2**-11)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def random():
     return np.random.default_rng(0)
 

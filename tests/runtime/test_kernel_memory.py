@@ -18,7 +18,7 @@ HEADS = [(1, 1), (4, 4), (8, 2), (9, 1)]
 SHARED = list(itertools.product([False, True], repeat=3))  # a bias by rows, by heads, by tokens
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def random():
     return np.random.default_rng(0)
 
