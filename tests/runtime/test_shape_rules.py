@@ -159,3 +159,45 @@ def test_dot(data, batches, contracted, free_a, free_b, dtype):
     free = [letter for letter in [*of_a, *of_b] if letter in (*left, *right)]
     wanted = np.einsum(f"{''.join(of_a)},{''.join(of_b)}->{''.join([*batch, *free])}", a, b)
     same(lambda x, y: hlo.dot(x, y, *axes), np.asarray(wanted, a.dtype), a, b)
+
+
+@drawn
+@given(st.data(), SIZES, NUMERIC, st.sampled_from(["Add", "Minimum", "Maximum"]))
+def test_updates_are_combined(data, sizes, dtype, op):
+    """Places may come several times, and outside."""
+    x = numbers(sizes, dtype)
+    axes = axes_of(data, sizes, least=1)
+    count = data.draw(SIZE)
+    places = [[data.draw(st.integers(-1, sizes[axis])) for axis in axes] for _ in range(count)]
+    places = np.array(places, np.int32).reshape(count, len(axes))
+    rest = [size for axis, size in enumerate(sizes) if axis not in axes]
+    updates = 60 - 7 * numbers([count, *rest], dtype)
+    want = x.copy()
+    view = np.moveaxis(want, axes, range(len(axes)))
+    for place, update in zip(places, updates, strict=True):
+        if all(0 <= at < sizes[axis] for at, axis in zip(place, axes, strict=True)):
+            view[tuple(place)] = getattr(np, op.lower())(view[tuple(place)], update)
+    same(lambda t, i, u: hlo.scatter_rows(t, i, u, axes, op), want, x, places, updates)
+
+
+WINDOW = st.tuples(st.integers(1, 3), st.integers(1, 3), st.tuples(SIZE, SIZE), st.integers(1, 2))
+
+
+@drawn
+@given(st.data(), SIZES, NUMERIC, st.sampled_from([("Add", 0), ("Maximum", -1000)]))
+def test_windows_are_reduced(data, sizes, dtype, how):
+    """A window has a size, a stride, edges before and after, and a dilation for each of the last axes."""
+    op, initial = how
+    x = numbers(sizes, dtype)
+    windows = data.draw(st.lists(WINDOW, min_size=1, max_size=len(sizes)))
+    kernel, stride, edges, dilation = zip(*windows, strict=True)
+    lead = len(sizes) - len(windows)
+    want = np.pad(x, [(0, 0)] * lead + list(edges), constant_values=initial)
+    for axis, (size, step, _, apart) in enumerate(windows, lead):
+        reach = (size - 1) * apart + 1
+        starts = range(0, max(want.shape[axis] - reach + 1, 0), step)
+        parts = [want.take(range(start, start + reach, apart), axis) for start in starts]
+        reduced = [getattr(np, op.lower()).reduce(part, axis) for part in parts]
+        empty = np.zeros([*want.shape[:axis], 0, *want.shape[axis + 1 :]], want.dtype)
+        want = np.stack(reduced, axis) if reduced else empty
+    same(lambda t: hlo.reduce_window(t, op, initial, kernel, stride, edges, dilation), want.astype(dtype), x)
