@@ -116,6 +116,15 @@ def test_callers_that_keep_the_cache(adapter, expected, how, name):
         close(step, want)
 
 
+def test_all_columns_begin_anew_after_another_call(adapter, expected):
+    adapter.reset_generation()
+    adapter(**adapter.prepare_inputs_for_generation(IDS[:, :COLUMNS]))
+    adapter.generate(IDS[:, :3], max_new_tokens=2, pad_token_id=0)
+    want = expected(torch.ones_like(IDS))
+    for end, logits in zip(range(COLUMNS, COLUMNS + STEPS + 1), want, strict=True):
+        close(adapter(**adapter.prepare_inputs_for_generation(IDS[:, :end]), return_dict=True).logits, logits)
+
+
 def test_a_new_prompt_begins_anew_without_a_reset(adapter, expected):
     adapter.reset_generation()
     adapter(**adapter.prepare_inputs_for_generation(IDS[:, 1:7]))

@@ -100,13 +100,14 @@ class DeviceCache(Cache):
 
     def goes_on(self, ids: torch.Tensor, mask: torch.Tensor | None) -> bool:
         """Whether ids [batch, n] continue these sequences: one column, the columns that a mask over all adds, or all
-        columns so far and more.
+        columns so far and more. With all of them, sequences that another call has replaced can begin anew.
         """
         rows, n = ids.shape
         if not self.columns or rows != self.rows:
             return False
         follows = n == 1 or (mask is not None and mask.shape[1] == self.columns + n)
-        return follows or torch.equal(ids[:, : self.columns], self.ids[:, : self.columns])
+        held = self._left == self._held()
+        return follows or (held and torch.equal(ids[:, : self.columns], self.ids[:, : self.columns]))
 
     def _whole_mask(self, mask: torch.Tensor | None, rows: int, n: int) -> torch.Tensor | None:
         """Return a mask [rows, all columns] from one over all columns or over the `n` new ones alone."""
