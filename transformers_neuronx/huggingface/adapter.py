@@ -18,7 +18,7 @@ from transformers.utils.generic import ModelOutput, TransformersKwargs
 
 from transformers_neuronx.config import Configuration
 from transformers_neuronx.errors import ConfigError, InputError
-from transformers_neuronx.huggingface.device_cache import CACHE, GENERATE, DeviceCache
+from transformers_neuronx.huggingface.device_cache import CACHE, GENERATE, DeviceCache, cache_of
 from transformers_neuronx.huggingface.speech import SpeechGeneration
 from transformers_neuronx.huggingface.vision import VisionGeneration
 from transformers_neuronx.models.encoder_decoder import EncoderDecoderForSampling
@@ -213,8 +213,8 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
                 )
                 facts: dict[str, Any] = dict(logits=logits[:, None])
             else:
-                cache = past_key_values if cache is None else cache
-                facts = self._step(input_ids, attention_mask, cache, use_cache, logits_to_keep, **others)
+                others |= dict(past_key_values=past_key_values, cache=cache)
+                facts = self._step(input_ids, attention_mask, use_cache, logits_to_keep, **others)
         output = CausalLMOutputWithPast(**facts)
         return output.to_tuple() if return_dict is False else output
 
@@ -227,16 +227,17 @@ class HuggingFaceGenerationModelAdapter(PreTrainedModel, GenerationMixin):  # ty
         self,
         input_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
-        cache: DeviceCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        past_key_values: DeviceCache | None = None,
+        cache: DeviceCache | None = None,
         **others: Any,
     ) -> dict[str, Any]:
         """Compute the logits and the cache for `forward`."""
         _refuse(others)
         input_ids = _ids(input_ids)
         self._columns = input_ids.shape[1] if self._columns is None else self._columns
-        cache = DeviceCache(self.model) if cache is None else cache
+        cache = cache_of(self.model, cache, past_key_values)
         if not isinstance(cache, DeviceCache) or cache.model is not self.model:
             raise InputError(f"{CACHE} must be what this model returned, got {type(cache).__name__}")
         if (positions := others.get("position_ids")) is not None:
@@ -305,8 +306,6 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
         encoder_outputs: ModelOutput | tuple[Any, ...] | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         return_dict: bool | None = None,
-        past_key_values: DeviceCache | None = None,
-        cache: DeviceCache | None = None,
         **options: Any,
     ) -> ModelOutput | tuple[Any, ...]:
         """Feed the decoder's tokens. Return their logits and the cache for the next call.
@@ -322,9 +321,7 @@ class EncoderDecoderAdapter(HuggingFaceGenerationModelAdapter):  # type: ignore[
             if encoder_outputs is None:
                 encoder_outputs = self.encoder.read(input_ids, attention_mask)
             self._look_at(encoder_outputs[0][:, 0, 0].long().numpy())
-            cache = past_key_values if cache is None else cache
-            options["logits_to_keep"] = logits_to_keep
-            facts = self._step(decoder_input_ids, decoder_attention_mask, cache, **options)
+            facts = self._step(decoder_input_ids, decoder_attention_mask, logits_to_keep=logits_to_keep, **options)
         output: Any = Seq2SeqLMOutput(**facts, encoder_last_hidden_state=encoder_outputs[0])
         return tuple(output.to_tuple()) if return_dict is False else output
 

@@ -140,3 +140,9 @@ class DeviceCache(Cache):
             )
         if rows != self.rows:
             raise InputError(f"{CACHE} has {self.rows} rows, got {rows}")
+
+
+def cache_of(model: ForSampling, *given: Any) -> Any:
+    """Return the cache that a caller gave under one of its names, or a new one. A cache may count as false."""
+    named = [cache for cache in given if cache is not None]
+    return named[0] if named else DeviceCache(model)

@@ -10,7 +10,7 @@ from transformers.generation.utils import GenerationMixin
 
 from transformers_neuronx.engine.images import Image, of_each
 from transformers_neuronx.errors import InputError
-from transformers_neuronx.huggingface.device_cache import DeviceCache
+from transformers_neuronx.huggingface.device_cache import DeviceCache, cache_of
 from transformers_neuronx.models.vision import VisionForSampling
 
 
@@ -40,8 +40,7 @@ class VisionGeneration(GenerationMixin):
         - `mm_token_type_ids`: accepted and ignored, since ids tell where images are.
         - `images`: the same as what `read_images` of the model returned; they replace the first two.
         """
-        cache = past_key_values if cache is None else cache
-        cache = DeviceCache(self.model) if cache is None else cache
+        cache = cache_of(self.model, cache, past_key_values)
         if isinstance(cache, DeviceCache) and not cache.columns:
             cache.images = images or self.model.read_images(pixel_values, image_grid_thw)
         elif pixel_values is not None:
