@@ -11,7 +11,7 @@ from zoo import randomized
 from transformers_neuronx import trace as torch_neuronx
 from transformers_neuronx.errors import GraphError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
 
 
 def sequence_length_bucket_kernel(tensor_list: List[torch.Tensor]):

@@ -9,7 +9,7 @@ from transformers_neuronx.errors import InputError
 from transformers_neuronx.trace import OutOfRangeError, bucket_model_trace, trace
 from transformers_neuronx.trace.buckets import BucketModelConfig
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
 F = torch.nn.functional
 TABLE = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 CUBE = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1))

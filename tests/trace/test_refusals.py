@@ -18,7 +18,7 @@ from transformers_neuronx.trace import (
     trace,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::FutureWarning")
 F = torch.nn.functional
 X = torch.arange(12.0).reshape(3, 4) - 5
 SQUARE = torch.eye(3)

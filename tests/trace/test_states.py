@@ -17,7 +17,9 @@ from transformers_neuronx.errors import EngineError, GraphError
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.trace import BucketModelConfig, bucket_model_trace, engine, read_states, save, trace
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*Lite:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning", "ignore:.*Lite:DeprecationWarning"
+)
 
 
 class Total(torch.nn.Module):

@@ -16,7 +16,7 @@ from transformers_neuronx.errors import CheckpointError, ConfigError, GraphError
 from transformers_neuronx.trace import engine, load, move_trace_to_device, read_states, save, trace
 from transformers_neuronx.trace.program import Traced
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
 X, Y = torch.randn(3, 4), torch.randn(3, 4)
 
 
