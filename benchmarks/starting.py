@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
+from peers.common import free_port
 from tqdm import tqdm
 
 PROMPT = "The capital of France is"
@@ -52,9 +52,7 @@ def ended(command, cache):
 
 def ready(model, cache):
     """Seconds until a server is ready."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     began = time.perf_counter()
     command, environment = [*COMMAND, "serve", model, "--port", str(port)], os.environ | dict(NEURONX_CACHE_DIR=cache)
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:

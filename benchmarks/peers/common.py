@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -129,6 +130,12 @@ def serve(task, server):
         for part in (50, 99):
             found[f"{name} p{part}"] = 1e3 * values[min(len(values) * part // 100, len(values) - 1)]
     return found
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Clock:

@@ -5,7 +5,6 @@ It has a slot for each client and keeps prompts, as by its defaults.
 
 import http.client
 import json
-import socket
 import subprocess
 import sys
 import tarfile
@@ -13,7 +12,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from peers.common import run, serve
+from peers.common import free_port, run, serve
 from peers.gguf_files import write
 
 SOURCE = "llama-cpp-python==0.3.36"
@@ -51,9 +50,7 @@ def call(*command):
 
 class Server:
     def __init__(self, task):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         each = task.prompt + task.count + 8
         sizes = {"--threads": task.threads, "--parallel": task.clients, "--ctx-size": task.clients * each}
         switches = [str(part) for pair in sizes.items() for part in pair]
