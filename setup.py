@@ -49,7 +49,7 @@ SOURCES = ("attention", "level", "linear", "lora", "memory", "norm", "sample", "
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")  # a Python that has the stable interface
 STABLE = {"define_macros": [("Py_LIMITED_API", "0x030B0000")], "py_limited_api": True} if LIMITED else {}
 CHOSEN = os.environ.get("NEURONX_BUILD_LEVELS", "")
-MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM") or platform.machine()  # the name of the first is setuptools' own
+MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM") or platform.machine()  # sysconfig reads the first, too
 LEVELS = {"portable": []}
 if MACHINE.endswith(("x86_64", "AMD64")):
     LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi"]}
