@@ -4,6 +4,7 @@
 namespace neuronx::NEURONX_LEVEL {
 int64_t LinearScratch(const LinearArguments&);
 void Linear(LinearArguments*, int64_t, const Pool&);
+void Attend(const AttentionArguments&, const Pool&);
 void AttendTo(const MemoryArguments&, const Pool&);
 }  // namespace neuronx::NEURONX_LEVEL
 
@@ -35,6 +36,19 @@ int64_t linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t group, int
   if (!y) return LinearScratch(a);
   Linear(&a, 1, kAlone);
   return 0;
+}
+
+// Attention of a token of each row, at a position, to a cache in pages of 64 positions. `table` has the row's pages, with
+// kRowColumns before them.
+void attend(int64_t rows, int64_t heads, int64_t kv_heads, int64_t size, int64_t pages, int64_t most, int type,
+            const int32_t* table, const void* q, const void* k, const void* v, void* keys, void* values,
+            void* context) {
+  AttentionArguments a = {};
+  a.rows = a.tokens = rows, a.heads = heads, a.kv_heads = kv_heads, a.size = size, a.pages = pages, a.page = 64;
+  a.most = most, a.stride = kRowColumns + most, a.scale = 0.125f, a.type = a.cached = static_cast<Type>(type);
+  a.q = q, a.k = k, a.v = v, a.keys = keys, a.values = values, a.context = context;
+  a.first = table, a.length = table + 1, a.start = table + 2, a.prompt = table + 3, a.table = table + kRowColumns;
+  Attend(a, kAlone);
 }
 
 // Attention of q to keys and values [tokens, heads, size], with a bias for each position.

@@ -36,7 +36,13 @@ KINDS = [
     ("bf16", "s4", 32, 0), ("f32", "s8", 32, 32), ("bf16", "s4", 32, 32),
 ]  # fmt: skip
 ROWS, SIZES = (1, 4, 8, 64, 512), ((768, 3072), (3072, 768), (1024, 1024))
+# Rows with a token each, positions before it, heads, those of keys, features; and positions that all rows share.
+TOKENS = (
+    (1, 1023, 12, 12, 64, 0), (1, 4095, 32, 8, 64, 0), (1, 4095, 32, 8, 128, 0), (16, 1023, 32, 8, 64, 0),
+    (16, 1023, 32, 8, 64, 960),
+)  # fmt: skip
 HEADS = ((128, 12, 64), (512, 12, 64), (577, 12, 64), (256, 8, 128))  # tokens, heads, features of one
+PAGE = 64  # positions
 WEIGHTS, SECONDS = 6, 0.4
 
 
@@ -116,6 +122,34 @@ def attention_to(name, tokens, heads, size):
     return call
 
 
+def decoding():
+    for name, (rows, before, heads, kv_heads, size, shared) in itertools.product(("f32", "bf16"), TOKENS):
+        about = f"a token of {rows} rows after {before}, {heads} heads of {size} in {kv_heads}, {name}"
+        yield about + f", {shared} shared" * bool(shared), attend(name, rows, before, heads, kv_heads, size, shared)
+
+
+def attend(name, rows, before, heads, kv_heads, size, shared):
+    most = before // PAGE + 1
+    tables = np.arange(rows * most).reshape(rows, most)
+    tables[:, : shared // PAGE] = tables[0, : shared // PAGE]
+    head = np.stack([np.arange(rows), np.ones(rows), np.full(rows, before), np.zeros(rows)], 1)
+    packed = np.concatenate([head, tables], 1).astype(np.int32)
+    arrays = [packed, numbers(name, rows * heads * size), *(numbers(name, rows * kv_heads * size) for _ in range(2))]
+    caches = itertools.cycle(
+        [[numbers(name, rows * most * kv_heads * PAGE * size) for _ in range(2)] for _ in range(2)]
+    )
+    context = numbers(name, rows * heads * size)
+    shape = [*map(ctypes.c_int64, (rows, heads, kv_heads, size, rows * most, most)), TYPES[name]]
+
+    def call(library):
+        given = [*shape, *map(pointer, (*arrays, *next(caches), context))]
+        began = time.perf_counter()
+        library.attend(*given)
+        return time.perf_counter() - began
+
+    return call
+
+
 class Ratio(NamedTuple):
     """How many times as fast the first of two things is: the median of all pairs of calls, and the quartiles."""
 
@@ -152,10 +186,13 @@ def comparisons(there, level, only=None):
     """Yield the name of each call, and its ratio: of the kernels here to those of another tree."""
     with tempfile.TemporaryDirectory() as ours, tempfile.TemporaryDirectory() as theirs:
         libraries = [compiled(ROOT, level, ours), compiled(Path(there), level, theirs)]
-    for kind, calls in (("linear", linear_layers), ("attention", attention)):
+    for kind, calls in KERNELS.items():
         for name, call in calls() if only in (None, kind) else ():
             once = max(max(map(call, libraries)), 1e-6)
             yield f"{kind}, {name}", Ratio.of(in_pairs(call, libraries, max(15, int(SECONDS / once))))
+
+
+KERNELS = dict(linear=linear_layers, attention=attention, decoding=decoding)
 
 
 def main():
@@ -163,7 +200,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", default="HEAD", help="a commit")
     parser.add_argument("--level", default=levels[-1], choices=levels)
-    parser.add_argument("--only", choices=("linear", "attention"))
+    parser.add_argument("--only", choices=KERNELS)
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as there:

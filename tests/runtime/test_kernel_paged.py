@@ -97,6 +97,7 @@ CASES = {
     "one head": dict(heads=(3, 3)),
     "of 64": dict(heads=(8, 2), size=64, dtype="bf16"),
     "of 512": dict(heads=(8, 2), size=512, dtype="bf16"),
+    "seven of 96": dict(heads=(7, 1), size=96, dtype="bf16", softcap=2.0, window=70),
     "keys alone": dict(alone=True, heads=(6, 1)),
     "keys alone, s8": dict(alone=True, heads=(6, 1), s8=True),
     "keys alone, of 576": dict(alone=True, heads=(4, 1), size=576, dtype="bf16"),

@@ -30,18 +30,27 @@ inline void AddTileProduct() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(X), "i"(W));
 }
 
-// While this object exists, the thread has tiles: 0 to 3 are sums and 4 and 5 activations, with `rows` rows each, and
-// 6 and 7 are weights. They are released at the end, or every switch to another thread would save them.
+struct TileShape { int64_t rows, bytes; };  // bytes of a row
+
+// While this object exists, the thread has tiles. They are released at the end, or every switch to another thread would
+// save them.
 struct Tiles {
-  explicit Tiles(int64_t rows) {
+  explicit Tiles(const TileShape (&wanted)[8]) {
     struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } shapes = {};
     shapes.palette = 1;
     for (int tile = 0; tile < 8; ++tile) {
-      shapes.bytes[tile] = kLineBytes;
-      shapes.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : kTile);
+      shapes.bytes[tile] = static_cast<uint16_t>(wanted[tile].bytes);
+      shapes.rows[tile] = static_cast<uint8_t>(wanted[tile].rows);
     }
     asm volatile("ldtilecfg %0" : : "m"(shapes));
   }
+
+  // 0 to 3 are sums and 4 and 5 activations, with so many rows each, and 6 and 7 are weights.
+  explicit Tiles(int64_t rows)
+      : Tiles({{rows, kLineBytes}, {rows, kLineBytes}, {rows, kLineBytes}, {rows, kLineBytes}, {rows, kLineBytes},
+               {rows, kLineBytes}, {kTile, kLineBytes}, {kTile, kLineBytes}}) {}
+
+  Tiles(const Tiles&) = delete;
   ~Tiles() { asm volatile("tilerelease"); }
 };
 

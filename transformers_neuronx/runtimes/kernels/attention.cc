@@ -69,7 +69,6 @@ struct Cached : HeadOf<Number, AttentionArguments> {
   int64_t Adjacent() const { return a.page; }
   const Number* Key(int64_t position) const { return keys + Place(position) * a.size; }
   const Number* Value(int64_t position) const { return values + Place(position) * a.size; }
-  const Number* NextKeys() const { return keys + a.page * a.size; }
   const float* KeyScales(int64_t position) const { return key_scales + Place(position); }
   const float* ValueScales(int64_t position) const { return value_scales + Place(position); }
 

@@ -8,7 +8,6 @@
 // which positions a query sees, and how products become scores:
 //   Key(position), Value(position)     the numbers of a position; those of the next one are Stride() further on
 //   Adjacent()                         of how many positions that is so, from each multiple of them on: at least 16
-//   NextKeys()                         the keys that are read after this head
 //   Own(query), Oldest(own)            the last position that a query sees, or -1, and the first one
 //   Sink(query)                        the score of one more position, which has no value, or kNone
 //   Score(products, query, position, count, distance)  scores of one query, with `count` positions along the lanes
@@ -22,7 +21,7 @@
 // Blocks of positions begin at multiples of their size, so that a query's sums do not depend on the others.
 #pragma once
 
-#include "vectors.h"
+#include "lanes.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {

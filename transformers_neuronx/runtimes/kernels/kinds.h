@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "vectors.h"
+#include "lanes.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {

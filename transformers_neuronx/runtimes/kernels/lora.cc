@@ -1,7 +1,7 @@
 // What low-rank adapters add to the results of a linear layer, as in `layers/lora.py`.
 //
 // Each row is computed by itself and in one order of sums, so it does not depend on its neighbours.
-#include "vectors.h"
+#include "lanes.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {

@@ -52,7 +52,6 @@ struct Remembered : HeadOf<Number, MemoryArguments> {
   int64_t Adjacent() const { return a.positions; }
   const Number* Key(int64_t position) const { return keys + position * Stride(); }
   const Number* Value(int64_t position) const { return values + position * Stride(); }
-  const Number* NextKeys() const { return keys + a.size; }
 
   int64_t Own(int64_t) const { return length > 0 ? length - 1 : -1; }
   int64_t Oldest(int64_t) const { return 0; }

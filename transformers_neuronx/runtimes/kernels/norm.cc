@@ -1,5 +1,5 @@
 // Normalizations over the last axis, as in `layers/norm.py`.
-#include "vectors.h"
+#include "lanes.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {

@@ -2,7 +2,7 @@
 //
 // Others are sampled by an order: floats as integers of the same order. The limits of `top_k` and `top_p` are searched
 // bit by bit, in 32 passes. What is kept moves to the front, so that all after `top_k` is over few tokens.
-#include "vectors.h"
+#include "lanes.h"
 
 namespace neuronx::NEURONX_LEVEL {
 namespace {
