@@ -43,7 +43,9 @@ def tasks(arguments):
     """Yield what is measured, in turns: each engine once in a round."""
     sizes = dict(prompt=arguments.prompt, count=arguments.new)
     numbers = list(zip(arguments.clients, arguments.each, strict=True))
-    for number, load, width, (clients, each) in product(range(arguments.rounds), LOADS, arguments.widths, numbers):
+    for number, load, width, (clients, each) in product(
+        range(arguments.rounds), arguments.loads, arguments.widths, numbers
+    ):
         shared = arguments.prompt - OWN if load == "shared" else 0
         for engine in arguments.engines:
             about = dict(
@@ -76,6 +78,7 @@ def main():
     parser.add_argument("--engines", type=listed(ENGINES), default=list(ENGINES), help=", ".join(ENGINES))
     parser.add_argument("--shape", choices=SHAPES, default="llama")
     parser.add_argument("--widths", type=listed(FORMATS["ours"]), default=["bf16", "s8"])
+    parser.add_argument("--loads", type=listed(LOADS), default=list(LOADS))
     parser.add_argument("--clients", type=numbers, default=[1, 4, 8, 16])
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
