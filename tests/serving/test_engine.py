@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -372,6 +373,20 @@ def test_steps_generate_several_tokens_unless_someone_waits_for_each(engine, mon
     ended, _ = run(replace(params, stop_token_ids=[tokens[place]]))
     assert ended == tokens[: place + 1], "it ends between two steps"
     assert list(engine.submit(prompt(4), params)) == tokens
+
+
+def test_requests_that_come_while_nothing_runs_begin_together(model, monkeypatch):
+    with Engine(model, rows=8, step_tokens=64) as engine:
+        engine.submit(prompt(1), SamplingParams(max_tokens=2)).result()
+        monkeypatch.setattr("transformers_neuronx.serving.engine.GATHER", 1 / engine._records.steps.mean)  # a second
+        handles = []
+        for number in range(3):
+            handles.append(engine.submit(prompt(number), SamplingParams(max_tokens=2)))
+            time.sleep(0.05)
+        for handle in handles:
+            handle.result()
+        assert len({handle.times.started for handle in handles}) == 1
+        assert handles[0].times.started - handles[-1].times.submitted > 0.9
 
 
 def test_requests_can_be_cancelled_at_any_moment(engine):

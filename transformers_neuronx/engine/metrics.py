@@ -60,6 +60,11 @@ class Histogram:
         self.counts[bisect_left(self._bounds, value)] += times
         self.total += value * times
 
+    @property
+    def mean(self) -> float:
+        """The mean of the values; 0 if there are none."""
+        return self.total / max(sum(self.counts), 1)
+
     def cumulative(self) -> list[tuple[str, int]]:
         """Return each bound with the number of values up to it, as Prometheus expects."""
         totals = np.cumsum(self.counts).tolist()

@@ -29,7 +29,7 @@ from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.runtimes.base import want_devices
 from transformers_neuronx.serving.adapters import HostAdapter
 from transformers_neuronx.serving.guesses import PromptLookup, drafts_of
-from transformers_neuronx.serving.handles import Handle, Task, wake
+from transformers_neuronx.serving.handles import Handle, Task, await_others, wake
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.loop import Loop
 from transformers_neuronx.serving.pages import Pages
@@ -53,6 +53,7 @@ from transformers_neuronx.support.turns import take_all
 
 _LOG = logging.getLogger(__name__)
 
+GATHER = 0.02  # of the time of a step, in which nothing runs and another request may come
 WATCH = 1.0  # seconds between two looks at whether the devices of an idle engine are still there
 POOLINGS = ("last", "mean", "cls")
 
@@ -310,6 +311,11 @@ class Engine:
                     break
             try:
                 want_devices(self._model.decoder.runtime)
+                with self._turn:
+                    if self.scheduler.waiting and not self.scheduler.running:
+                        self._tell(self._untold)  # whoever was answered may ask again
+                        self._untold = []
+                        await_others(self._turn, GATHER * self._records.steps.mean)
                 self._loop.start()
                 self._tell(self._untold)  # while the devices compute, and this thread has nothing else to do
                 self._untold = self._loop.finish()
