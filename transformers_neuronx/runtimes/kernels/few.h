@@ -55,16 +55,18 @@ struct InVectors {
     for (int query = 0; query < COUNT; ++query) scores[query].of[at] = Totals(products[query]);
   }
 
-  // Adds the weighted values of a block, and prefetches the keys of the next one, up to the `newest` position.
+  // Adds the weighted values of a block, and prefetches the keys of the next one, if there is one.
   void AddValues(int64_t position, int64_t count, int64_t newest, const Scores (&weights)[COUNT]) {
     for (int64_t part = 0; part < parts; part += kParts) AddPart(part, position, count, newest, weights);
   }
 
   void AddPart(int64_t part, int64_t position, int64_t count, int64_t newest, const Scores (&weights)[COUNT]) {
     Floats sums[COUNT][kParts] = {};
+    const bool last = position + kPositions > newest;
     for (int64_t at = 0, end; at < count; at = end) {
       end = Least(at + head.Adjacent(), count);
-      const Number *value = head.Value(position + at), *next = head.Key(Least(position + kPositions + at, newest));
+      const Number* value = head.Value(position + at);
+      const Number* next = last ? value : head.Key(Least(position + kPositions + at, newest));
       for (int64_t i = at; i < end; ++i, value += head.Stride(), next += head.Stride()) {
         head.Ask(next);
         UNROLL for (int64_t j = 0; j < kParts; ++j) {
@@ -90,12 +92,12 @@ constexpr int64_t kTiled = std::is_same<typename Head::Number, BFloat16>::value 
 // bf16.
 template <typename Head, int COUNT>
 struct InTiles {
-  static constexpr int kWords = 4 * COUNT;  // bytes of a word of each query
+  static constexpr int kQueryBytes = 4 * COUNT;  // a word of each query
 
   const Head& head;
   const int64_t parts;  // vectors of features
   // Two sums of scores, keys, queries, two sums of contexts, weights, values.
-  const Tiles tiles{{{kTile, kWords}, {kTile, kWords}, {kTile, kLineBytes}, {kTile, kWords},
+  const Tiles tiles{{{kTile, kQueryBytes}, {kTile, kQueryBytes}, {kTile, kLineBytes}, {kTile, kQueryBytes},
                      {COUNT, kLineBytes}, {COUNT, kLineBytes}, {COUNT, kLineBytes}, {kTile, kLineBytes}}};
   int32_t q[kSize / 2][COUNT];  // words of two features
   Wide context[COUNT];          // with features in the order of `Interleave`
@@ -130,10 +132,10 @@ struct InTiles {
     }
     ClearTile<SUMS>();
     for (int64_t i = 0; i < head.a.size; i += kTileInputs) {
-      LoadTile<2>(key + i, stride * sizeof *key), LoadTile<3>(q[i / 2], kWords);
+      LoadTile<2>(key + i, stride * sizeof *key), LoadTile<3>(q[i / 2], kQueryBytes);
       AddTileProduct<SUMS, 2, 3>();
     }
-    StoreTile<SUMS>(to, kWords);
+    StoreTile<SUMS>(to, kQueryBytes);
   }
 
   // Divides sums of positions into those of each query.

@@ -1,6 +1,8 @@
 // Operations between the lanes of vectors.
 #pragma once
 
+#include <type_traits>
+
 #include "vectors.h"
 
 namespace neuronx::NEURONX_LEVEL {
@@ -13,24 +15,14 @@ inline Ints Count() {
   return count;
 }
 
-// The largest of all lanes.
-inline int32_t Most(Ints x) {
+// The largest of all lanes, none of which is NaN.
+template <typename Vector>
+inline auto Most(Vector x) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_max_epi32(Cast<__m512i>(x));
-#elif defined(__aarch64__)
-  return vmaxvq_s32(Cast<int32x4_t>(x));
+  if constexpr (std::is_same<Vector, Floats>::value) return _mm512_reduce_max_ps(Cast<__m512>(x));
+  else return _mm512_reduce_max_epi32(Cast<__m512i>(x));
 #else
-  int32_t most = x[0];
-  for (int lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
-  return most;
-#endif
-}
-
-inline float Most(Floats x) {  // without NaN
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps(Cast<__m512>(x));
-#else
-  float most = x[0];
+  auto most = x[0];
   for (int lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
   return most;
 #endif
