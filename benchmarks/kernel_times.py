@@ -124,7 +124,7 @@ def attention_to(name, tokens, heads, size):
 
 def decoding():
     for name, (rows, before, heads, kv_heads, size, shared) in itertools.product(("f32", "bf16"), TOKENS):
-        about = f"a token of {rows} rows after {before}, {heads} heads of {size} in {kv_heads}, {name}"
+        about = f"{rows} x a token after {before}, {heads} heads of {size} in {kv_heads}, {name}"
         yield about + f", {shared} shared" * bool(shared), attend(name, rows, before, heads, kv_heads, size, shared)
 
 

@@ -53,7 +53,7 @@ from transformers_neuronx.support.turns import take_all
 
 _LOG = logging.getLogger(__name__)
 
-GATHER = 0.02  # of the time of a step, in which nothing runs and another request may come
+GATHER = 0.02  # of a mean step: so long each request that comes while nothing runs waits for another
 WATCH = 1.0  # seconds between two looks at whether the devices of an idle engine are still there
 POOLINGS = ("last", "mean", "cls")
 
