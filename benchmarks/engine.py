@@ -9,6 +9,7 @@ Weights are random, all requests greedy. Every ratio is of figures of the same p
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import tempfile
@@ -105,9 +106,22 @@ def several(engine, count, seed, length=PROMPT):
     return sum(sum(began < moment <= ended for moment in each) for each in came) / (ended - began)
 
 
+def in_one_loop(engine, count, seed):
+    """Let an event loop read `count` requests at once, as the server does."""
+    handles = submitted(engine, count, seed, 8)
+
+    async def read(handle):
+        return [token async for token in handle]
+
+    async def read_all():
+        await asyncio.gather(*map(read, handles))
+
+    asyncio.run(read_all())
+
+
 def overhead(engine, rows, seed):
-    """Seconds of a step of so many requests in the engine: with a thread that reads each one, and if nobody does. Last,
-    seconds of the same step alone, again and again.
+    """Seconds of a step of so many requests in the engine: with a thread that reads each one, with an event loop that
+    reads all, and if nobody does. Last, seconds of the same step alone, again and again.
     """
     steps, seen = engine._loop.steps, []
 
@@ -125,12 +139,13 @@ def overhead(engine, rows, seed):
         return np.median(np.diff([moment for moment, _ in whole])), whole[len(whole) // 2][1]
 
     by_threads, _ = step(several, seed, length=8)
+    by_loop, _ = step(in_one_loop, seed + 200)
     by_nobody, packed = step(unread, seed + 500)
     times = [time.perf_counter()]
     for _ in range(TOKENS):
         steps.choose(steps.start(packed), None).read()
         times.append(time.perf_counter())
-    return by_threads, by_nobody, np.median(np.diff(times))
+    return by_threads, by_loop, by_nobody, np.median(np.diff(times))
 
 
 def joined(engine, length, seed):
@@ -189,9 +204,8 @@ def measured(model, options, longest):
             for place, taken in zip(("sample_ms", "engine_ms"), one(engine, model, seed), strict=True):
                 found.setdefault(place, []).append(taken * 1e3)
             for rows in (1, 32):
-                for place, taken in zip(
-                    ("step_ms", "unread_ms", "alone_ms"), overhead(engine, rows, seed + 40), strict=True
-                ):
+                ways = "step_ms", "in_loop_ms", "unread_ms", "alone_ms"
+                for place, taken in zip(ways, overhead(engine, rows, seed + 40), strict=True):
                     found.setdefault(f"{place}_{rows}", []).append(taken * 1e3)
             for count in (1, 4, 8, 16):
                 found.setdefault(f"tokens_per_second_{count}", []).append(several(engine, count, seed + count))

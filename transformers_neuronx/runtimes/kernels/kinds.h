@@ -57,7 +57,7 @@ struct Single {
   using Active = float;
   using Sums = Floats;
   using Vector = Floats;
-  static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 256, OFFSET = 0, LEAST = 0;
+  static constexpr int PARTS = 1, PER_PART = 1, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 64, OFFSET = 0, LEAST = 0;
   static Vector Repeat(const int32_t* x) { return Cast<Floats>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) { return sums + w * x; }
 };
@@ -95,7 +95,7 @@ struct BF16 {
   using Sums = Floats;
   using Vector = Pairs;
   using Words = Pairs;
-  static constexpr int PARTS = 1, PER_PART = 2, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 256, OFFSET = 0, LEAST = 0;
+  static constexpr int PARTS = 1, PER_PART = 2, BYTES = 4, WORDS = 1, STEPS = 1, RUN = 64, OFFSET = 0, LEAST = 0;
   static Words Read(const char* at) { return Load<Words>(at); }
   template <int PART>
   static Vector Part(Words w) { return w; }

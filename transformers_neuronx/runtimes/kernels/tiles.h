@@ -70,7 +70,8 @@ struct TileProduct {
   // Some steps of two panels.
   struct Chunk {
     int64_t first, steps;
-    const char *weights[2], *next;  // tiles of each; what to prefetch
+    const char *weights[2], *next;  // tiles of each; what to prefetch, and a panel further on
+    int64_t room;                   // bytes of both that are in the weight
     const Scale* scales[2];         // of the groups of each
   };
 
@@ -141,7 +142,8 @@ struct TileProduct {
   // Adds the products of a chunk to the sums of `count` tiles of activations.
   void Add(const Chunk& chunk, int64_t tile, int64_t count, Sums& sums) const {
     const int64_t turns = RoundUp(count, together) / together;
-    const int64_t asks = RoundUp(kTile / Kind::LINES, turns) / turns;
+    const int64_t lines = RoundUp(kTile / Kind::LINES, turns) / turns;
+    const int64_t asks = turns * chunk.steps * lines * kLineBytes <= chunk.room ? lines : 0;
     for (int64_t turn = 0, i = 0; turn < turns; ++turn, i += together)
       Least(count - i, together) > 1 ? AddTiles<2>(chunk, tile + i, turn, asks, sums + i)
                                      : AddTiles<1>(chunk, tile + i, turn, asks, sums + i);
@@ -233,7 +235,9 @@ struct TileProduct {
             chunk.weights[k] = Weights(weight, at, chunk, room[k]);
             if (run) chunk.scales[k] = static_cast<const Scale*>(weight.scale) + at * (steps / run) * kPanel;
           }
-          chunk.next = Next(weight, panel, panels, i + 2, first);
+          const int64_t next = Next(weight, panel, panels, i + 2, first);
+          chunk.next = static_cast<const char*>(weight.data) + next;
+          chunk.room = (RoundUp(weight.outputs, kPanel) / kPanel - 1) * panel_bytes - next;
           Add(chunk, tile, count, sums[i / 2 * weights + j]);
         }
     for (int64_t i = 0; i < panels; i += 2)
@@ -241,12 +245,12 @@ struct TileProduct {
         Results(part, panel + i, tile + j, sums[i / 2 * weights][j], sums[(i / 2 + 1) * weights - 1][j]);
   }
 
-  // The weights after those of two panels: of the next two, or the next steps of the first ones, or the next piece.
-  const char* Next(const Weight& weight, int64_t panel, int64_t panels, int64_t i, int64_t first) const {
+  // Where the weights after those of two panels are: of the next two, or the next steps of the first ones, or the next piece.
+  int64_t Next(const Weight& weight, int64_t panel, int64_t panels, int64_t i, int64_t first) const {
     if (i >= panels) i = 0, first += pace;
     if (first >= steps) first = 0, panel += panels;
     const int64_t two = RoundUp(weight.outputs, kPanel) / kPanel - 2, last = two > 0 ? two : 0;
-    return static_cast<const char*>(weight.data) + Least(panel + i, last) * panel_bytes + first * kStepBytes;
+    return Least(panel + i, last) * panel_bytes + first * kStepBytes;
   }
 
   // Stores the results of two panels and a tile of activations, except for rows that the tile before has.
