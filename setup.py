@@ -54,7 +54,7 @@ LEVELS = {"portable": []}
 if MACHINE.endswith(("x86_64", "AMD64")):
     LEVELS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi"]}
     if sys.platform == "linux":
-        LEVELS |= {"amx": [*LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]}
+        LEVELS |= {"amx": [*LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]}
 elif MACHINE.endswith(("aarch64", "arm64")):
     ARM = "-march=armv8.2-a+dotprod"
     LEVELS |= {"neon_dot": [ARM], "neon_bf16": [f"{ARM}+i8mm+bf16"]}

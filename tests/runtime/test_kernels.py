@@ -531,6 +531,28 @@ def test_rows_come_out_alike_in_every_company(run, dtype):
             assert (fewer == together[row : row + count]).all()
 
 
+@pytest.mark.parametrize("group", [0, 64, 256])
+@pytest.mark.parametrize("x_type", ["bf16", "f16"])
+def test_rows_of_eight_bits_come_out_alike_in_every_company_and_with_tiles(write, x_type, group):
+    """Sums are exact, so it does not matter who adds what first."""
+    random, inputs = np.random.default_rng(0), 3 * group if group else 300
+    x = random.normal(size=(90, inputs)).astype(element_type(x_type).numpy)
+    weight = laid_out(random.integers(-127, 128, (70, inputs)).astype(np.int8))
+    scale = random.random((70, inputs // group) if group else 70, np.float32)
+    scale = laid_out(scale, 1) if group else scale
+    graph = lambda x, *parts: _linear(x, [Part(*parts)], panels=[(70, inputs)])  # noqa: E731
+    found = {}
+    for count in (90, 35, 1):
+        program = compiled(write, graph, "linear", x[:count], weight, scale)
+        for first in range(0, 91 - count, count):
+            given = x[first : first + count], weight, scale
+            for level, [got] in zip(kernels.built().levels(), at_every_level(program, *given), strict=True):
+                wanted = found.setdefault(level, got)
+                assert (got == wanted[first : first + count]).all()
+    if "amx" in found:
+        assert (found["amx"] == found["avx512_bf16"]).all()
+
+
 def test_what_is_worked_out_before_is_laid_out_as_the_kernel_has_it(run):
     # XLA may transpose by changing a layout alone.
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)

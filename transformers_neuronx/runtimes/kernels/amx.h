@@ -1,5 +1,6 @@
 // Tiles, the registers of AMX: up to 16 rows of 64 bytes. A tile product adds the product of two tiles in bf16 to a
-// third tile of 16 x 16 floats. A row of the first tile has 32 numbers. So does a column of the second, in 16 pairs.
+// third tile of 16 x 16 floats. A row of the first tile has 32 numbers. So does a column of the second, in 16 pairs. Or
+// both have 64 bytes, in words of four, and sums are integers.
 #pragma once
 
 #include "vectors.h"
@@ -28,6 +29,17 @@ inline void ClearTile() { asm volatile("tilezero %%tmm%c0" : : "i"(TILE)); }
 template <int SUMS, int X, int W>
 inline void AddTileProduct() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(X), "i"(W));
+}
+
+template <int SUMS, int X, int W>
+inline void AddSigned() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(X), "i"(W));
+}
+
+// The same with bytes of activations from 0 to 255.
+template <int SUMS, int X, int W>
+inline void AddUnsigned() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(X), "i"(W));
 }
 
 struct TileShape { int64_t rows, bytes; };  // bytes of a row

@@ -23,10 +23,10 @@ namespace neuronx {
 // Whether the processor has tiles, and Linux lets this process use them, which must be requested. The permission is for
 // all threads, including those that already run.
 inline bool TilesAllowed() {
-  constexpr unsigned kTiles = 1u << 24, kProducts = 1u << 22;  // of bf16
+  constexpr unsigned kTiles = 1u << 24, kBF16 = 1u << 22, kBytes = 1u << 25, kAll = kTiles | kBF16 | kBytes;
   constexpr long kRequest = 0x1023, kTileData = 18;            // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   unsigned a, b, c, d;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & kTiles && d & kProducts &&
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAll) == kAll &&
          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 #endif

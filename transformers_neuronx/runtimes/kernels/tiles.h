@@ -1,6 +1,7 @@
-// Linear layers of bf16 in tiles. A tile of activations has 32 inputs of up to 16 rows. A tile of weights has those
-// inputs of 16 outputs. In bf16, that is sixteen lines of a panel, used in place. Weights of fewer bits are widened,
-// once for up to 256 rows. Activations need not be rounded.
+// Linear layers in tiles. A tile of activations has 32 inputs of up to 16 rows. A tile of weights has those inputs of 16
+// outputs. In bf16, that is sixteen lines of a panel, used in place. So are bytes, with 64 inputs: activations are rounded
+// to integers of 16 bits, as in vectors, and their high and low bytes are multiplied. Weights of 4 bits are widened to
+// bf16, once for up to 256 rows.
 #pragma once
 
 #include "amx.h"
@@ -22,6 +23,9 @@ constexpr int64_t kFew = 4;
 
 static_assert(2 * kTile <= kMostSums);
 
+constexpr int64_t kMostRun = 4;  // steps of bytes after which their sums, integers of 32 bits, become floats
+static_assert(kMostRun * kTile == S8::RUN && kSteps / 2 % kMostRun == 0);
+
 constexpr int64_t kFewest = 9;  // rows for which widening weights pays
 
 // The low halves of one vector's lanes and the high halves of another's.
@@ -29,24 +33,35 @@ inline Ints Halves(Ints low, Ints high) { return (low & 0xffff) | (high & ~0xfff
 
 // Kinds of weights, all exact in bf16. A line of a panel has a word of each output, and becomes LINES lines of a tile.
 
-struct TiledBF16 {
+// Numbers in bf16.
+struct Tiled {
+  static constexpr bool BYTES = false;
+  static constexpr int64_t INPUTS = kTileInputs;  // of a step
+  template <int SUMS, int X, int W>
+  static void Add() { AddTileProduct<SUMS, X, W>(); }
+  template <int SUMS, int X, int W>
+  static void AddSecond() { AddTileProduct<SUMS, X, W>(); }
+};
+
+struct TiledBF16 : Tiled {
   using Scale = float;
   static constexpr int64_t LINES = 1;
   static void Widen(const char* from, char* to) { memcpy(to, from, kLineBytes); }
 };
 
+// The first tile of activations has their high bytes, the second one their low bytes.
 struct TiledS8 {
   using Scale = float;
-  static constexpr int64_t LINES = 2;
-  static void Widen(const char* from, char* to) {
-    const Ints w = Load<Ints>(from);
-    const Ints lines[] = {Halves(Bits(w << 24) >> 16, Bits(w << 16)), Halves(Bits(w << 8) >> 16, Bits(w))};
-    memcpy(to, lines, sizeof lines);
-  }
-  static Ints Bits(Ints w) { return Cast<Ints>(AsFloats(w >> 24)); }  // the highest byte as a float
+  static constexpr bool BYTES = true;
+  static constexpr int64_t INPUTS = 2 * kTileInputs, LINES = 1;
+  static void Widen(const char* from, char* to) { memcpy(to, from, kLineBytes); }
+  template <int SUMS, int X, int W>
+  static void Add() { AddSigned<SUMS, X, W>(); }
+  template <int SUMS, int X, int W>
+  static void AddSecond() { AddUnsigned<SUMS, X, W>(); }
 };
 
-struct TiledS4 {
+struct TiledS4 : Tiled {
   using Scale = BFloat16;
   static constexpr int64_t LINES = 4;
   static void Widen(const char* from, char* to) {
@@ -77,7 +92,7 @@ struct TileProduct {
 
   const LinearArguments& a;
   int64_t words, steps, panel_bytes;  // words and steps of an output
-  int64_t run;                        // steps of a group, or 0
+  int64_t run;                        // steps of a group, or after which integers become floats, or 0
   int64_t tiles, height;              // of activations, and the rows of one
   int64_t blocks, block;              // of tiles, and the tiles of one
   Pieces pieces;                      // of each
@@ -88,9 +103,10 @@ struct TileProduct {
   char* x;                            // [rows, stride]
 
   explicit TileProduct(const LinearArguments& a) : a(a) {
-    words = RoundUp(a.inputs, 2 * Kind::LINES) / (2 * Kind::LINES);
-    steps = RoundUp(a.inputs, kTileInputs) / kTileInputs;
-    run = a.group / kTileInputs;
+    constexpr int64_t kWord = Kind::INPUTS / kTile * Kind::LINES;
+    words = RoundUp(a.inputs, kWord) / kWord;
+    steps = RoundUp(a.inputs, Kind::INPUTS) / Kind::INPUTS;
+    run = Kind::BYTES && !a.group ? kMostRun : a.group / Kind::INPUTS;
     panel_bytes = words * kLineBytes;
     tiles = RoundUp(a.rows, kTile) / kTile;
     height = RoundUp(a.rows, tiles) / tiles;  // a tile with fewer rows takes less time
@@ -98,11 +114,11 @@ struct TileProduct {
     block = RoundUp(tiles, blocks) / blocks;
     pieces = Pieces(a, 2 * kMostPairs / (1 + a.Gated()));
     if (pieces.count * blocks < kFewestPieces) pieces = Pieces(a, kMostPairs / (1 + a.Gated()));
-    const bool few = block <= kFew && !run;
+    const bool few = block <= kFew && (Kind::BYTES || !run);
     // Where a chunk ends in a group, its sums are rounded: chunks of groups are the same for all numbers of rows.
-    together = few ? 1 : 2, pace = few ? kSteps / 2 : kSteps;
-    in_place = a.inputs % kTileInputs == 0;
-    stride = steps * kLineBytes;
+    together = few || Kind::BYTES ? 1 : 2, pace = few ? kSteps / 2 : kSteps;
+    in_place = !Kind::BYTES && a.inputs % kTileInputs == 0;
+    stride = steps * kLineBytes * (1 + Kind::BYTES);
     factors = static_cast<float*>(a.scratch);
     x = static_cast<char*>(in_place ? const_cast<void*>(a.x) : static_cast<void*>(factors + RoundUp(a.rows, kPanel)));
   }
@@ -119,14 +135,31 @@ struct TileProduct {
     return 0;
   }
 
-  // With integer weights, a row that is not finite becomes NaN, as it does where activations are rounded to integers.
+  // With weights of 4 bits, a row that is not finite becomes NaN, as it does where activations are rounded to integers.
   void PrepareRow(int64_t row) const {
+    if constexpr (Kind::BYTES) return Split(row);
     const bool finite = Kind::LINES == 1 || Largest(a, row * a.inputs, a.inputs) < __builtin_inff();
     factors[row] = finite ? 1 : __builtin_nanf("");
     if (in_place) return;
     auto* active = reinterpret_cast<BFloat16*>(x + row * stride);
     Prepare(a, row * a.inputs, active);
     memset(active + a.inputs, 0, stride - a.inputs * sizeof *active);
+  }
+
+  // Rounds a row to integers, as `Round` does, and puts their high and low bytes into lines, in turns.
+  void Split(int64_t row) const {
+    const float scale = Largest(a, row * a.inputs, a.inputs) * (1.0f / S8::MOST);
+    const bool finite = scale < __builtin_inff();
+    const float inverse = finite && scale > 1e-37f ? 1 / scale : 0;
+    char* to = x + row * stride;
+    for (int64_t i = 0; i < steps * Kind::INPUTS; i += kLanes) {
+      const int64_t left = a.inputs - i;
+      const Ints whole = finite && left > 0 ? Rounded(Some(a.x, a.x_type, row * a.inputs + i, left) * inverse) : Ints{};
+      char* at = to + i / kLineBytes * 2 * kLineBytes + i % kLineBytes;
+      _mm_store_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(Cast<__m512i>(whole >> 8)));
+      _mm_store_si128(reinterpret_cast<__m128i*>(at + kLineBytes), _mm512_cvtepi32_epi8(Cast<__m512i>(whole)));
+    }
+    factors[row] = finite ? scale : __builtin_nanf("");
   }
 
   // The tiles of a panel, in place if they can be. Past its end are zeros, since memory there need not be finite.
@@ -152,6 +185,7 @@ struct TileProduct {
   // Adds those of one or two tiles. Each turn prefetches a part of the next weights, with each step `asks` lines.
   template <int TILES>
   void AddTiles(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, Floats (*sums)[kTile][2]) const {
+    if constexpr (Kind::BYTES) return AddBytes(chunk, tile, turn, asks, *sums);
     if (run) return AddGroups<TILES>(chunk, tile, turn, asks, sums);
     chunk.first ? LoadSums<TILES>(sums) : ClearSums();
     Multiply<TILES>(chunk, 0, chunk.steps, tile, turn, asks);
@@ -177,6 +211,24 @@ struct TileProduct {
     }
   }
 
+  // Adds the sums of each run, which are integers. A chunk has whole runs, unless it is the last one.
+  void AddBytes(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, Floats (&sums)[kTile][2]) const {
+    for (int64_t i = 0; i < chunk.steps; i += run) {
+      ClearSums();
+      Multiply<2>(chunk, i, Least(chunk.steps, i + run), tile, turn, asks);
+      alignas(64) Floats some[2][kTile][2];
+      StoreSums<2>(some);
+      const int64_t group = (chunk.first + i) / run;
+      Floats scales[2];
+      for (int64_t k = 0; k < 2; ++k) scales[k] = a.group ? Widened(chunk.scales[k] + group * kPanel) : Floats{} + 1;
+      for (int64_t row = 0; row < height; ++row)
+        UNROLL for (int k = 0; k < 2; ++k) {
+          const Floats sum = AsFloats(Cast<Ints>(some[0][row][k]) * 256 + Cast<Ints>(some[1][row][k]));
+          sums[row][k] = (group ? sums[row][k] : Floats{}) + sum * scales[k];
+        }
+    }
+  }
+
   static void ClearSums() { ClearTile<0>(), ClearTile<1>(), ClearTile<2>(), ClearTile<3>(); }
 
   template <int TILES>
@@ -195,27 +247,28 @@ struct TileProduct {
   template <int TILES>
   void Multiply(const Chunk& chunk, int64_t first, int64_t end, int64_t tile, int64_t turn, int64_t asks) const {
     const int64_t stride = this->stride, panel_bytes = this->panel_bytes;  // or they would be read at each step
-    const char* x0 = x + RowOf(tile) * stride + (chunk.first + first) * kLineBytes;
-    const char* x1 = x + RowOf(tile + TILES - 1) * stride + (chunk.first + first) * kLineBytes;
+    constexpr int64_t kStep = kLineBytes * (1 + Kind::BYTES);
+    const char* x0 = x + RowOf(tile) * stride + (chunk.first + first) * kStep;
+    const char* x1 = Kind::BYTES ? x0 + kLineBytes : x + RowOf(tile + TILES - 1) * stride + (chunk.first + first) * kStep;
     const char *w0 = chunk.weights[0] + first * kTileBytes, *w1 = chunk.weights[1] + first * kTileBytes;
     const char* next = chunk.next + (turn * chunk.steps + first) * asks * kLineBytes;
     for (int64_t i = end - first; i > 0; --i) {
       LoadTile<4>(x0, stride);
       LoadTile<6>(w0, kLineBytes);
-      AddTileProduct<0, 4, 6>();
+      Kind::template Add<0, 4, 6>();
       LoadTile<7>(w1, kLineBytes);
-      AddTileProduct<1, 4, 7>();
+      Kind::template Add<1, 4, 7>();
       if constexpr (TILES > 1) {
         LoadTile<5>(x1, stride);
-        AddTileProduct<2, 5, 6>();
-        AddTileProduct<3, 5, 7>();
+        Kind::template AddSecond<2, 5, 6>();
+        Kind::template AddSecond<3, 5, 7>();
       }
       // Line after line: the processor's own prefetching joins in where it sees no gaps.
       for (int64_t line = 0; line < asks; ++line, next += kLineBytes) {
         __builtin_prefetch(next, 0, 2);
         __builtin_prefetch(next + panel_bytes, 0, 2);
       }
-      x0 += kLineBytes, x1 += kLineBytes, w0 += kTileBytes, w1 += kTileBytes;
+      x0 += kStep, x1 += kStep, w0 += kTileBytes, w1 += kTileBytes;
     }
   }
 
@@ -233,7 +286,7 @@ struct TileProduct {
           for (int64_t k = 0; k < 2; ++k) {
             const int64_t at = panel + Least(i + k, panels - 1);  // a last odd one is used twice, and stored once
             chunk.weights[k] = Weights(weight, at, chunk, room[k]);
-            if (run) chunk.scales[k] = static_cast<const Scale*>(weight.scale) + at * (steps / run) * kPanel;
+            if (a.group) chunk.scales[k] = static_cast<const Scale*>(weight.scale) + at * (steps / run) * kPanel;
           }
           const int64_t next = Next(weight, panel, panels, i + 2, first);
           chunk.next = static_cast<const char*>(weight.data) + next;
@@ -273,13 +326,21 @@ struct TileProduct {
 // Calls `use` with the product of the arguments' kind, and returns true, if tiles can compute it.
 template <typename Use>
 bool WithTiles(const LinearArguments& a, const Use& use) {
-  if (a.x_type != Type::kBF16 || a.rounded) return false;
-  if (a.weight_type == Type::kBF16) return use(TileProduct<TiledBF16>(a)), true;
-  if (a.block || (a.weight_type != Type::kS8 && a.weight_type != Type::kS4)) return false;
-  const bool own = a.scale_type == (a.weight_type == Type::kS8 ? Type::kF32 : Type::kBF16);
-  if (a.rows < kFewest || a.group % kTileInputs != 0 || !own || a.HasMinima()) return false;
-  a.weight_type == Type::kS8 ? use(TileProduct<TiledS8>(a)) : use(TileProduct<TiledS4>(a));
-  return true;
+  const bool narrow = a.x_type == Type::kBF16;
+  if (a.x_type == Type::kF32 || a.rounded || a.block || a.HasMinima()) return false;
+  switch (a.weight_type) {
+    case Type::kBF16:
+      return narrow && (use(TileProduct<TiledBF16>(a)), true);
+    case Type::kS8: {
+      const bool whole = !a.group || (a.group % TiledS8::INPUTS == 0 && kMostRun * TiledS8::INPUTS % a.group == 0);
+      return whole && (!a.group || a.scale_type == Type::kF32) && (use(TileProduct<TiledS8>(a)), true);
+    }
+    case Type::kS4: {
+      const bool pays = narrow && a.rows >= kFewest && a.group % kTileInputs == 0;
+      return pays && a.scale_type == Type::kBF16 && (use(TileProduct<TiledS4>(a)), true);
+    }
+    default: return false;
+  }
 }
 
 }  // namespace
