@@ -20,6 +20,7 @@ CONV1D = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc)\.weight")  # matrices of GPT-2
 CODED = {"mxfp4-pack-quantized": ("mxfp4", "group"), "nvfp4-pack-quantized": ("nvfp4", "tensor_group")}
 EXPERTS = ".mlp.experts."  # in the names of what is in MXFP4 in gpt-oss
 MX = 32  # numbers of MXFP4 with a scale
+WHOLE = 128  # inputs of a group where all inputs share a scale, and numbers are stored in groups
 BLOCK = 64  # of bitsandbytes: numbers with a scale; its files may have a multiple
 OF_TORCHAO = {  # its configurations, and the type of their weights
     "Int8WeightOnlyConfig": "s8", "Int8DynamicActivationInt8WeightConfig": "s8",
@@ -53,7 +54,8 @@ class Form:
     def storage(self) -> str:
         """How a model stores such a matrix. Scales in f32 hold those of every type, and minima, exactly."""
         scales = "bf16" if self.packing in ("mxfp4", "experts") else "f32"
-        return storage(self.dtype, self.block[1], scales, self.zeros, by_group=self.by_group)
+        group = self.block[1] or (WHOLE if self.zeros or self.dtype == "s4" else None)
+        return storage(self.dtype, group, scales, self.zeros, by_group=self.by_group)
 
     def ignores(self, module: str) -> bool:
         """Whether a module is not quantized."""
@@ -119,9 +121,9 @@ def _compressed(how: Mapping[str, Any]) -> Form | None:
     )
     dtype, block = TYPES.get((str(weights.get("type")), weights.get("num_bits"))), blocks.get(strategy)
     zeros = not weights.get("symmetric", True)
-    if dtype is None or block is None or (zeros or dtype == "s4") > (packed and block[1] is not None):
+    if dtype is None or block is None or (zeros or dtype == "s4") > (packed and block[0] == 1):
         return None
-    by_group = packed and weights.get("actorder") in ("group", "dynamic")
+    by_group = packed and block[1] is not None and weights.get("actorder") in ("group", "dynamic")
     return Form(dtype, block, tuple(how.get("ignore") or ()), "compressed" if packed else "", zeros, by_group=by_group)
 
 
@@ -174,19 +176,27 @@ def _torchao(how: Mapping[str, Any]) -> Form | None:
 
 
 def _gptq(how: Mapping[str, Any]) -> Form | None:
-    size, packing = int(how.get("group_size") or -1), str(how.get("checkpoint_format", "gptq"))
+    block, packing = _in_groups(how.get("group_size")), str(how.get("checkpoint_format", "gptq"))
     dtype = TYPES.get(("int", how.get("bits")))
-    if dtype is None or size < 2 or packing not in ("gptq", "gptq_v2"):
+    if dtype is None or block is None or packing not in ("gptq", "gptq_v2"):
         return None
-    zeros, by_group = not how.get("sym", True), bool(how.get("desc_act", False))
-    return Form(dtype, (1, size), ("lm_head",), packing, zeros, by_group=by_group)
+    zeros, by_group = not how.get("sym", True), bool(how.get("desc_act", False)) and block[1] is not None
+    return Form(dtype, block, ("lm_head",), packing, zeros, by_group=by_group)
 
 
 def _awq(how: Mapping[str, Any]) -> Form | None:
     bits, size = (how.get(name, how.get(older)) for name, older in (("bits", "w_bit"), ("group_size", "q_group_size")))
-    if bits != 4 or not isinstance(size, int) or size < 2 or str(how.get("version", "gemm")).lower() != "gemm":
+    block = _in_groups(size)
+    if bits != 4 or block is None or str(how.get("version", "gemm")).lower() != "gemm":
         return None
-    return Form("s4", (1, size), (*(how.get("modules_to_not_convert") or ()), "lm_head"), "awq", zeros=True)
+    return Form("s4", block, (*(how.get("modules_to_not_convert") or ()), "lm_head"), "awq", zeros=True)
+
+
+def _in_groups(size: Any) -> tuple[int, int | None] | None:
+    """Return the block that shares a scale, of so many inputs of an output, or if it is -1, of all; None for others."""
+    if not isinstance(size, int) or (size < 2 and size != -1):
+        return None
+    return 1, (None if size == -1 else size)
 
 
 def _fp8(how: Mapping[str, Any]) -> Form | None:
