@@ -62,12 +62,12 @@ struct InVectors {
 
   void AddPart(int64_t part, int64_t position, int64_t count, int64_t newest, const Scores (&weights)[COUNT]) {
     Floats sums[COUNT][kParts] = {};
-    const bool last = position + kPositions > newest;
+    const int64_t after = newest + 1 - position - kPositions;  // positions of the next block, and more
     for (int64_t at = 0, end; at < count; at = end) {
       end = Least(at + head.Adjacent(), count);
       const Number* value = head.Value(position + at);
-      const Number* next = last ? value : head.Key(Least(position + kPositions + at, newest));
-      for (int64_t i = at; i < end; ++i, value += head.Stride(), next += head.Stride()) {
+      const Number* next = at < after ? head.Key(position + kPositions + at) : value;
+      for (int64_t i = at; i < end; ++i, value += head.Stride(), next += i + 1 < after ? head.Stride() : 0) {
         head.Ask(next);
         UNROLL for (int64_t j = 0; j < kParts; ++j) {
           const Floats some = Part(value, part + j);

@@ -31,7 +31,7 @@ constexpr int64_t kFewest = 9;  // rows for which widening weights pays
 // The low halves of one vector's lanes and the high halves of another's.
 inline Ints Halves(Ints low, Ints high) { return (low & 0xffff) | (high & ~0xffff); }
 
-// Kinds of weights, all exact in bf16. A line of a panel has a word of each output, and becomes LINES lines of a tile.
+// Kinds of weights. A line of a panel has a word of each output, and becomes LINES lines of a tile, without rounding.
 
 // Numbers in bf16.
 struct Tiled {
@@ -49,7 +49,7 @@ struct TiledBF16 : Tiled {
   static void Widen(const char* from, char* to) { memcpy(to, from, kLineBytes); }
 };
 
-// The first tile of activations has their high bytes, the second one their low bytes.
+// Bytes. The first tile of activations has their high bytes, the second one their low bytes.
 struct TiledS8 {
   using Scale = float;
   static constexpr bool BYTES = true;
@@ -99,7 +99,7 @@ struct TileProduct {
   int64_t together, pace;             // tiles that are multiplied at once; steps of a chunk
   bool in_place;                      // whether activations are used without a copy
   int64_t stride;                     // bytes of a row
-  float* factors;                     // [rows]: 1, or NaN where weights are integers and activations are not finite
+  float* factors;                     // [rows]: of sums; NaN where weights are integers and activations are not finite
   char* x;                            // [rows, stride]
 
   explicit TileProduct(const LinearArguments& a) : a(a) {
@@ -156,8 +156,8 @@ struct TileProduct {
       const int64_t left = a.inputs - i;
       const Ints whole = finite && left > 0 ? Rounded(Some(a.x, a.x_type, row * a.inputs + i, left) * inverse) : Ints{};
       char* at = to + i / kLineBytes * 2 * kLineBytes + i % kLineBytes;
-      _mm_store_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(Cast<__m512i>(whole >> 8)));
-      _mm_store_si128(reinterpret_cast<__m128i*>(at + kLineBytes), _mm512_cvtepi32_epi8(Cast<__m512i>(whole)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(Cast<__m512i>(whole >> 8)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(at + kLineBytes), _mm512_cvtepi32_epi8(Cast<__m512i>(whole)));
     }
     factors[row] = finite ? scale : __builtin_nanf("");
   }
