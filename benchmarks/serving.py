@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 ABOUT = machine()
 HALF = "bf16" if "avx512_bf16" in ABOUT["instructions"] else "f16"  # what llama.cpp multiplies fastest here
-EIGHT = "s8" if "amx_tile" in ABOUT["instructions"] else "s8 a8"  # with which prompts are faster: AMX's tiles take bf16
+EIGHT = "s8" if "amx_tile" in ABOUT["instructions"] else "s8 a8"  # with which prompts are faster: tiles take 16 bits
 FORMATS = {
     "ours": dict(bf16="bf16", s8=EIGHT),
     "ours over HTTP": dict(bf16="bf16", s8=EIGHT),

@@ -354,26 +354,38 @@ inline float Largest(const LinearArguments& a, int64_t first, int64_t count) {
   return Cast<float>(Most(bits));
 }
 
+// What activations that are rounded to integers are multiplied by afterwards, and before.
+struct Rounding {
+  float factor, inverse;
+  bool Finite() const { return factor == factor; }
+};
+
+// That of some activations, the largest to `most`. The factor is NaN if one of them is not finite.
+inline Rounding RoundingOf(const LinearArguments& a, int64_t first, int64_t count, int most) {
+  const float scale = Largest(a, first, count) * (1.0f / static_cast<float>(most));
+  if (!(scale < __builtin_inff())) return {__builtin_nanf(""), 0};
+  return {scale, scale > 1e-37f ? 1 / scale : 0};  // for less, it would be infinite
+}
+
 // Rounds some activations to integers, the largest to MOST, in the order of a Kind. `out` has room for whole words. Returns
 // the factor to multiply them by, which is NaN if one of them is not finite.
 template <typename Kind>
 float Round(const LinearArguments& a, int64_t first, int64_t count, typename Kind::Active* out) {
   constexpr int64_t kWord = kInputs<Kind>, kBlock = kLanes > kWord ? kLanes : kWord;
-  const float scale = Largest(a, first, count) * (1.0f / Kind::MOST);
-  if (!(scale < __builtin_inff())) {
+  const Rounding rounding = RoundingOf(a, first, count, Kind::MOST);
+  if (!rounding.Finite()) {
     memset(out, 0, RoundUp(count, kWord) * sizeof *out * (1 + Kind::SPLIT));
-    return __builtin_nanf("");
+    return rounding.factor;
   }
-  const float inverse = scale > 1e-37f ? 1 / scale : 0;  // for less, it would be infinite
   for (int64_t i = 0; i < count; i += kBlock) {
     std::conditional_t<Kind::SPLIT, int16_t, typename Kind::Active> block[kBlock] = {};
     for (int64_t j = 0; j < kBlock && i + j < count; j += kLanes)
-      Put(Rounded(Some(a.x, a.x_type, first + i + j, count - i - j) * inverse), block + j);
+      Put(Rounded(Some(a.x, a.x_type, first + i + j, count - i - j) * rounding.inverse), block + j);
     const int64_t words = Least(RoundUp(count - i, kWord), kBlock) / kWord;
     for (int64_t j = 0; j < words * kWord; j += kWord)
       UNROLL for (int64_t k = 0; k < kWord; ++k) Kind::Set(out, i + j + k, block[j + Kind::ORDER[k]]);
   }
-  return scale;
+  return rounding.factor;
 }
 
 }  // namespace

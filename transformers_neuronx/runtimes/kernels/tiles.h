@@ -16,8 +16,8 @@ namespace {
 // Pieces have half as many pairs where there would be too few of them for all threads.
 constexpr int64_t kSteps = 8, kTogether = 16, kMostPairs = 8, kFewestPieces = 32;
 
-// With up to so many tiles, memory takes longer than products, unless sums of groups are scaled. Fewer steps let
-// weights come more evenly. Tiles are multiplied one at a time: from the second one on, weights are in the first-level
+// With up to so many tiles, memory takes longer than products, unless weights are widened and sums of groups scaled. Fewer
+// steps let weights come more evenly. Tiles are multiplied one at a time: from the second one on, weights are in the first-level
 // cache, and do not wait for its few places for lines that come from further away, which prefetching fills.
 constexpr int64_t kFew = 4;
 
@@ -148,18 +148,17 @@ struct TileProduct {
 
   // Rounds a row to integers, as `Round` does, and puts their high and low bytes into lines, in turns.
   void Split(int64_t row) const {
-    const float scale = Largest(a, row * a.inputs, a.inputs) * (1.0f / S8::MOST);
-    const bool finite = scale < __builtin_inff();
-    const float inverse = finite && scale > 1e-37f ? 1 / scale : 0;
+    const Rounding rounding = RoundingOf(a, row * a.inputs, a.inputs, S8::MOST);
     char* to = x + row * stride;
     for (int64_t i = 0; i < steps * Kind::INPUTS; i += kLanes) {
       const int64_t left = a.inputs - i;
-      const Ints whole = finite && left > 0 ? Rounded(Some(a.x, a.x_type, row * a.inputs + i, left) * inverse) : Ints{};
+      const bool none = left <= 0 || !rounding.Finite();
+      const Ints whole = none ? Ints{} : Rounded(Some(a.x, a.x_type, row * a.inputs + i, left) * rounding.inverse);
       char* at = to + i / kLineBytes * 2 * kLineBytes + i % kLineBytes;
       _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(Cast<__m512i>(whole >> 8)));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(at + kLineBytes), _mm512_cvtepi32_epi8(Cast<__m512i>(whole)));
     }
-    factors[row] = finite ? scale : __builtin_nanf("");
+    factors[row] = rounding.factor;
   }
 
   // The tiles of a panel, in place if they can be. Past its end are zeros, since memory there need not be finite.
@@ -243,7 +242,8 @@ struct TileProduct {
     if constexpr (TILES > 1) StoreTile<2>(sums[1][0], kSumsBytes), StoreTile<3>(sums[1][0] + 1, kSumsBytes);
   }
 
-  // Adds the products of some steps of a chunk to the sums in tiles.
+  // Adds the products of some steps of a chunk to the sums in tiles: of one or two tiles of activations, or of the two that
+  // bytes have.
   template <int TILES>
   void Multiply(const Chunk& chunk, int64_t first, int64_t end, int64_t tile, int64_t turn, int64_t asks) const {
     const int64_t stride = this->stride, panel_bytes = this->panel_bytes;  // or they would be read at each step
