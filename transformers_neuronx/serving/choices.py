@@ -51,16 +51,18 @@ class LogprobsKey(ProgramKey):
     most: int
 
 
-def sampled_rows(requests: Sequence[Request], count: int, tokens: Sequence[int] = ()) -> Array:
-    """Return `count` rows of `SAMPLED` for what requests sample, after these tokens of the step, if given.
+def sampled_rows(
+    requests: Sequence[Request], positions: Sequence[int] | Array, count: int, tokens: Sequence[int] | Array = ()
+) -> Array:  # fmt: skip
+    """Return `count` rows of `SAMPLED` for what requests sample at these positions, after these tokens of the step, if
+    given.
 
     A request that verifies draft tokens has adjacent rows. Rows without a request are greedy. All generate one token.
     """
     rows = np.zeros(count, SAMPLED)
     rows["token"][: len(tokens)], rows["policy"], rows["eos"] = tokens, GREEDY, -1
-    rows["left"][: len(requests)] = 1
     if requests:
-        rows["position"][: len(requests)] = [each.known - 1 + guesses for each, guesses in with_numbers(requests)]
+        rows["left"][: len(requests)], rows["position"][: len(requests)] = 1, positions
         rows["policy"][: len(requests)] = [request.policy for request in requests]
     return rows
 

@@ -144,7 +144,7 @@ class ModelGuesser:
         segments["first"][:count], segments["start"][:count] = np.arange(count), start
         segments["count"][:count] = [work.guesses > 0 for work in works]
         steps.place(segments, requests, [False] * count)
-        samples = sampled_rows(requests, key.samples, range(count))
+        samples = sampled_rows(requests, start + 1, key.samples, range(count))
         samples["left"][:count] = [work.guesses for work in works]
         rounds = steps.start(PackedTokens(key, tokens, segments, samples, [], seen=steps.seen(key, requests))).rounds
         assert rounds is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -167,7 +167,7 @@ class PagedSteps:
             tables[:] = np.arange(tables.shape[1]) % min(
                 kind.slots for kind in self.layout.kinds.values() if kind.heads
             )
-        rows = sampled_rows([], key.samples)
+        rows = sampled_rows([], [], key.samples)
         times = [perf_counter()]
         for _ in range(3):
             started = self.start(PackedTokens(key, tokens, segments, rows, []))
@@ -224,29 +224,29 @@ class PagedSteps:
     def pack(self, step: Sequence[Work]) -> PackedTokens:
         """Bring a step into the form of its program."""
         requests = [work.request for work in step for _ in range(work.samples)]
-        scored = scored_of(step)
-        pools = [work for work in step if work.pools]
-        key = smallest(self.keys, sum(work.count for work in step), len(requests) + len(scored), bool(pools))
-        bounds = [0, *accumulate(work.count for work in step)]
-        samples = [range(end - work.samples, end) for work, end in zip(step, bounds[1:], strict=True)]
-        scores = [range(first, first + work.scored) for work, first in zip(step, bounds, strict=False)]
-        segments, count = self.segments(key), len(step)
-        segments["first"][:count], segments["count"][:count] = bounds[:-1], [work.count for work in step]
-        segments["start"][:count] = [work.start for work in step]
-        segments["of_prompt"][:count] = [work.of_prompt for work in step]
+        scored, pools = scored_of(step), [work for work in step if work.pools]
+        numbers = [(work.start, work.count, work.samples, work.request.prompt_length) for work in step]
+        start, number, samples, lengths = np.array(numbers).T
+        first, count = np.cumsum(number) - number, len(step)
+        key = smallest(self.keys, int(number.sum()), len(requests) + len(scored), bool(pools))
+        segments = self.segments(key)
+        for name, values in dict(first=first, count=number, start=start, of_prompt=start < lengths).items():
+            segments[name][:count] = values
         self.place(segments, [work.request for work in step], [work.guesses > 0 for work in step])
-        tokens = _tokens(key.tokens, step)
+        tokens = _tokens(key.tokens, step, number, start, lengths)
         for row, request in enumerate(requests):
             request.row = row
-        rows = sampled_rows(requests, key.samples, [*chain(*samples, *scores)])
+        after = _ranges(first + number - samples, samples)
+        positions = tokens["position"][after] + 1
+        if scored:
+            after = np.append(after, _ranges(first, np.array([work.scored for work in step])))
+        rows = sampled_rows(requests, positions, key.samples, after)
         if any(work.rounds > 1 for work in step):
-            rounds = np.array([work.rounds for work in step])
-            rows["left"][: len(step)] = rounds
-            rows["position"][: len(step)] -= rounds - 1  # of the first: the others are pending, too
+            rows["left"][: len(step)] = [work.rounds for work in step]
             for row, request in zip(rows["eos"], requests, strict=False):
                 some = sorted(request.ends)[: len(row)]  # the host knows the others
                 row[: len(some)] = some
-        shares, placed = shares_of(key, step, bounds) if pools else None, self.placed(key.tokens, step)
+        shares, placed = shares_of(key, step, first) if pools else None, self.placed(key.tokens, step)
         seen = self.seen(key, requests)
         return PackedTokens(key, tokens, segments, rows, requests, scored, seen, pools, shares, placed)
 
@@ -340,29 +340,28 @@ def on_devices(table: Sequence[int] | Sequence[Sequence[int]]) -> Array:
     return np.maximum(np.array(table, np.int32) - 1, 0)
 
 
-def _tokens(size: int, step: Sequence[Work]) -> Array:
-    """Return so many rows of `TOKEN`, with the tokens of a step."""
+def _ranges(first: Array, count: Array) -> Array:
+    """Return `count[i]` numbers from `first[i]` on, for each i, s64[·]."""
+    before = np.cumsum(count) - count
+    return np.repeat(first - before, count) + np.arange(count.sum())
+
+
+def _tokens(size: int, step: Sequence[Work], number: Array, start: Array, lengths: Array) -> Array:
+    """Return so many rows of `TOKEN`, with the tokens of a step: of each work a `number`, from position `start` on."""
     ids: list[int] = []
-    chosen: list[int] = []
     for work in step:
-        known = work.tokens
-        ids += known
-        chosen += [-1] * len(known)
+        ids += (known := work.tokens)
         if len(known) < work.count:  # only the devices know its last token
-            ids.append(0)
-            chosen.append(work.request.row)
-    counts = np.array([work.count for work in step])
-    where = np.array([(work.start, work.request.prompt_length) for work in step])
-    where[:, 0] -= np.cumsum(counts) - counts  # so that all tokens can be counted together
-    starts, lengths = np.repeat(where, counts, axis=0).T
-    positions = starts + np.arange(len(ids))
+            ids.append(~work.request.row)
+    known_or_row, positions = np.array(ids), _ranges(start, number)
+    chosen = np.maximum(~known_or_row, -1)
+    ends = np.maximum(np.repeat(lengths, number), positions + 1)  # as `Work.end`, for each token
     rows = np.zeros(size, TOKEN)
     rows["chosen"] = rows["adapter"] = -1
     if any(work.request.adapter for work in step):
         places = [work.request.adapter.place if work.request.adapter else -1 for work in step]
-        rows["adapter"][: len(ids)] = np.repeat(np.array(places, np.int32), counts)
-    ends = np.maximum(lengths, positions + 1)  # as `Work.end`, for each token
-    for name, values in dict(id=ids, position=positions, end=ends, chosen=chosen).items():
+        rows["adapter"][: len(ids)] = np.repeat(np.array(places, np.int32), number)
+    for name, values in dict(id=np.maximum(known_or_row, 0), position=positions, end=ends, chosen=chosen).items():
         rows[name][: len(ids)] = values
     return rows
 

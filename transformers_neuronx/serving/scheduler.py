@@ -186,7 +186,8 @@ class Scheduler:
             step = [self._with_rounds(work) for work in step]
         for work in step:
             work.request.pending += work.rounds if work.samples else 0
-            self.cache.publish(work.request)  # from the next step on, others may read what this one writes
+            if work.of_prompt:
+                self.cache.publish(work.request)  # from the next step on, others may read what this one writes
         return sorted(step, key=lambda work: work.count > 1)
 
     def update(self, step: list[Work], sampled: Mapping[int, Sequence[int]]) -> list[Request]:

@@ -159,7 +159,9 @@ class SlotSteps:
         first = [work.count - work.samples if every else 0 for work in step]
         sampled = [row[place : place + work.samples] for row, place, work in zip(logits, first, step, strict=True)]
         put = self._put(np.concatenate(sampled))
-        tokens = self.chooser.choose(put, sampled_rows(requests, self.chooser.most), changes)
+        after = [work.start + work.count - left for work in step for left in range(work.samples, 0, -1)]
+        rows = sampled_rows(requests, np.array(after) + 1, self.chooser.most)
+        tokens = self.chooser.choose(put, rows, changes)
         if scored:
             found = np.concatenate([row[: work.scored] for row, work in zip(logits, step, strict=True)])
             for begin in range(0, len(scored), self.chooser.most):
