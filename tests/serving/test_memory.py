@@ -47,7 +47,7 @@ decoder.weights.clear()
 before = memory("VmRSS")
 decoder.take(weights)
 tensors = {id(tensor): tensor for tensor in decoder.weights.values()}.values()
-sizes = sorted(sum(array.nbytes for array in tensor.arrays) for tensor in tensors)
+sizes = sorted(tensor.nbytes for tensor in tensors)
 saved = sorted(model.checkpoint.read(name).nbytes for name in model.checkpoint)
 print(json.dumps(dict(peak=memory("VmHWM") - before, resident=sum(sizes), two=max(sum(sizes[-2:]), sum(saved[-2:])))))
 """
