@@ -553,6 +553,27 @@ def test_rows_of_eight_bits_come_out_alike_in_every_company_and_with_tiles(write
         assert (found["amx"] == found["avx512_bf16"]).all()
 
 
+@pytest.mark.parametrize("stored", ["s4", "s5", "s6", "s8"])
+def test_few_rows_of_few_bits_come_out_alike_in_every_company(write, stored):
+    """Some levels multiply activations of few rows in two bytes, and those of more rows whole."""
+    random, inputs = np.random.default_rng(0), 160
+    x = random.normal(size=(8, inputs)).astype(element_type("bf16").numpy)
+    most = 2 ** (int(stored[1]) - 1)
+    values = random.integers(-most, most, (70, inputs)).astype(np.int8)
+    kept = values if stored == "s8" else torch_to_numpy(in_bytes(numpy_to_torch(values), stored, 32))
+    weight, shape = laid_out(kept), (70, inputs // 32)
+    scale, minimum = (laid_out(random.normal(size=shape).astype(np.float32), 1) for _ in range(2))
+    stored_inputs = inputs if stored == "s8" else 4 * weight.shape[1]
+    graph = lambda x, *parts: _linear(x, [Part(*parts)], panels=[(70, stored_inputs)])  # noqa: E731
+    found = {}
+    for count in (8, 5, 4, 1):
+        program = compiled(write, graph, "linear", x[:count], weight, scale, minimum)
+        for first in range(0, 9 - count, count):
+            given = x[first : first + count], weight, scale, minimum
+            for level, [got] in zip(kernels.built().levels(), at_every_level(program, *given), strict=True):
+                assert (got == found.setdefault(level, got)[first : first + count]).all()
+
+
 def test_what_is_worked_out_before_is_laid_out_as_the_kernel_has_it(run):
     # XLA may transpose by changing a layout alone.
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)

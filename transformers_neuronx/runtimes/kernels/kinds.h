@@ -8,8 +8,6 @@
 // Activations are prepared once for all outputs: 32 bits for each part of each word.
 #pragma once
 
-#include <type_traits>
-
 #include "lanes.h"
 
 namespace neuronx::NEURONX_LEVEL {
@@ -177,6 +175,15 @@ struct WidePlanes : Single, Planes<HIGH> {
   }
 };
 
+template <typename Integer>
+int32_t SumOf(const Integer* x, int64_t count) {
+  int32_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += x[i];
+  return sum;
+}
+
+constexpr int kMostOfTwo = 127 * 256 + 127;  // the largest integer of two bytes that both are signed
+
 // Activations as 16-bit integers, so that sums are integers, and exact. Those of a word are in the ORDER of its parts.
 struct Whole {
   static constexpr bool ROUNDED = false, MATRIX = false, SPLIT = false;
@@ -184,13 +191,13 @@ struct Whole {
   using Sums = Ints;
   using Vector = Shorts;
   using Words = Shorts;
-  static constexpr int PER_PART = 2, BYTES = 4, WORDS = 1, STEPS = 1, MOST = 32767;
-  static constexpr int RUN = 64;  // times four inputs, 128 and 32767 is below 2^31
+  static constexpr int PER_PART = 2, BYTES = 4, WORDS = 1, STEPS = 1, MOST = kMostOfTwo;
+  static constexpr int RUN = 64;  // times four inputs, 255 and MOST is below 2^31
   static Words Read(const char* at) { return Load<Words>(at); }
   static Vector Repeat(const int32_t* x) { return Cast<Shorts>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Vector x) { return AddProducts(sums, w, x); }
   static void Set(int16_t* active, int64_t i, int16_t x) { active[i] = x; }
-  static int32_t Get(const int16_t* active, int64_t i) { return active[i]; }
+  static int32_t Sum(const int16_t* active, int64_t first, int64_t past) { return SumOf(active + first, past - first); }
 };
 
 struct S8 : Whole {
@@ -253,7 +260,7 @@ struct Byte {
   static Bytes Repeat(const int32_t* x) { return Cast<Bytes>(Ints{} + Load<int32_t>(x)); }
   static Sums Add(Sums sums, Vector w, Bytes x) { return AddProducts(sums, w, x); }
   static void Set(int8_t* active, int64_t i, int16_t x) { active[i] = static_cast<int8_t>(x); }
-  static int32_t Get(const int8_t* active, int64_t i) { return active[i]; }
+  static int32_t Sum(const int8_t* active, int64_t first, int64_t past) { return SumOf(active + first, past - first); }
 };
 
 struct ByteS8 : Byte {
@@ -300,19 +307,25 @@ struct ByteS4 : S4 { static constexpr bool ROUNDED = true; static constexpr int 
 
 // Activations as 16-bit integers in two bytes, 256 times the high one plus the low one, both signed: eight high ones of
 // neighbouring inputs, then their low ones. With products of matrices, these are two rows.
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 template <typename Bytewise>
 struct SplitOf : Bytewise {
   static constexpr bool ROUNDED = false, SPLIT = true;
-  static constexpr int MOST = 127 * 256 + 127, BLOCK = 8;  // inputs
-  static void Set(int8_t* active, int64_t i, int16_t x) {
-    int8_t* at = active + i / BLOCK * 2 * BLOCK + i % BLOCK;
-    at[BLOCK] = static_cast<int8_t>(x);
-    at[0] = static_cast<int8_t>((x - at[BLOCK]) / 256);
+  static constexpr int MOST = kMostOfTwo, BLOCK = 8;  // inputs
+  // Sets a block, which begins at element i.
+  static void Set(int8_t* active, int64_t i, const int16_t* x) {
+    using Eight __attribute__((vector_size(16))) = int16_t;
+    using Bytes __attribute__((vector_size(8))) = int8_t;
+    const auto whole = Load<Eight>(x), low = (whole << 8) >> 8;
+    const auto first = __builtin_convertvector((whole - low) >> 8, Bytes), last = __builtin_convertvector(low, Bytes);
+    memcpy(active + 2 * i, &first, BLOCK), memcpy(active + 2 * i + BLOCK, &last, BLOCK);
   }
-  static int32_t Get(const int8_t* active, int64_t i) {
-    const int8_t* at = active + i / BLOCK * 2 * BLOCK + i % BLOCK;
-    return at[0] * 256 + at[BLOCK];
+  // `first` is that of a block. After the last element there are zeros up to the end of its block.
+  static int32_t Sum(const int8_t* active, int64_t first, int64_t past) {
+    int32_t high = 0, low = 0;
+    for (int64_t i = 2 * first; i < 2 * past; i += 2 * BLOCK)
+      high += SumOf(active + i, BLOCK), low += SumOf(active + i + BLOCK, BLOCK);
+    return high * 256 + low;
   }
 };
 using SplitS8 = SplitOf<ByteS8>;
@@ -328,65 +341,6 @@ using SplitPlanes = WholePlanes<HIGH>;
 
 template <typename Kind>
 constexpr int64_t kInputs = Kind::STEPS * Kind::PARTS * Kind::PER_PART;  // of a word
-
-// Whether activations already have the type that they would be prepared to.
-inline bool Prepared(const LinearArguments& a, float*) { return a.x_type == Type::kF32; }
-inline bool Prepared(const LinearArguments& a, BFloat16*) { return a.x_type == Type::kBF16; }
-template <typename Integer>
-inline bool Prepared(const LinearArguments&, Integer*) { return false; }
-
-// Prepares a row of activations, from element `first` on.
-inline void Prepare(const LinearArguments& a, int64_t first, float* out) {
-  Widen(a.x, a.x_type, first, a.inputs, out);
-}
-
-inline void Prepare(const LinearArguments& a, int64_t first, BFloat16* out) {
-  memcpy(out, static_cast<const BFloat16*>(a.x) + first, a.inputs * sizeof *out);
-}
-
-// The largest magnitude of some activations, or infinity or NaN if there is one.
-inline float Largest(const LinearArguments& a, int64_t first, int64_t count) {
-  Ints bits = {};  // magnitudes are ordered like their bits, with non-finite ones last
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Ints size = Cast<Ints>(Some(a.x, a.x_type, first + i, count - i)) & 0x7fffffff;
-    bits = size > bits ? size : bits;
-  }
-  return Cast<float>(Most(bits));
-}
-
-// What activations that are rounded to integers are multiplied by afterwards, and before.
-struct Rounding {
-  float factor, inverse;
-  bool Finite() const { return factor == factor; }
-};
-
-// That of some activations, the largest to `most`. The factor is NaN if one of them is not finite.
-inline Rounding RoundingOf(const LinearArguments& a, int64_t first, int64_t count, int most) {
-  const float scale = Largest(a, first, count) * (1.0f / static_cast<float>(most));
-  if (!(scale < __builtin_inff())) return {__builtin_nanf(""), 0};
-  return {scale, scale > 1e-37f ? 1 / scale : 0};  // for less, it would be infinite
-}
-
-// Rounds some activations to integers, the largest to MOST, in the order of a Kind. `out` has room for whole words. Returns
-// the factor to multiply them by, which is NaN if one of them is not finite.
-template <typename Kind>
-float Round(const LinearArguments& a, int64_t first, int64_t count, typename Kind::Active* out) {
-  constexpr int64_t kWord = kInputs<Kind>, kBlock = kLanes > kWord ? kLanes : kWord;
-  const Rounding rounding = RoundingOf(a, first, count, Kind::MOST);
-  if (!rounding.Finite()) {
-    memset(out, 0, RoundUp(count, kWord) * sizeof *out * (1 + Kind::SPLIT));
-    return rounding.factor;
-  }
-  for (int64_t i = 0; i < count; i += kBlock) {
-    std::conditional_t<Kind::SPLIT, int16_t, typename Kind::Active> block[kBlock] = {};
-    for (int64_t j = 0; j < kBlock && i + j < count; j += kLanes)
-      Put(Rounded(Some(a.x, a.x_type, first + i + j, count - i - j) * rounding.inverse), block + j);
-    const int64_t words = Least(RoundUp(count - i, kWord), kBlock) / kWord;
-    for (int64_t j = 0; j < words * kWord; j += kWord)
-      UNROLL for (int64_t k = 0; k < kWord; ++k) Kind::Set(out, i + j + k, block[j + Kind::ORDER[k]]);
-  }
-  return rounding.factor;
-}
 
 }  // namespace
 }  // namespace neuronx::NEURONX_LEVEL

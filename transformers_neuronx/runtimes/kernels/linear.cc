@@ -5,6 +5,17 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
+// Most rows whose activations are multiplied in two bytes, with sums of their own for each, if both are summed at once. For
+// more, weights would be split once for half as many rows. Sums are integers, the same ones either way.
+constexpr int64_t kFewSplit = 4;
+
+// Calls `use` with the product of activations in 16 bits: in two bytes, if there are such products and few rows, or not.
+template <typename Split, typename Whole, typename Use>
+void WithSixteen(const LinearArguments& a, const Use& use) {
+  if (Product<Split>::kSums == 2 && a.rows > kFewSplit) return use(Product<Whole>(a));
+  use(Product<Split>(a));
+}
+
 // Calls `use` with the product of the arguments' kind.
 template <typename Use>
 void WithKind(const LinearArguments& a, const Use& use) {
@@ -22,14 +33,16 @@ void WithKind(const LinearArguments& a, const Use& use) {
     case Type::kF32: return use(Product<F32>(a));
     case Type::kBF16: return use(Product<BF16>(a));
     case Type::kF16: return use(Product<F16>(a));
-    case Type::kS8: return wide ? use(Product<WideS8>(a)) : a.group % 8 ? use(Product<S8>(a)) : use(Product<SplitS8>(a));
+    case Type::kS8:
+      if (wide) return use(Product<WideS8>(a));
+      return a.group % 8 ? use(Product<S8>(a)) : WithSixteen<SplitS8, S8>(a, use);
     case Type::kF8: return a.x_type == Type::kBF16 ? use(Product<F8>(a)) : use(Product<WideF8>(a));
     case Type::kE2M1: return a.x_type == Type::kBF16 ? use(Product<E2M1>(a)) : use(Product<WideE2M1>(a));
     case Type::kNF4: return use(Product<WideNF4>(a));
     case Type::kFP4: return use(Product<WideFP4>(a));
-    case Type::kS4: return wide ? use(Product<WideS4>(a)) : use(Product<SplitS4>(a));
-    case Type::kS5: return wide ? use(Product<WidePlanes<1>>(a)) : use(Product<SplitPlanes<1>>(a));
-    case Type::kS6: return wide ? use(Product<WidePlanes<2>>(a)) : use(Product<SplitPlanes<2>>(a));
+    case Type::kS4: return wide ? use(Product<WideS4>(a)) : WithSixteen<SplitS4, S4>(a, use);
+    case Type::kS5: return wide ? use(Product<WidePlanes<1>>(a)) : WithSixteen<SplitPlanes<1>, WholePlanes<1>>(a, use);
+    case Type::kS6: return wide ? use(Product<WidePlanes<2>>(a)) : WithSixteen<SplitPlanes<2>, WholePlanes<2>>(a, use);
   }
 }
 

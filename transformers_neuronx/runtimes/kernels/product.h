@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "activations.h"
 #include "coded.h"
 #include "results.h"
 
@@ -35,7 +36,8 @@ template <typename Kind>
 struct Product {
   template <typename Each, int ROWS, int PANELS>
   using Tile = Each[ROWS][PANELS * kColumns];
-  static constexpr int kRows = !Kind::MATRIX ? kRowsOfVectors : Kind::SPLIT ? 3 : 6;
+  static constexpr int kSums = Kind::SPLIT && kRegisters == 32 && kLanes == 16 ? 2 : 1;  // of a row and an output, at once
+  static constexpr int kRows = !Kind::MATRIX ? kRowsOfVectors / kSums : Kind::SPLIT ? 3 : 6;
   static_assert(kRows * kPanels * kColumns <= kMostSums);
   static constexpr int64_t kBlock = 64 / kRows * kRows;  // rows that share a piece of weights; few, so threads end together
   static constexpr bool kRounds = std::is_same<typename Kind::Sums, Floats>::value;  // sums depend on their order
@@ -45,7 +47,7 @@ struct Product {
 
   const LinearArguments& a;
   int64_t words, run, runs;  // of an output; that are summed before scales are applied; number of such sums
-  int64_t block;             // runs that share a unit of scales
+  int64_t block, unit_count;  // runs that share a unit of scales; number of units
   int64_t panel_bytes;
   int64_t blocks;  // of rows
   Pieces pieces;   // of each
@@ -59,7 +61,7 @@ struct Product {
     words = RoundUp(a.inputs, kInputs<Kind>) / kInputs<Kind>;
     run = together ? together / kInputs<Kind> : Kind::RUN;
     runs = RoundUp(words, run) / run;
-    block = a.block ? a.block / a.group : runs;
+    block = a.block ? a.block / a.group : runs, unit_count = runs / block;
     panel_bytes = words * kLine;
     blocks = RoundUp(a.rows, kBlock) / kBlock;
     pieces = Pieces(a, a.rows < 2 * kBlock ? RoundUp(kPieceBytes / panel_bytes + 1, kPanels) : kPanels);
@@ -108,9 +110,7 @@ struct Product {
       Factors(row)[i] = Round<Kind>(a, first + at, Least(a.inputs - at, together), active + at);
     }
     for (int64_t i = 0; i < runs && (Kind::OFFSET || a.HasMinima()); ++i) {
-      int32_t sum = 0;
-      for (int64_t j = i * together; j < Least(words * kInputs<Kind>, (i + 1) * together); ++j)
-        sum += Kind::Get(active, j);
+      const int32_t sum = Kind::Sum(active, i * together, Least(words * kInputs<Kind>, (i + 1) * together));
       Begins(row)[i] = -Kind::OFFSET * sum;
       Totals(row)[i] = a.rounded ? Factors(row)[i] * sum : sum;
     }
@@ -149,7 +149,7 @@ struct Product {
         for (int step = 0; step < Kind::STEPS; ++step, active += Kind::PARTS) {
           typename Kind::Words w[PANELS * kColumns];
           ReadWords<PANELS>(at, step, w);
-          AddPart<ROWS, PANELS, 0>(w, active, sums);
+          AddPart<ROWS, PANELS, 1, 0>(w, active, sums);
         }
       }
       UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
@@ -184,27 +184,29 @@ struct Product {
     }
   }
 
-  // Adds the products of one part of the words, and of the following parts. Without inlining, sums would be in memory.
-  template <int ROWS, int PANELS, int PART>
+  // Adds the products of one part of the words, and of the following parts, with a row, or several BYTES of it that each have
+  // sums of their own. Without inlining, sums would be in memory.
+  template <int ROWS, int PANELS, int BYTES, int PART>
   __attribute__((always_inline)) void AddPart(const typename Kind::Words (&w)[PANELS * kColumns], const int32_t* active,
-                                              Tile<typename Kind::Sums, ROWS, PANELS>& sums) const {
+                                              Tile<typename Kind::Sums, ROWS * BYTES, PANELS>& sums) const {
     if constexpr (PART < Kind::PARTS) {
       typename Kind::Vector part[PANELS * kColumns];
       UNROLL for (int i = 0; i < PANELS * kColumns; ++i) part[i] = Kind::template Part<PART>(w[i]);
-      UNROLL for (int row = 0; row < ROWS; ++row) {
-        const auto same = Kind::Repeat(active + row * stride + PART);
+      UNROLL for (int row = 0; row < ROWS * BYTES; ++row) {
+        const auto same = Kind::Repeat(active + row / BYTES * stride + row % BYTES * 2 + PART);
         UNROLL for (int i = 0; i < PANELS * kColumns; ++i) sums[row][i] = Kind::Add(sums[row][i], part[i], same);
       }
-      AddPart<ROWS, PANELS, PART + 1>(w, active, sums);
+      AddPart<ROWS, PANELS, BYTES, PART + 1>(w, active, sums);
     }
   }
 
-  // Adds the products of words with activations in two bytes: of the high bytes first. Returns the words, and moves on.
+  // Adds the products of words with activations in two bytes: of both at once, or of the high bytes first. Returns the
+  // words, and moves on.
   template <int ROWS, int PANELS, int ASKS>
-  int64_t AddSplit(const char*& at, const int32_t*& active, int64_t count, int64_t ahead,
-                   Tile<typename Kind::Sums, ROWS, PANELS>& sums) const {
-    Tile<typename Kind::Sums, ROWS, PANELS> own = {};
-    for (int low = 0; low < 2; ++low) {
+  __attribute__((always_inline)) int64_t AddSplit(const char*& at, const int32_t*& active, int64_t count, int64_t ahead,
+                                                  Tile<typename Kind::Sums, ROWS, PANELS>& sums) const {
+    Tile<typename Kind::Sums, ROWS * kSums, PANELS> own = {};
+    for (int low = 0; low < 2; low += kSums) {
       const char* line = at;
       for (int64_t i = 0; i < count; ++i, line += kLine) {
         UNROLL for (int j = 0; j < ASKS * Kind::WORDS * (1 - low); ++j)
@@ -213,12 +215,14 @@ struct Product {
           typename Kind::Words w[PANELS * kColumns];
           ReadWords<PANELS>(line, step, w);
           const int64_t part = (i * Kind::STEPS + step) * Kind::PARTS;  // there is one, or they are two
-          AddPart<ROWS, PANELS, 0>(w, active + part / 2 * 4 + part % 2 + 2 * low, own);
+          AddPart<ROWS, PANELS, kSums, 0>(w, active + part / 2 * 4 + part % 2 + 2 * low, own);
         }
       }
       UNROLL for (int row = 0; row < ROWS; ++row)
-        UNROLL for (int i = 0; i < PANELS * kColumns; ++i)
-          low ? sums[row][i] += own[row][i] : own[row][i] *= 256;
+        UNROLL for (int i = 0; i < PANELS * kColumns; ++i) {
+          if constexpr (kSums == 2) sums[row][i] += own[2 * row][i] * 256 + own[2 * row + 1][i];
+          else low ? sums[row][i] += own[row][i] : own[row][i] *= 256;
+        }
     }
     at += count * kLine, active += RoundUp(count * kParts, 2) * 2;
     return count;
@@ -279,7 +283,7 @@ struct Product {
   Floats OfGroup(const void* parts, const void* units, int64_t panel, int64_t group, int64_t unit, int column) const {
     const int64_t at = (panel * runs + group) * kPanel + column * kLanes;
     if (!units) return AsScales(parts, at);
-    const int64_t unit_at = (panel * (runs / block) + unit) * kPanel + column * kLanes;
+    const int64_t unit_at = (panel * unit_count + unit) * kPanel + column * kLanes;
     return Widened(static_cast<const int8_t*>(parts) + at) * AsScales(units, unit_at);
   }
 

@@ -4,6 +4,7 @@
 // bf16, once for up to 256 rows.
 #pragma once
 
+#include "activations.h"
 #include "amx.h"
 #include "results.h"
 
