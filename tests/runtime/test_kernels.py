@@ -574,6 +574,35 @@ def test_few_rows_of_few_bits_come_out_alike_in_every_company(write, stored):
                 assert (got == found.setdefault(level, got)[first : first + count]).all()
 
 
+@pytest.mark.parametrize(
+    ("stored", "group", "groups"),
+    [
+        ("s4", 16, 21),
+        ("s6", 16, 21),
+        *((each, *sizes) for each in ("s4", "s5", "s6") for sizes in ((32, 11), (96, 3), (512, 1))),
+    ],
+)
+def test_many_rows_of_few_bits_come_out_alike_in_every_company(write, stored, group, groups):
+    """With tiles, too, if there are at least so many that all numbers of rows use them. One row is not finite."""
+    random, inputs, most = np.random.default_rng(0), group * groups, 2 ** (int(stored[1]) - 1)
+    x = random.normal(size=(51, inputs)).astype(np.float32)
+    x[3, 1], x[20, -1] = np.inf, np.nan
+    x = x.astype(element_type("bf16").numpy)
+    values = random.integers(-most, most, (70, inputs)).astype(np.int8)
+    weight = laid_out(torch_to_numpy(in_bytes(numpy_to_torch(values), stored, group)))
+    scale, minimum = (random.normal(size=(70, groups)).astype(np.float32) for _ in range(2))
+    wide = (values + most) * np.repeat(scale.astype(np.float64), group, 1) + np.repeat(minimum, group, 1)
+    check(write, [x, x[:17]], wide, weight, laid_out(scale, 1), laid_out(minimum, 1))
+    graph = lambda x, *parts: _linear(x, [Part(*parts)], panels=[(70, 4 * weight.shape[1])])  # noqa: E731
+    found = {}
+    for count in (51, 34, 17):
+        program = compiled(write, graph, "linear", x[:count], weight, laid_out(scale, 1), laid_out(minimum, 1))
+        for first in range(0, 52 - count, 17):
+            given = x[first : first + count], weight, laid_out(scale, 1), laid_out(minimum, 1)
+            for level, [got] in zip(kernels.built().levels(), at_every_level(program, *given), strict=True):
+                np.testing.assert_array_equal(got, found.setdefault(level, got)[first : first + count])
+
+
 def test_what_is_worked_out_before_is_laid_out_as_the_kernel_has_it(run):
     # XLA may transpose by changing a layout alone.
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)

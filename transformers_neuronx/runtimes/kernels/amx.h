@@ -57,10 +57,11 @@ struct Tiles {
     asm volatile("ldtilecfg %0" : : "m"(shapes));
   }
 
-  // 0 to 3 are sums and 4 and 5 activations, with so many rows each, and 6 and 7 are weights.
-  explicit Tiles(int64_t rows)
-      : Tiles({{rows, kLineBytes}, {rows, kLineBytes}, {rows, kLineBytes}, {rows, kLineBytes}, {rows, kLineBytes},
-               {rows, kLineBytes}, {kTile, kLineBytes}, {kTile, kLineBytes}}) {}
+  // 0 to 3 are sums and 4 and 5 activations, with so many rows each, and 6 and 7 are weights. Both have so many inputs in
+  // bf16.
+  explicit Tiles(int64_t rows, int64_t inputs = kTileInputs)
+      : Tiles({{rows, kLineBytes}, {rows, kLineBytes}, {rows, kLineBytes}, {rows, kLineBytes}, {rows, inputs * 2},
+               {rows, inputs * 2}, {inputs / 2, kLineBytes}, {inputs / 2, kLineBytes}}) {}
 
   Tiles(const Tiles&) = delete;
   ~Tiles() { asm volatile("tilerelease"); }

@@ -47,7 +47,7 @@ struct Product {
 
   const LinearArguments& a;
   int64_t words, run, runs;  // of an output; that are summed before scales are applied; number of such sums
-  int64_t block, unit_count;  // runs that share a unit of scales; number of units
+  Groups groups;
   int64_t panel_bytes;
   int64_t blocks;  // of rows
   Pieces pieces;   // of each
@@ -61,7 +61,7 @@ struct Product {
     words = RoundUp(a.inputs, kInputs<Kind>) / kInputs<Kind>;
     run = together ? together / kInputs<Kind> : Kind::RUN;
     runs = RoundUp(words, run) / run;
-    block = a.block ? a.block / a.group : runs, unit_count = runs / block;
+    groups = Groups(a, runs);
     panel_bytes = words * kLine;
     blocks = RoundUp(a.rows, kBlock) / kBlock;
     pieces = Pieces(a, a.rows < 2 * kBlock ? RoundUp(kPieceBytes / panel_bytes + 1, kPanels) : kPanels);
@@ -132,7 +132,7 @@ struct Product {
     const int32_t* active = x + row * stride + first * RoundUp(run * kParts, kTwice) * kTwice;
     if (first) memcpy(totals, results, sizeof totals);
     else UNROLL for (auto& each : totals) UNROLL for (Floats& total : each) total = Floats{};
-    for (int64_t i = first, unit = first / block, left = block - first % block; i < past; ++i) {
+    for (int64_t i = first, unit = first / groups.block, left = groups.block - first % groups.block; i < past; ++i) {
       Tile<typename Kind::Sums, ROWS, PANELS> sums = {};
       if constexpr (Kind::OFFSET != 0)
         UNROLL for (int j = 0; j < ROWS; ++j)
@@ -154,12 +154,12 @@ struct Product {
       }
       UNROLL for (int j = 0; j < PANELS * kColumns; ++j) {
         if (a.group) {
-          const Floats scale = OfGroup(weight.scale, weight.scale_unit, panel + j / kColumns, i, unit, j % kColumns);
+          const Floats scale = groups.Of(weight.scale, weight.scale_unit, panel + j / kColumns, i, unit, j % kColumns);
           UNROLL for (int k = 0; k < ROWS; ++k)
             totals[k][j] += AsFloats(sums[k][j]) * (Kind::ROUNDED ? scale * Factors(row + k)[i] : scale);
           if (weight.minimum) {
             const Floats minimum =
-                OfGroup(weight.minimum, weight.minimum_unit, panel + j / kColumns, i, unit, j % kColumns);
+                groups.Of(weight.minimum, weight.minimum_unit, panel + j / kColumns, i, unit, j % kColumns);
             const Floats zero = minimum - scale * Kind::LEAST;
             UNROLL for (int k = 0; k < ROWS; ++k) totals[k][j] += zero * Totals(row + k)[i];
           }
@@ -168,7 +168,7 @@ struct Product {
             totals[k][j] += Kind::ROUNDED ? AsFloats(sums[k][j]) * Factors(row + k)[i] : AsFloats(sums[k][j]);
         }
       }
-      if (--left == 0) ++unit, left = block;
+      if (--left == 0) ++unit, left = groups.block;
     }
     memcpy(results, totals, sizeof totals);
   }
@@ -278,22 +278,6 @@ struct Product {
     }
   }
 #endif
-
-  // The scales or minima of one group for a vector of outputs. With units, it is a product without rounding.
-  Floats OfGroup(const void* parts, const void* units, int64_t panel, int64_t group, int64_t unit, int column) const {
-    const int64_t at = (panel * runs + group) * kPanel + column * kLanes;
-    if (!units) return AsScales(parts, at);
-    const int64_t unit_at = (panel * unit_count + unit) * kPanel + column * kLanes;
-    return Widened(static_cast<const int8_t*>(parts) + at) * AsScales(units, unit_at);
-  }
-
-  Floats AsScales(const void* parts, int64_t at) const {
-    switch (a.scale_type) {
-      case Type::kBF16: return Widened(static_cast<const BFloat16*>(parts) + at);
-      case Type::kF16: return Widened(static_cast<const Float16*>(parts) + at);
-      default: return Widened(static_cast<const float*>(parts) + at);
-    }
-  }
 
   template <int ROWS>
   void Work(int part, int64_t panel, int64_t row) const {

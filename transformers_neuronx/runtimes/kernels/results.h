@@ -78,6 +78,34 @@ inline void Complete(const LinearArguments& a, const Weight& weight, int64_t out
     }
 }
 
+// Scales and minima of groups of inputs, `count` of them for an output. Or they are whole numbers, and `block` groups share a
+// unit.
+struct Groups {
+  Type type = Type::kF32;
+  int64_t count = 0, block = 1, units = 0;
+
+  Groups() = default;
+  Groups(const LinearArguments& a, int64_t count)
+      : type(a.scale_type), count(count), block(a.block ? a.block / a.group : count), units(count / block) {}
+
+  // Those of one group and a vector of a panel's outputs. With units, it is a product without rounding.
+  Floats Of(const void* parts, const void* of_units, int64_t panel, int64_t group, int64_t unit, int column) const {
+    const int64_t at = (panel * count + group) * kPanel + column * kLanes;
+    if (!of_units) return At(parts, at);
+    const int64_t unit_at = (panel * units + unit) * kPanel + column * kLanes;
+    return Widened(static_cast<const int8_t*>(parts) + at) * At(of_units, unit_at);
+  }
+
+ private:
+  Floats At(const void* parts, int64_t at) const {
+    switch (type) {
+      case Type::kBF16: return Widened(static_cast<const BFloat16*>(parts) + at);
+      case Type::kF16: return Widened(static_cast<const Float16*>(parts) + at);
+      default: return Widened(static_cast<const float*>(parts) + at);
+    }
+  }
+};
+
 // The outputs of all weights, in pieces of `panels` panels. A gated weight has no pieces of its own.
 struct Pieces {
   int64_t panels = 1, of_part[kMostParts] = {}, count = 0;

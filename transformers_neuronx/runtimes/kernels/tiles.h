@@ -1,25 +1,21 @@
 // Linear layers in tiles. A tile of activations has 32 inputs of up to 16 rows. A tile of weights has those inputs of 16
 // outputs. In bf16, that is sixteen lines of a panel, used in place. So are bytes, with 64 inputs: activations are rounded
-// to integers of 16 bits, as in vectors, and their high and low bytes are multiplied. Weights of 4 bits are widened to
-// bf16, once for up to 256 rows.
+// to integers of 16 bits, as in vectors, and their high and low bytes are multiplied. Other weights are widened first, see
+// grouped.h.
 #pragma once
 
 #include "activations.h"
 #include "amx.h"
+#include "grouped.h"
 #include "results.h"
 
 #if defined(__AMX_BF16__)
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-// Block sizes. Weights of some steps of two panels stay in the first-level cache while tiles of activations, two at a
-// time, are multiplied with them. Activations of these steps, and the sums of a piece, stay in the second-level cache.
-// Pieces have half as many pairs where there would be too few of them for all threads.
-constexpr int64_t kSteps = 8, kTogether = 16, kMostPairs = 8, kFewestPieces = 32;
-
-// With up to so many tiles, memory takes longer than products, unless weights are widened and sums of groups scaled. Fewer
-// steps let weights come more evenly. Tiles are multiplied one at a time: from the second one on, weights are in the first-level
-// cache, and do not wait for its few places for lines that come from further away, which prefetching fills.
+// With up to so many tiles, memory takes longer than products. Fewer steps let weights come more evenly. Tiles are multiplied
+// one at a time: from the second one on, weights are in the first-level cache, and do not wait for its few places for lines
+// that come from further away, which prefetching fills.
 constexpr int64_t kFew = 4;
 
 static_assert(2 * kTile <= kMostSums);
@@ -27,12 +23,7 @@ static_assert(2 * kTile <= kMostSums);
 constexpr int64_t kMostRun = 4;  // steps of bytes after which their sums, integers of 32 bits, become floats
 static_assert(kMostRun * kTile == S8::RUN && kSteps / 2 % kMostRun == 0);
 
-constexpr int64_t kFewest = 9;  // rows for which widening weights pays
-
-// The low halves of one vector's lanes and the high halves of another's.
-inline Ints Halves(Ints low, Ints high) { return (low & 0xffff) | (high & ~0xffff); }
-
-// Kinds of weights. A line of a panel has a word of each output, and becomes LINES lines of a tile, without rounding.
+// Kinds of weights. A line of a panel has a word of each output, and is a line of a tile.
 
 // Numbers in bf16.
 struct Tiled {
@@ -45,55 +36,34 @@ struct Tiled {
 };
 
 struct TiledBF16 : Tiled {
-  using Scale = float;
-  static constexpr int64_t LINES = 1;
-  static void Widen(const char* from, char* to) { memcpy(to, from, kLineBytes); }
 };
 
 // Bytes. The first tile of activations has their high bytes, the second one their low bytes.
 struct TiledS8 {
-  using Scale = float;
   static constexpr bool BYTES = true;
-  static constexpr int64_t INPUTS = 2 * kTileInputs, LINES = 1;
-  static void Widen(const char* from, char* to) { memcpy(to, from, kLineBytes); }
+  static constexpr int64_t INPUTS = 2 * kTileInputs;
   template <int SUMS, int X, int W>
   static void Add() { AddSigned<SUMS, X, W>(); }
   template <int SUMS, int X, int W>
   static void AddSecond() { AddUnsigned<SUMS, X, W>(); }
 };
 
-struct TiledS4 : Tiled {
-  using Scale = BFloat16;
-  static constexpr int64_t LINES = 4;
-  static void Widen(const char* from, char* to) {
-    const auto numbers = _mm512_cvtneps_pbh(Cast<__m512>(AsFloats(Count() << 28 >> 28)));
-    const __m512i twice = _mm512_broadcast_i64x4(Cast<__m256i>(numbers));  // four of an index's five bits count
-    const Ints w = Load<Ints>(from), first = Halves(w, w << 8), last = Halves(w >> 16, w >> 8);
-    const Ints lines[] = {first, last, first >> 4, last >> 4};
-    UNROLL for (int i = 0; i < 4; ++i) {
-      const __m512i line = _mm512_permutexvar_epi16(Cast<__m512i>(lines[i]), twice);
-      memcpy(to + i * kLineBytes, &line, sizeof line);
-    }
-  }
-};
-
 template <typename Kind>
 struct TileProduct {
-  using Scale = typename Kind::Scale;
   using Sums = Floats[kTogether][kTile][2];  // of some tiles of activations and two panels
-  static constexpr int64_t kStepBytes = kTileBytes / Kind::LINES, kSumsBytes = 2 * sizeof(Floats);
+  static constexpr int64_t kSumsBytes = 2 * sizeof(Floats);
 
   // Some steps of two panels.
   struct Chunk {
     int64_t first, steps;
     const char *weights[2], *next;  // tiles of each; what to prefetch, and a panel further on
     int64_t room;                   // bytes of both that are in the weight
-    const Scale* scales[2];         // of the groups of each
+    const float* scales[2];         // of the groups of each
   };
 
   const LinearArguments& a;
   int64_t words, steps, panel_bytes;  // words and steps of an output
-  int64_t run;                        // steps of a group, or after which integers become floats, or 0
+  int64_t run;                        // steps of a group of bytes, or after which integers become floats
   int64_t tiles, height;              // of activations, and the rows of one
   int64_t blocks, block;              // of tiles, and the tiles of one
   Pieces pieces;                      // of each
@@ -104,10 +74,10 @@ struct TileProduct {
   char* x;                            // [rows, stride]
 
   explicit TileProduct(const LinearArguments& a) : a(a) {
-    constexpr int64_t kWord = Kind::INPUTS / kTile * Kind::LINES;
+    constexpr int64_t kWord = Kind::INPUTS / kTile;
     words = RoundUp(a.inputs, kWord) / kWord;
     steps = RoundUp(a.inputs, Kind::INPUTS) / Kind::INPUTS;
-    run = Kind::BYTES && !a.group ? kMostRun : a.group / Kind::INPUTS;
+    run = a.group ? a.group / Kind::INPUTS : kMostRun;
     panel_bytes = words * kLineBytes;
     tiles = RoundUp(a.rows, kTile) / kTile;
     height = RoundUp(a.rows, tiles) / tiles;  // a tile with fewer rows takes less time
@@ -115,11 +85,9 @@ struct TileProduct {
     block = RoundUp(tiles, blocks) / blocks;
     pieces = Pieces(a, 2 * kMostPairs / (1 + a.Gated()));
     if (pieces.count * blocks < kFewestPieces) pieces = Pieces(a, kMostPairs / (1 + a.Gated()));
-    const bool few = block <= kFew && (Kind::BYTES || !run);
-    // Where a chunk ends in a group, its sums are rounded: chunks of groups are the same for all numbers of rows.
-    together = few || Kind::BYTES ? 1 : 2, pace = few ? kSteps / 2 : kSteps;
+    together = block <= kFew || Kind::BYTES ? 1 : 2, pace = block <= kFew ? kSteps / 2 : kSteps;
     in_place = !Kind::BYTES && a.inputs % kTileInputs == 0;
-    stride = steps * kLineBytes * (1 + Kind::BYTES);
+    stride = Kind::BYTES ? (2 * steps + 1) * kLineBytes : steps * kLineBytes;  // odd: see grouped.h
     factors = static_cast<float*>(a.scratch);
     x = static_cast<char*>(in_place ? const_cast<void*>(a.x) : static_cast<void*>(factors + RoundUp(a.rows, kPanel)));
   }
@@ -131,17 +99,14 @@ struct TileProduct {
 
   // Returns the number of rows to prepare.
   int64_t Start() const {
-    if (!in_place || Kind::LINES > 1) return a.rows;
+    if (!in_place) return a.rows;
     for (int64_t row = 0; row < a.rows; ++row) factors[row] = 1;
     return 0;
   }
 
-  // With weights of 4 bits, a row that is not finite becomes NaN, as it does where activations are rounded to integers.
   void PrepareRow(int64_t row) const {
     if constexpr (Kind::BYTES) return Split(row);
-    const bool finite = Kind::LINES == 1 || Largest(a, row * a.inputs, a.inputs) < __builtin_inff();
-    factors[row] = finite ? 1 : __builtin_nanf("");
-    if (in_place) return;
+    factors[row] = 1;
     auto* active = reinterpret_cast<BFloat16*>(x + row * stride);
     Prepare(a, row * a.inputs, active);
     memset(active + a.inputs, 0, stride - a.inputs * sizeof *active);
@@ -164,18 +129,18 @@ struct TileProduct {
 
   // The tiles of a panel, in place if they can be. Past its end are zeros, since memory there need not be finite.
   const char* Weights(const Weight& weight, int64_t panel, const Chunk& chunk, char* room) const {
-    const char* from = static_cast<const char*>(weight.data) + panel * panel_bytes + chunk.first * kStepBytes;
-    const int64_t lines = Least(panel_bytes - chunk.first * kStepBytes, chunk.steps * kStepBytes) / kLineBytes;
-    if (Kind::LINES == 1 && lines == chunk.steps * kTile) return from;
-    for (int64_t i = 0; i < lines; ++i) Kind::Widen(from + i * kLineBytes, room + i * Kind::LINES * kLineBytes);
-    memset(room + lines * Kind::LINES * kLineBytes, 0, chunk.steps * kTileBytes - lines * Kind::LINES * kLineBytes);
+    const char* from = static_cast<const char*>(weight.data) + panel * panel_bytes + chunk.first * kTileBytes;
+    const int64_t lines = Least(panel_bytes - chunk.first * kTileBytes, chunk.steps * kTileBytes) / kLineBytes;
+    if (lines == chunk.steps * kTile) return from;
+    memcpy(room, from, lines * kLineBytes);
+    memset(room + lines * kLineBytes, 0, (chunk.steps * kTile - lines) * kLineBytes);
     return room;
   }
 
   // Adds the products of a chunk to the sums of `count` tiles of activations.
   void Add(const Chunk& chunk, int64_t tile, int64_t count, Sums& sums) const {
     const int64_t turns = RoundUp(count, together) / together;
-    const int64_t lines = RoundUp(kTile / Kind::LINES, turns) / turns;
+    const int64_t lines = RoundUp(kTile, turns) / turns;
     const int64_t asks = turns * chunk.steps * lines * kLineBytes <= chunk.room ? lines : 0;
     for (int64_t turn = 0, i = 0; turn < turns; ++turn, i += together)
       Least(count - i, together) > 1 ? AddTiles<2>(chunk, tile + i, turn, asks, sums + i)
@@ -186,29 +151,9 @@ struct TileProduct {
   template <int TILES>
   void AddTiles(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, Floats (*sums)[kTile][2]) const {
     if constexpr (Kind::BYTES) return AddBytes(chunk, tile, turn, asks, *sums);
-    if (run) return AddGroups<TILES>(chunk, tile, turn, asks, sums);
     chunk.first ? LoadSums<TILES>(sums) : ClearSums();
     Multiply<TILES>(chunk, 0, chunk.steps, tile, turn, asks);
     StoreSums<TILES>(sums);
-  }
-
-  // Scales the sums of each group, as far as it is in the chunk, before adding them to those of all groups.
-  template <int TILES>
-  void AddGroups(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, Floats (*sums)[kTile][2]) const {
-    for (int64_t i = 0, end; i < chunk.steps; i = end) {
-      const int64_t group = (chunk.first + i) / run;
-      end = Least(chunk.steps, (group + 1) * run - chunk.first);
-      ClearSums();
-      Multiply<TILES>(chunk, i, end, tile, turn, asks);
-      alignas(64) Floats some[TILES][kTile][2];
-      StoreSums<TILES>(some);
-      const Floats scales[] = {Widened(chunk.scales[0] + group * kPanel), Widened(chunk.scales[1] + group * kPanel)};
-      const bool none = chunk.first + i == 0;
-      for (int j = 0; j < TILES; ++j)
-        for (int64_t row = 0; row < height; ++row)
-          UNROLL for (int k = 0; k < 2; ++k)
-            sums[j][row][k] = some[j][row][k] * scales[k] + (none ? Floats{} : sums[j][row][k]);
-    }
   }
 
   // Adds the sums of each run, which are integers. A chunk has whole runs, unless it is the last one.
@@ -287,7 +232,7 @@ struct TileProduct {
           for (int64_t k = 0; k < 2; ++k) {
             const int64_t at = panel + Least(i + k, panels - 1);  // a last odd one is used twice, and stored once
             chunk.weights[k] = Weights(weight, at, chunk, room[k]);
-            if (a.group) chunk.scales[k] = static_cast<const Scale*>(weight.scale) + at * (steps / run) * kPanel;
+            if (a.group) chunk.scales[k] = static_cast<const float*>(weight.scale) + at * (steps / run) * kPanel;
           }
           const int64_t next = Next(weight, panel, panels, i + 2, first);
           chunk.next = static_cast<const char*>(weight.data) + next;
@@ -304,7 +249,7 @@ struct TileProduct {
     if (i >= panels) i = 0, first += pace;
     if (first >= steps) first = 0, panel += panels;
     const int64_t two = RoundUp(weight.outputs, kPanel) / kPanel - 2, last = two > 0 ? two : 0;
-    return Least(panel + i, last) * panel_bytes + first * kStepBytes;
+    return Least(panel + i, last) * panel_bytes + first * kTileBytes;
   }
 
   // Stores the results of two panels and a tile of activations, except for rows that the tile before has.
@@ -328,18 +273,19 @@ struct TileProduct {
 template <typename Use>
 bool WithTiles(const LinearArguments& a, const Use& use) {
   const bool narrow = a.x_type == Type::kBF16;
-  if (a.x_type == Type::kF32 || a.rounded || a.block || a.HasMinima()) return false;
+  if (a.x_type == Type::kF32 || a.rounded) return false;
   switch (a.weight_type) {
     case Type::kBF16:
       return narrow && (use(TileProduct<TiledBF16>(a)), true);
     case Type::kS8: {
+      if (a.block || a.HasMinima()) return false;
       const bool whole = !a.group || (a.group % TiledS8::INPUTS == 0 && kMostRun * TiledS8::INPUTS % a.group == 0);
       return whole && (!a.group || a.scale_type == Type::kF32) && (use(TileProduct<TiledS8>(a)), true);
     }
-    case Type::kS4: {
-      const bool pays = narrow && a.rows >= kFewest && a.group % kTileInputs == 0;
-      return pays && a.scale_type == Type::kBF16 && (use(TileProduct<TiledS4>(a)), true);
-    }
+    case Type::kS4: return WithGroupedTiles<TiledS4>(a, use);
+    case Type::kS5: return WithGroupedTiles<TiledS5>(a, use);
+    case Type::kS6: return WithGroupedTiles<TiledS6>(a, use);
+    case Type::kE2M1: return WithGroupedTiles<TiledE2M1>(a, use);
     default: return false;
   }
 }
