@@ -220,8 +220,12 @@ struct Product {
       }
       UNROLL for (int row = 0; row < ROWS; ++row)
         UNROLL for (int i = 0; i < PANELS * kColumns; ++i) {
-          if constexpr (kSums == 2) sums[row][i] += own[2 * row][i] * 256 + own[2 * row + 1][i];
-          else low ? sums[row][i] += own[row][i] : own[row][i] *= 256;
+          if constexpr (kSums == 2) {  // with OFFSET they may leave 32 bits, and come back
+            const UInts both = Cast<UInts>(own[2 * row][i]) * 256 + Cast<UInts>(own[2 * row + 1][i]);
+            sums[row][i] = Cast<Ints>(Cast<UInts>(sums[row][i]) + both);
+          } else {
+            low ? sums[row][i] += own[row][i] : own[row][i] *= 256;
+          }
         }
     }
     at += count * kLine, active += RoundUp(count * kParts, 2) * 2;
