@@ -1,20 +1,14 @@
-// Linear layers in tiles with weights of few bits and scales of groups. Weights are widened to bf16, which is exact, once for
-// up to 256 rows of activations in bf16. The sums of each group are scaled in f32 and added in vectors.
+// Linear layers in tiles with weights of few bits and scales of groups. Weights are widened to bf16, which is exact, once
+// for up to 256 rows of activations in bf16. The sums of each group are scaled in f32 and added in vectors.
 #pragma once
 
 #include "activations.h"
-#include "amx.h"
 #include "coded.h"
-#include "results.h"
+#include "tiling.h"
 
 #if defined(__AMX_BF16__)
 namespace neuronx::NEURONX_LEVEL {
 namespace {
-
-// Block sizes. Weights of some steps of two panels stay in the first-level cache while tiles of activations, two at a
-// time, are multiplied with them. Activations of these steps, and the sums of a piece, stay in the second-level cache.
-// Pieces have half as many pairs where there would be too few of them for all threads.
-constexpr int64_t kSteps = 8, kTogether = 16, kMostPairs = 8, kFewestPieces = 32;
 
 // Rows for which widening weights pays. With half a tile of inputs, products take twice as long.
 template <int64_t INPUTS>
@@ -26,8 +20,8 @@ inline __m512i HalvesFrom(float least) {
   return Cast<__m512i>(_mm512_cvtne2ps_pbh(Cast<__m512>(high), Cast<__m512>(low)));
 }
 
-// Kinds of weights. A word of WORDS lines has inputs in the order of its parts, and each part, two inputs of each output, is a
-// line of a tile. LEAST is as in kinds.h.
+// Kinds of weights. A word of WORDS lines has inputs in the order of its parts, and each part, two inputs of each output, is
+// a line of a tile. LEAST is as in kinds.h.
 struct TiledS4 {
   using Words = UShorts;
   static constexpr int WORDS = 1, STEPS = 1, LEAST = -8;
@@ -59,45 +53,31 @@ struct TiledS6 : WholePlanes<2> {
 
 // A step has INPUTS inputs, as many as a tile or half as many.
 template <typename Kind, int64_t INPUTS>
-struct GroupedTiles {
-  static constexpr int64_t kSteps = 256 / INPUTS;  // of a chunk, whose weights are in the first-level cache
-  static constexpr int kGroups = 4;                // of a step each, whose sums are scaled together
+struct GroupedTiles : TiledRows {
+  static constexpr int64_t kOfChunk = kSteps * kTileInputs / INPUTS;  // steps: as many inputs as with whole tiles
+  static constexpr int kGroups = 4;  // of a step each, whose sums are scaled together
   static constexpr int64_t kStepLines = INPUTS / 2, kStepBytes = kStepLines * kLineBytes;
   static constexpr int64_t kWord = 8 * Kind::STEPS, kWordBytes = Kind::WORDS * kLineBytes;  // inputs, and of a panel
-  static_assert(kSteps * INPUTS % kWord == 0);
-  using Sums = Floats[kTile][2];  // of a tile of activations and two panels
-  using Products = Sums[2];       // of two tiles
+  static_assert(kOfChunk * INPUTS % kWord == 0);
+  using Products = TileSums[2];  // of two tiles
 
-  const LinearArguments& a;
   Groups groups;
   int64_t steps, run, panel_bytes;  // of an output; of a group
-  int64_t tiles, height;            // of activations, and the rows of one
-  int64_t blocks, block;            // of tiles, and the tiles of one
-  Pieces pieces;                    // of each
   int64_t stride;                   // bytes of a row: an odd number of lines, or many rows would share a set of a cache
-  float* factors;                   // [rows]: 1, or NaN if activations are not finite
   float* totals;                    // [rows, groups]: by which minima are multiplied
   char* x;                          // [rows, stride]: activations, with those of a word in the order of its parts
   Kind kind;
 
-  explicit GroupedTiles(const LinearArguments& a) : a(a), groups(a, a.inputs / a.group) {
+  explicit GroupedTiles(const LinearArguments& a) : TiledRows(a), groups(a, a.inputs / a.group) {
     steps = a.inputs / INPUTS, run = a.group / INPUTS;
     panel_bytes = RoundUp(a.inputs, kWord) / kWord * kWordBytes;
-    tiles = RoundUp(a.rows, kTile) / kTile, height = RoundUp(a.rows, tiles) / tiles;
-    blocks = RoundUp(tiles, kTogether) / kTogether, block = RoundUp(tiles, blocks) / blocks;
-    pieces = Pieces(a, 2 * kMostPairs / (1 + a.Gated()));
-    if (pieces.count * blocks < kFewestPieces) pieces = Pieces(a, kMostPairs / (1 + a.Gated()));
     stride = (RoundUp(a.inputs, kTileInputs) / kTileInputs | 1) * kLineBytes;
-    factors = static_cast<float*>(a.scratch);
     totals = factors + RoundUp(a.rows, kPanel);
     x = reinterpret_cast<char*>(totals + Totals());
   }
 
   int64_t Totals() const { return a.HasMinima() ? RoundUp(a.rows * groups.count, kPanel) : 0; }
   int64_t Bytes() const { return (RoundUp(a.rows, kPanel) + Totals()) * sizeof *factors + a.rows * stride; }
-
-  // The first row of a tile. If the last tile has too few rows, it repeats some of the rows before.
-  int64_t RowOf(int64_t tile) const { return Least(tile * height, a.rows - height); }
 
   // Returns the number of rows to prepare.
   int64_t Start() const { return a.rows; }
@@ -141,15 +121,15 @@ struct GroupedTiles {
   // Some steps of a panel: their weights, and the scale and what stands for the minimum of each group that they are of.
   struct Chunk {
     int64_t first, steps;
-    alignas(64) char weights[kSteps * kStepBytes];
-    Floats scales[kSteps], zeros[kSteps];
+    alignas(64) char weights[kOfChunk * kStepBytes];
+    Floats scales[kOfChunk], zeros[kOfChunk];
   };
 
   void Fill(const Weight& weight, int64_t panel, int64_t first, Chunk& chunk) const {
-    chunk.first = first, chunk.steps = Least(steps - first, kSteps);
-    const int64_t panels = RoundUp(weight.outputs, kPanel) / kPanel, bytes = kSteps * INPUTS / kWord * kWordBytes;
+    chunk.first = first, chunk.steps = Least(steps - first, kOfChunk);
+    const int64_t panels = RoundUp(weight.outputs, kPanel) / kPanel, bytes = kOfChunk * INPUTS / kWord * kWordBytes;
     const int64_t ahead = panel + 2 < panels ? 2 * panel_bytes : 0;  // those after the next panel's
-    const char* from = static_cast<const char*>(weight.data) + panel * panel_bytes + first / kSteps * bytes;
+    const char* from = static_cast<const char*>(weight.data) + panel * panel_bytes + first / kOfChunk * bytes;
     Widen(from, chunk.steps, ahead, chunk.weights);
     for (int64_t group = first / run, i = 0; group * run < first + chunk.steps; ++group, ++i) {
       const int64_t unit = group / groups.block;
@@ -163,30 +143,18 @@ struct GroupedTiles {
   template <int TILES>
   void Multiply(const Chunk (&chunks)[2], int64_t group, const char* const (&from)[2], Products& products) const {
     const int64_t first = group * run > chunks[0].first ? group * run - chunks[0].first : 0;
-    const int64_t end = Least((group + 1) * run - chunks[0].first, chunks[0].steps), stride = this->stride;
-    const char *x0 = from[0] + first * INPUTS * 2, *x1 = from[1] + first * INPUTS * 2;
-    const char *w0 = chunks[0].weights + first * kStepBytes, *w1 = chunks[1].weights + first * kStepBytes;
-    ClearTile<0>(), ClearTile<1>(), ClearTile<2>(), ClearTile<3>();
-    for (int64_t i = end - first; i > 0; --i) {
-      LoadTile<4>(x0, stride);
-      LoadTile<6>(w0, kLineBytes);
-      AddTileProduct<0, 4, 6>();
-      LoadTile<7>(w1, kLineBytes);
-      AddTileProduct<1, 4, 7>();
-      if constexpr (TILES > 1) {
-        LoadTile<5>(x1, stride);
-        AddTileProduct<2, 5, 6>();
-        AddTileProduct<3, 5, 7>();
-      }
-      x0 += INPUTS * 2, x1 += INPUTS * 2, w0 += kStepBytes, w1 += kStepBytes;
-    }
-    StoreTile<0>(products[0][0], 2 * kLineBytes), StoreTile<1>(products[0][0] + 1, 2 * kLineBytes);
-    if constexpr (TILES > 1) StoreTile<2>(products[1][0], 2 * kLineBytes), StoreTile<3>(products[1][0] + 1, 2 * kLineBytes);
+    const int64_t end = Least((group + 1) * run - chunks[0].first, chunks[0].steps);
+    const int64_t of_x = first * INPUTS * 2, of_w = first * kStepBytes;
+    const Steps<INPUTS * 2, kStepBytes> at{
+        {from[0] + of_x, from[1] + of_x}, {chunks[0].weights + of_w, chunks[1].weights + of_w}, stride};
+    ClearSums();
+    at.template Add<TiledBF16, TILES>(end - first, [] {});
+    StoreSums<TILES>(products);
   }
 
   // Adds the products of GROUPS groups, as far as they are in the chunks of two panels, and one or two tiles of activations.
   template <int GROUPS, bool MINIMA>
-  void Add(const Chunk (&chunks)[2], int64_t group, int64_t tile, bool both, Products* products, Sums* sums) const {
+  void Add(const Chunk (&chunks)[2], int64_t group, int64_t tile, bool both, Products* products, TileSums* sums) const {
     const int64_t begin = chunks[0].first / run, rows[] = {RowOf(tile), RowOf(tile + both)};
     const char* from[2];
     for (int i = 0; i < 2; ++i) from[i] = x + rows[i] * stride + chunks[0].first * INPUTS * 2;
@@ -217,7 +185,7 @@ struct GroupedTiles {
   // Adds the products of two panels' chunks and `count` tiles of activations. Groups of a step are scaled together, so that
   // sums are read and written less often.
   template <bool MINIMA>
-  void AddAll(const Chunk (&chunks)[2], int64_t tile, int64_t count, Products* products, Sums* sums) const {
+  void AddAll(const Chunk (&chunks)[2], int64_t tile, int64_t count, Products* products, TileSums* sums) const {
     const int64_t end = (chunks[0].first + chunks[0].steps - 1) / run + 1;
     for (int64_t i = 0; i < count; i += 2) {
       const bool both = i + 1 < count;
@@ -232,10 +200,10 @@ struct GroupedTiles {
   void Work(int part, int64_t panel, int64_t panels, int64_t tile, int64_t count) const {
     const Tiles tiles_in_use(height, INPUTS);
     const int weights = 1 + a.Gated();
-    alignas(64) Sums sums[kMostPairs][kTogether];
+    alignas(64) TileSums sums[kMostPairs][kTogether];
     alignas(64) Products products[kGroups];
     Chunk chunks[2];
-    for (int64_t first = 0; first < steps; first += kSteps)
+    for (int64_t first = 0; first < steps; first += kOfChunk)
       for (int64_t i = 0; i < panels; i += 2)
         for (int j = 0; j < weights; ++j) {
           const Weight& weight = a.weights[part + j];
@@ -250,19 +218,8 @@ struct GroupedTiles {
         Results(part, panel + i, tile + k, sums[i / 2 * weights][k], sums[(i / 2 + 1) * weights - 1][k]);
   }
 
-  // Stores the results of two panels and a tile of activations, except for rows that the tile before has.
-  void Results(int part, int64_t panel, int64_t tile, const Sums& sums, const Sums& up) const {
-    const int64_t row = tile * height, again = row - RowOf(tile), output = panel * kPanel;
-    Store(a, a.weights[part], row, static_cast<int>(height - again), factors + row, output,
-          Least(a.weights[part].outputs - output, 2 * kPanel), 2, sums[again], up[again]);
-  }
-
-  int64_t Count() const { return pieces.count * blocks; }
-
   void WorkPiece(int64_t i) const {
-    const auto [part, panel] = pieces.At(i / blocks);
-    const int64_t tile = i % blocks * block, panels = RoundUp(a.weights[part].outputs, kPanel) / kPanel;
-    Work(part, panel, Least(panels - panel, pieces.panels), tile, Least(tiles - tile, block));
+    WithPiece(i, [this](auto... of_piece) { Work(of_piece...); });
   }
 };
 

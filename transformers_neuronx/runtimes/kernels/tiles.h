@@ -4,10 +4,7 @@
 // grouped.h.
 #pragma once
 
-#include "activations.h"
-#include "amx.h"
 #include "grouped.h"
-#include "results.h"
 
 #if defined(__AMX_BF16__)
 namespace neuronx::NEURONX_LEVEL {
@@ -18,27 +15,10 @@ namespace {
 // that come from further away, which prefetching fills.
 constexpr int64_t kFew = 4;
 
-static_assert(2 * kTile <= kMostSums);
-
 constexpr int64_t kMostRun = 4;  // steps of bytes after which their sums, integers of 32 bits, become floats
 static_assert(kMostRun * kTile == S8::RUN && kSteps / 2 % kMostRun == 0);
 
-// Kinds of weights. A line of a panel has a word of each output, and is a line of a tile.
-
-// Numbers in bf16.
-struct Tiled {
-  static constexpr bool BYTES = false;
-  static constexpr int64_t INPUTS = kTileInputs;  // of a step
-  template <int SUMS, int X, int W>
-  static void Add() { AddTileProduct<SUMS, X, W>(); }
-  template <int SUMS, int X, int W>
-  static void AddSecond() { AddTileProduct<SUMS, X, W>(); }
-};
-
-struct TiledBF16 : Tiled {
-};
-
-// Bytes. The first tile of activations has their high bytes, the second one their low bytes.
+// Products of bytes. The first tile of activations has their high bytes, the second one their low bytes.
 struct TiledS8 {
   static constexpr bool BYTES = true;
   static constexpr int64_t INPUTS = 2 * kTileInputs;
@@ -48,10 +28,10 @@ struct TiledS8 {
   static void AddSecond() { AddUnsigned<SUMS, X, W>(); }
 };
 
+// A line of a panel has a word of each output, and is a line of a tile.
 template <typename Kind>
-struct TileProduct {
-  using Sums = Floats[kTogether][kTile][2];  // of some tiles of activations and two panels
-  static constexpr int64_t kSumsBytes = 2 * sizeof(Floats);
+struct TileProduct : TiledRows {
+  static constexpr int64_t kStep = kLineBytes * (1 + Kind::BYTES);
 
   // Some steps of two panels.
   struct Chunk {
@@ -61,41 +41,26 @@ struct TileProduct {
     const float* scales[2];         // of the groups of each
   };
 
-  const LinearArguments& a;
   int64_t words, steps, panel_bytes;  // words and steps of an output
   int64_t run;                        // steps of a group of bytes, or after which integers become floats
-  int64_t tiles, height;              // of activations, and the rows of one
-  int64_t blocks, block;              // of tiles, and the tiles of one
-  Pieces pieces;                      // of each
   int64_t together, pace;             // tiles that are multiplied at once; steps of a chunk
   bool in_place;                      // whether activations are used without a copy
   int64_t stride;                     // bytes of a row
-  float* factors;                     // [rows]: of sums; NaN where weights are integers and activations are not finite
   char* x;                            // [rows, stride]
 
-  explicit TileProduct(const LinearArguments& a) : a(a) {
+  explicit TileProduct(const LinearArguments& a) : TiledRows(a) {
     constexpr int64_t kWord = Kind::INPUTS / kTile;
     words = RoundUp(a.inputs, kWord) / kWord;
     steps = RoundUp(a.inputs, Kind::INPUTS) / Kind::INPUTS;
     run = a.group ? a.group / Kind::INPUTS : kMostRun;
     panel_bytes = words * kLineBytes;
-    tiles = RoundUp(a.rows, kTile) / kTile;
-    height = RoundUp(a.rows, tiles) / tiles;  // a tile with fewer rows takes less time
-    blocks = RoundUp(tiles, kTogether) / kTogether;
-    block = RoundUp(tiles, blocks) / blocks;
-    pieces = Pieces(a, 2 * kMostPairs / (1 + a.Gated()));
-    if (pieces.count * blocks < kFewestPieces) pieces = Pieces(a, kMostPairs / (1 + a.Gated()));
     together = block <= kFew || Kind::BYTES ? 1 : 2, pace = block <= kFew ? kSteps / 2 : kSteps;
     in_place = !Kind::BYTES && a.inputs % kTileInputs == 0;
     stride = Kind::BYTES ? (2 * steps + 1) * kLineBytes : steps * kLineBytes;  // odd: see grouped.h
-    factors = static_cast<float*>(a.scratch);
     x = static_cast<char*>(in_place ? const_cast<void*>(a.x) : static_cast<void*>(factors + RoundUp(a.rows, kPanel)));
   }
 
   int64_t Bytes() const { return RoundUp(a.rows, kPanel) * sizeof *factors + (in_place ? 0 : a.rows * stride); }
-
-  // The first row of a tile. If the last tile has too few rows, it repeats some of the rows before.
-  int64_t RowOf(int64_t tile) const { return Least(tile * height, a.rows - height); }
 
   // Returns the number of rows to prepare.
   int64_t Start() const {
@@ -138,7 +103,7 @@ struct TileProduct {
   }
 
   // Adds the products of a chunk to the sums of `count` tiles of activations.
-  void Add(const Chunk& chunk, int64_t tile, int64_t count, Sums& sums) const {
+  void Add(const Chunk& chunk, int64_t tile, int64_t count, TileSums* sums) const {
     const int64_t turns = RoundUp(count, together) / together;
     const int64_t lines = RoundUp(kTile, turns) / turns;
     const int64_t asks = turns * chunk.steps * lines * kLineBytes <= chunk.room ? lines : 0;
@@ -149,7 +114,7 @@ struct TileProduct {
 
   // Adds those of one or two tiles. Each turn prefetches a part of the next weights, with each step `asks` lines.
   template <int TILES>
-  void AddTiles(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, Floats (*sums)[kTile][2]) const {
+  void AddTiles(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, TileSums* sums) const {
     if constexpr (Kind::BYTES) return AddBytes(chunk, tile, turn, asks, *sums);
     chunk.first ? LoadSums<TILES>(sums) : ClearSums();
     Multiply<TILES>(chunk, 0, chunk.steps, tile, turn, asks);
@@ -157,11 +122,11 @@ struct TileProduct {
   }
 
   // Adds the sums of each run, which are integers. A chunk has whole runs, unless it is the last one.
-  void AddBytes(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, Floats (&sums)[kTile][2]) const {
+  void AddBytes(const Chunk& chunk, int64_t tile, int64_t turn, int64_t asks, TileSums& sums) const {
     for (int64_t i = 0; i < chunk.steps; i += run) {
       ClearSums();
       Multiply<2>(chunk, i, Least(chunk.steps, i + run), tile, turn, asks);
-      alignas(64) Floats some[2][kTile][2];
+      alignas(64) TileSums some[2];
       StoreSums<2>(some);
       const int64_t group = (chunk.first + i) / run;
       Floats scales[2];
@@ -174,48 +139,23 @@ struct TileProduct {
     }
   }
 
-  static void ClearSums() { ClearTile<0>(), ClearTile<1>(), ClearTile<2>(), ClearTile<3>(); }
-
-  template <int TILES>
-  static void LoadSums(const Floats (*sums)[kTile][2]) {
-    LoadTile<0>(sums[0][0], kSumsBytes), LoadTile<1>(sums[0][0] + 1, kSumsBytes);
-    if constexpr (TILES > 1) LoadTile<2>(sums[1][0], kSumsBytes), LoadTile<3>(sums[1][0] + 1, kSumsBytes);
-  }
-
-  template <int TILES>
-  static void StoreSums(Floats (*sums)[kTile][2]) {
-    StoreTile<0>(sums[0][0], kSumsBytes), StoreTile<1>(sums[0][0] + 1, kSumsBytes);
-    if constexpr (TILES > 1) StoreTile<2>(sums[1][0], kSumsBytes), StoreTile<3>(sums[1][0] + 1, kSumsBytes);
-  }
-
   // Adds the products of some steps of a chunk to the sums in tiles: of one or two tiles of activations, or of the two that
   // bytes have.
   template <int TILES>
   void Multiply(const Chunk& chunk, int64_t first, int64_t end, int64_t tile, int64_t turn, int64_t asks) const {
-    const int64_t stride = this->stride, panel_bytes = this->panel_bytes;  // or they would be read at each step
-    constexpr int64_t kStep = kLineBytes * (1 + Kind::BYTES);
-    const char* x0 = x + RowOf(tile) * stride + (chunk.first + first) * kStep;
-    const char* x1 = Kind::BYTES ? x0 + kLineBytes : x + RowOf(tile + TILES - 1) * stride + (chunk.first + first) * kStep;
-    const char *w0 = chunk.weights[0] + first * kTileBytes, *w1 = chunk.weights[1] + first * kTileBytes;
+    const int64_t of_x = (chunk.first + first) * kStep, of_w = first * kTileBytes;
+    const char* rows = x + RowOf(tile) * stride + of_x;
+    const char* others = Kind::BYTES ? rows + kLineBytes : x + RowOf(tile + TILES - 1) * stride + of_x;
     const char* next = chunk.next + (turn * chunk.steps + first) * asks * kLineBytes;
-    for (int64_t i = end - first; i > 0; --i) {
-      LoadTile<4>(x0, stride);
-      LoadTile<6>(w0, kLineBytes);
-      Kind::template Add<0, 4, 6>();
-      LoadTile<7>(w1, kLineBytes);
-      Kind::template Add<1, 4, 7>();
-      if constexpr (TILES > 1) {
-        LoadTile<5>(x1, stride);
-        Kind::template AddSecond<2, 5, 6>();
-        Kind::template AddSecond<3, 5, 7>();
-      }
+    const int64_t panel_bytes = this->panel_bytes;  // or it would be read at each step
+    const Steps<kStep, kTileBytes> at{{rows, others}, {chunk.weights[0] + of_w, chunk.weights[1] + of_w}, stride};
+    at.template Add<Kind, TILES>(end - first, [&]() __attribute__((always_inline)) {
       // Line after line: the processor's own prefetching joins in where it sees no gaps.
       for (int64_t line = 0; line < asks; ++line, next += kLineBytes) {
         __builtin_prefetch(next, 0, 2);
         __builtin_prefetch(next + panel_bytes, 0, 2);
       }
-      x0 += kStep, x1 += kStep, w0 += kTileBytes, w1 += kTileBytes;
-    }
+    });
   }
 
   // Multiplies some panels of a weight with `count` tiles of activations.
@@ -223,7 +163,7 @@ struct TileProduct {
     const Tiles tiles_in_use(height);
     const int weights = 1 + a.Gated();
     alignas(64) char room[2][kSteps * kTileBytes];
-    alignas(64) Sums sums[kMostPairs];
+    alignas(64) TileSums sums[kMostPairs][kTogether];
     for (int64_t first = 0; first < steps; first += pace)
       for (int64_t i = 0; i < panels; i += 2)
         for (int j = 0; j < weights; ++j) {
@@ -252,20 +192,8 @@ struct TileProduct {
     return Least(panel + i, last) * panel_bytes + first * kTileBytes;
   }
 
-  // Stores the results of two panels and a tile of activations, except for rows that the tile before has.
-  void Results(int part, int64_t panel, int64_t tile, const Floats (&sums)[kTile][2],
-               const Floats (&up)[kTile][2]) const {
-    const int64_t row = tile * height, again = row - RowOf(tile), output = panel * kPanel;
-    Store(a, a.weights[part], row, static_cast<int>(height - again), factors + row, output,
-          Least(a.weights[part].outputs - output, 2 * kPanel), 2, sums[again], up[again]);
-  }
-
-  int64_t Count() const { return pieces.count * blocks; }
-
   void WorkPiece(int64_t i) const {
-    const auto [part, panel] = pieces.At(i / blocks);
-    const int64_t tile = i % blocks * block, panels = RoundUp(a.weights[part].outputs, kPanel) / kPanel;
-    Work(part, panel, Least(panels - panel, pieces.panels), tile, Least(tiles - tile, block));
+    WithPiece(i, [this](auto... of_piece) { Work(of_piece...); });
   }
 };
 
