@@ -50,21 +50,23 @@ inline Rounding RoundingOf(const LinearArguments& a, int64_t first, int64_t coun
 // the factor to multiply them by, which is NaN if one of them is not finite.
 template <typename Kind>
 float Round(const LinearArguments& a, int64_t first, int64_t count, typename Kind::Active* out) {
-  constexpr int64_t kWord = kInputs<Kind>, kBlock = kLanes > kWord ? kLanes : kWord;
+  constexpr int64_t kWord = kInputs<Kind>;
+  constexpr int64_t kSet = Kind::SPLIT && kWord < kSplit ? kSplit : kWord;  // elements that are set together
+  constexpr int64_t kBlock = kLanes > kSet ? kLanes : kSet;
   const Rounding rounding = RoundingOf(a, first, count, Kind::MOST);
   if (!rounding.Finite()) {
-    memset(out, 0, RoundUp(count, kWord) * sizeof *out * (1 + Kind::SPLIT));
+    memset(out, 0, RoundUp(count, kSet) * sizeof *out * (1 + Kind::SPLIT));
     return rounding.factor;
   }
   for (int64_t i = 0; i < count; i += kBlock) {
     std::conditional_t<Kind::SPLIT, int16_t, typename Kind::Active> block[kBlock] = {};
     for (int64_t j = 0; j < kBlock && i + j < count; j += kLanes)
       Put(Rounded(Some(a.x, a.x_type, first + i + j, count - i - j) * rounding.inverse), block + j);
-    const int64_t words = Least(RoundUp(count - i, kWord), kBlock) / kWord;
+    const int64_t end = Least(RoundUp(count - i, kSet), kBlock);
     if constexpr (Kind::SPLIT) {  // the order is that of inputs
-      for (int64_t j = 0; j < words * kWord; j += Kind::BLOCK) Kind::Set(out, i + j, block + j);
+      for (int64_t j = 0; j < end; j += kSplit) Kind::Set(out, i + j, block + j);
     } else {
-      for (int64_t j = 0; j < words * kWord; j += kWord)
+      for (int64_t j = 0; j < end; j += kWord)
         UNROLL for (int64_t k = 0; k < kWord; ++k) Kind::Set(out, i + j + k, block[j + Kind::ORDER[k]]);
     }
   }

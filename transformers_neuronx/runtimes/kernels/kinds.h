@@ -183,6 +183,7 @@ int32_t SumOf(const Integer* x, int64_t count) {
 }
 
 constexpr int kMostOfTwo = 127 * 256 + 127;  // the largest integer of two bytes that both are signed
+constexpr int64_t kSplit = 8;                // inputs whose high bytes are neighbours, and then their low ones
 
 // Activations as 16-bit integers, so that sums are integers, and exact. Those of a word are in the ORDER of its parts.
 struct Whole {
@@ -311,20 +312,20 @@ struct ByteS4 : S4 { static constexpr bool ROUNDED = true; static constexpr int 
 template <typename Bytewise>
 struct SplitOf : Bytewise {
   static constexpr bool ROUNDED = false, SPLIT = true;
-  static constexpr int MOST = kMostOfTwo, BLOCK = 8;  // inputs
-  // Sets a block, which begins at element i.
+  static constexpr int MOST = kMostOfTwo;
+  // Sets the elements from i on, the first of kSplit.
   static void Set(int8_t* active, int64_t i, const int16_t* x) {
     using Eight __attribute__((vector_size(16))) = int16_t;
     using Bytes __attribute__((vector_size(8))) = int8_t;
     const auto whole = Load<Eight>(x), low = (whole << 8) >> 8;
     const auto first = __builtin_convertvector((whole - low) >> 8, Bytes), last = __builtin_convertvector(low, Bytes);
-    memcpy(active + 2 * i, &first, BLOCK), memcpy(active + 2 * i + BLOCK, &last, BLOCK);
+    memcpy(active + 2 * i, &first, kSplit), memcpy(active + 2 * i + kSplit, &last, kSplit);
   }
-  // `first` is that of a block. After the last element there are zeros up to the end of its block.
+  // `first` is the first of kSplit elements, and what is after the last element is zero, up to as many.
   static int32_t Sum(const int8_t* active, int64_t first, int64_t past) {
     int32_t high = 0, low = 0;
-    for (int64_t i = 2 * first; i < 2 * past; i += 2 * BLOCK)
-      high += SumOf(active + i, BLOCK), low += SumOf(active + i + BLOCK, BLOCK);
+    for (int64_t i = 2 * first; i < 2 * past; i += 2 * kSplit)
+      high += SumOf(active + i, kSplit), low += SumOf(active + i + kSplit, kSplit);
     return high * 256 + low;
   }
 };
