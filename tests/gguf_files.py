@@ -11,7 +11,9 @@ from gguf import GGMLQuantizationType as Types, quants
 from safetensors.torch import save_file
 
 # Others have the name of the model type.
-ARCHITECTURES = dict(mistral="llama", mixtral="llama", gemma3_text="gemma3", qwen3_moe="qwen3moe", gpt_oss="gpt-oss")
+ARCHITECTURES = dict(
+    mistral="llama", mixtral="llama", gemma3_text="gemma3", olmo3="olmo2", qwen3_moe="qwen3moe", gpt_oss="gpt-oss"
+)  # fmt: skip
 PAIRED = ("granite", "llama", "mistral", "mixtral", "smollm3")
 OF_GRANITE = dict(
     attention_scale="attention_multiplier", embedding_scale="embedding_multiplier",
@@ -80,14 +82,19 @@ def describe(writer, config):
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        heads = config.num_key_value_heads
+        if family == "lfm2":
+            heads = [heads if kind == "full_attention" else 0 for kind in config.layer_types]
+            writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_head_count_kv(heads)
+        writer.add_layer_norm_rms_eps(config.norm_eps if family == "lfm2" else config.rms_norm_eps)
         if family != "gemma2":
             writer.add_rope_freq_base(rope["rope_theta"])
-        if family in PAIRED:
+        if family in PAIRED or family == "lfm2":
             writer.add_vocab_size(config.vocab_size)
+        if family in PAIRED:
             writer.add_rope_dimension_count(head_dim)
-        if family in ("gemma", "gemma2", "gemma3_text", "gpt_oss", "qwen3", "qwen3_moe") or getattr(
+        if family in ("gemma", "gemma2", "gemma3_text", "gpt_oss", "qwen3", "qwen3_moe", "seed_oss") or getattr(
             config, "head_dim", None
         ) not in (None, head_dim):
             writer.add_key_length(head_dim)
@@ -112,6 +119,9 @@ def describe(writer, config):
     window = getattr(config, "sliding_window", None)
     if family in ("gemma2", "gemma3_text", "phi3", "gpt_oss") or (family in ("mistral", "mixtral") and window):
         writer.add_sliding_window(window or 0)
+    if family == "olmo3":
+        writer.add_sliding_window(window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     describe_scaling(writer, config, rope)
     describe_tokens(writer, config)
 
@@ -222,6 +232,8 @@ def one(config, name, tensor):
         return [name], tensor.T.contiguous(), lambda numbers: [numbers.T]
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         return [name], tensor + 1, lambda numbers: [numbers - 1]
+    if name.endswith(".conv.conv.weight"):
+        return [name], tensor.squeeze(1), lambda numbers: [numbers.unsqueeze(1)]
     if config.model_type == "mixtral":
         name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
     return [name], tensor, lambda numbers: [numbers]

@@ -22,7 +22,7 @@ from transformers_neuronx.weights.checkpoint import open_checkpoint
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 FAMILIES = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "gemma", "gemma3_text", "qwen3_moe",
-    "granite", "smollm3", "gpt_oss",
+    "granite", "smollm3", "gpt_oss", "lfm2", "olmo2", "olmo3", "seed_oss",
 )  # fmt: skip
 SIZES = dict(
     vocab_size=96, hidden_size=192, intermediate_size=192, num_hidden_layers=3, num_attention_heads=6,
@@ -37,6 +37,8 @@ OF_FAMILY = dict(
     qwen3_moe=dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True),
     granite=dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=4.0),
     smollm3=dict(num_hidden_layers=5),  # the fourth does not rotate
+    lfm2=dict(layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
+    olmo3=dict(num_hidden_layers=5, sliding_window=5),
     gpt_oss=dict(
         num_local_experts=3,
         num_experts_per_tok=2,
@@ -59,7 +61,7 @@ MIXED = {
     r"(v_proj|qkv|c_attn|down_proj|w2|mlp\.c_proj)": "Q4_0",
     r"(o_proj|attn\.c_proj)": "F16",
     r"(q_proj|k_proj|up_proj|w1|w3|c_fc)": "Q4_1",
-    r"gate_proj": "Q5_0",
+    r"(gate_proj|conv\.in_proj)": "Q5_0",
 }
 
 

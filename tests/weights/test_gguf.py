@@ -37,13 +37,17 @@ from transformers import (
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
     SmolLM3Config,
 )
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
@@ -112,6 +116,11 @@ def granite(**changes):
     return GraniteConfig(**SIZES | own | changes)
 
 
+def lfm2(**changes):
+    own = dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False)
+    return Lfm2Config(**SIZES | own | changes)
+
+
 def sized(kind, **changes):
     return kind(**SIZES | changes)
 
@@ -149,6 +158,13 @@ MODELS = {
     "qwen3_moe": lambda: sized(Qwen3MoeConfig, head_dim=24, **OF_MOE),
     "granite": granite,
     "granite, biases": lambda: granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "lfm2": lfm2,
+    "lfm2, biases": lambda: lfm2(conv_bias=True, conv_L_cache=4, tie_word_embeddings=False),
+    "olmo2": lambda: sized(Olmo2Config, rms_norm_eps=1e-6),
+    "olmo2, biases": lambda: sized(Olmo2Config, attention_bias=True),
+    "olmo3": lambda: sized(Olmo3Config, num_hidden_layers=5, sliding_window=5),
+    "seed_oss": lambda: sized(SeedOssConfig, head_dim=24),
+    "seed_oss, biases": lambda: sized(SeedOssConfig, head_dim=16, attention_out_bias=True, mlp_bias=True),
     "smollm3": lambda: sized(SmolLM3Config, num_hidden_layers=5),
     "gpt_oss": lambda: sized(
         GptOssConfig,
@@ -284,7 +300,8 @@ MIXED = {
     r"q_proj|c_attn": "Q4_K",
     r"qkv_proj|k_proj": "Q2_K",
     r"v_proj|experts\.1\.w1": "Q8_0",
-    r"o_proj|attn\.c_proj": "Q3_K",
+    r"o_proj|self_attn\.out_proj|attn\.c_proj": "Q3_K",
+    r"conv\.(in|out)_proj": "Q4_0",
     r"gate_proj|\.w1|c_fc": "Q5_K",
     r"gate_up_proj|up_proj|\.w3": "Q4_1",
     r"down_proj|\.w2|mlp\.c_proj": "Q5_1",
@@ -326,10 +343,11 @@ def test_transformers_reads_the_same_numbers(family, tmp_path):
 
 @cache
 def large(family):
-    """A model of one layer with rows of 256, as K types need them."""
+    """A model of one layer of each kind with rows of 256, as K types need them."""
     config = MODELS[family]()
     changes = dict(num_hidden_layers=1, hidden_size=256, intermediate_size=256, head_dim=64, layer_types=None)
     changes |= dict(moe_intermediate_size=256)
+    changes |= dict(num_hidden_layers=2, layer_types=["conv", "full_attention"]) if family == "lfm2" else {}
     sizes = dict(n_layer=1, n_embd=256, n_inner=1024) if family == "gpt2" else changes
     given = config.to_dict()
     torch.manual_seed(0)
@@ -431,12 +449,12 @@ def test_the_configuration_is_that_of_the_model(name, tmp_path):
     [
         name
         for name in MODELS
-        if not re.search("mistral|mixtral|3.1|3.2|linear|yarn|gemma$|granite|smollm3|gpt_oss", name)
+        if not re.search("mistral|mixtral|3.1|3.2|linear|yarn|gemma$|granite|smollm3|gpt_oss|olmo|seed_oss", name)
     ],
 )
 def test_what_transformers_reads_of_a_file(name, tmp_path):
-    """It does not read scaled positions, Mistral's windows, Mixtral's experts, gpt-oss's positions, and more: see
-    `GGUF_CONFIG_MAPPING`.
+    """It does not read scaled positions, Mistral's windows, Mixtral's experts, gpt-oss's positions, OLMo, Seed-OSS, and
+    more: see `GGUF_CONFIG_MAPPING`.
 
     Of Gemma 3, it does not read which positions are scaled.
     """
@@ -468,7 +486,9 @@ def changed(path, name, **values):
     return path
 
 
-U32, F32, STRING, BOOL = (getattr(gguf.GGUFValueType, name) for name in ("UINT32", "FLOAT32", "STRING", "BOOL"))
+U32, I32, F32, STRING, BOOL, ARRAY = (
+    getattr(gguf.GGUFValueType, name) for name in ("UINT32", "INT32", "FLOAT32", "STRING", "BOOL", "ARRAY")
+)
 
 
 def test_what_files_leave_out_is_what_llama_cpp_takes(tmp_path):
@@ -486,6 +506,8 @@ def test_what_files_leave_out_is_what_llama_cpp_takes(tmp_path):
     found = attributes_of(changed(path, "llama", rope__scale_linear=(4.0, F32)))
     assert found["rope_scaling"] == dict(rope_type="linear", factor=4.0)
     assert "rope_scaling" not in attributes_of(changed(path, "llama", rope__scaling__type=("none", STRING)))
+    found = attributes_of(changed(path, "olmo3", attention__sliding_window_pattern=None))
+    assert [kind == "full_attention" for kind in found["layer_types"]] == [False, False, False, True, False]
     found = attributes_of(changed(path, "qwen2, yarn", rope__scaling__original_context_length=None))
     assert found["rope_scaling"]["original_max_position_embeddings"] == 64
 
@@ -505,7 +527,7 @@ REFUSED = {
     "'qwen2.embedding_length'": ("qwen2", dict(embedding_length=None)),
     "'gpt2.attention.layer_norm_epsilon'": ("gpt2", dict(attention__layer_norm_epsilon=None)),
     "'llama.expert_used_count'": ("mixtral", dict(expert_used_count=None)),
-    "the architecture 'bert' cannot be read: supported are gemma, gemma2, gemma3, gpt2, granite, llama, phi3, qwen2": (
+    "the architecture 'bert' cannot be read: supported are gemma, gemma2, gemma3, gpt2, granite, lfm2, llama, olmo2": (
         "llama",
         dict(general__architecture=("bert", STRING)),
     ),
@@ -542,6 +564,23 @@ REFUSED = {
     "rope_freqs.weight does not have LLaMA 3's factors for scaling by 8 or 32": (
         "llama 3.1",
         dict(rope__freq_base=(1e4, F32)),
+    ),
+    "'lfm2.attention.head_count_kv' = [0, 2], expected 3 numbers": (
+        "lfm2",
+        dict(attention__head_count_kv=([0, 2], ARRAY, U32)),
+    ),
+    "'lfm2.attention.head_count_kv' = [0, 2, -1], expected 3 numbers": (
+        "lfm2",
+        dict(attention__head_count_kv=([0, 2, -1], ARRAY, I32)),
+    ),
+    "one number of heads of keys in all layers that have some, got [1, 2]": (
+        "lfm2",
+        dict(attention__head_count_kv=([1, 2, 0], ARRAY, U32)),
+    ),
+    "in all layers that have some, got []": ("lfm2", dict(attention__head_count_kv=(0, U32))),
+    "'olmo2.attention.sliding_window_pattern' = many, expected": (
+        "olmo3",
+        dict(attention__sliding_window_pattern=("many", STRING)),
     ),
     "expected rows of 8 heads with 16 features": ("llama", dict(attention__head_count=(8, U32))),
     "expected matrices of 4 experts": ("mixtral", dict(expert_count=(4, U32))),

@@ -90,6 +90,8 @@ _KNOWN_OF: Mapping[str, Collection[str]] = dict(
     gemma2=_CAPS_OF_GEMMA2,
     gemma3=["rope.freq_base_swa"],
     granite=_SCALES_OF_GRANITE,
+    lfm2=["shortconv.l_cache"],
+    olmo2=["attention.sliding_window_pattern"],
     qwen3moe=["expert_feed_forward_length"],
 ) | {"gpt-oss": ["expert_feed_forward_length"]}
 
@@ -141,11 +143,35 @@ def _of_a_rotated(file: Described) -> dict[str, Any]:
         raise file.refused(f"expected heads with as many features in keys as in values, got {size} and {values}", OTHER)
     return {name: file.whole(key) for key, name in _SIZES.items()} | dict(
         num_attention_heads=heads,
-        num_key_value_heads=file.whole("attention.head_count_kv", heads),
         head_dim=size,
-        rms_norm_eps=file.real("attention.layer_norm_rms_epsilon"),
         **positions(file, size),
-        **_of_family(file, size),
+        **(_of_lfm2(file) if file.architecture == "lfm2" else _of_attention(file, heads, size)),
+    )
+
+
+def _of_lfm2(file: Described) -> dict[str, Any]:
+    """The attributes of LFM2, whose layers without heads of keys are convolutions."""
+    of_layers = file.of_layers("attention.head_count_kv")
+    counts = {count for count in of_layers if count}
+    if len(counts) != 1:
+        wanted = "one number of heads of keys in all layers that have some"
+        raise file.refused(f"expected {wanted}, got {sorted(counts)}", OTHER)
+    return dict(
+        num_key_value_heads=counts.pop(),
+        layer_types=["full_attention" if count else "conv" for count in of_layers],
+        norm_eps=file.real("attention.layer_norm_rms_epsilon"),
+        conv_L_cache=file.whole("shortconv.l_cache"),
+        conv_bias=any(name.endswith("shortconv.conv.bias") for name in file.shapes),
+        block_auto_adjust_ff_dim=False,
+    )
+
+
+def _of_attention(file: Described, heads: int, head_dim: int) -> dict[str, Any]:
+    """The attributes of a model with attention in all layers."""
+    return dict(
+        num_key_value_heads=file.whole("attention.head_count_kv", heads),
+        rms_norm_eps=file.real("attention.layer_norm_rms_epsilon"),
+        **_of_family(file, head_dim),
     )
 
 
@@ -166,11 +192,25 @@ def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
         return own | dict(intermediate_size=file.whole("expert_feed_forward_length"), sliding_window=file.window)
     if family == "granite":
         own |= {name: file.real(key) for key, name in _SCALES_OF_GRANITE.items()}
-    if family in ("llama", "qwen3", "qwen3_moe", "granite", "smollm3"):
-        parts = ("q", "k", "v", "output")
+    if family == "olmo3":
+        # Without a pattern, llama.cpp takes every fourth layer for one without a window.
+        default = [i % 4 != 3 for i in range(file.whole("block_count"))]
+        pattern = file.of_layers("attention.sliding_window_pattern", default)
+        kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+        own |= dict(sliding_window=file.window, layer_types=kinds)
+    return own | _biases(file)
+
+
+def _biases(file: Described) -> dict[str, Any]:
+    """The attributes that say which layers have biases, by what the file has."""
+    family, own = file.model_type, dict[str, Any]()
+    parts = ("q", "k", "v") if family == "seed_oss" else ("q", "k", "v", "output")
+    if family in ("llama", "qwen3", "qwen3_moe", "granite", "olmo2", "olmo3", "seed_oss", "smollm3"):
         own |= dict(attention_bias=any(f"blk.0.attn_{part}.bias" in file.shapes for part in parts))
-    if family in ("llama", "granite", "smollm3"):
+    if family in ("llama", "granite", "seed_oss", "smollm3"):
         own |= dict(mlp_bias="blk.0.ffn_up.bias" in file.shapes)
+    if family == "seed_oss":
+        own |= dict(attention_out_bias="blk.0.attn_output.bias" in file.shapes)
     return own
 
 

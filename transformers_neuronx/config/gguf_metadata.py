@@ -10,10 +10,12 @@ from typing import Any
 
 from transformers_neuronx.errors import CheckpointError
 
-# Architectures, and the model types of Transformers that they are. Mistral's and Mixtral's are llama, too.
+# Architectures, and the model types of Transformers that they are. Mistral's and Mixtral's are llama, too, and OLMo 3's
+# is olmo2.
 ARCHITECTURES = dict(
-    gemma="gemma", gemma2="gemma2", gemma3="gemma3_text", gpt2="gpt2", granite="granite", llama="llama", phi3="phi3",
-    qwen2="qwen2", qwen3="qwen3", qwen3moe="qwen3_moe", smollm3="smollm3",
+    gemma="gemma", gemma2="gemma2", gemma3="gemma3_text", gpt2="gpt2", granite="granite", lfm2="lfm2", llama="llama",
+    olmo2="olmo2", phi3="phi3", qwen2="qwen2", qwen3="qwen3", qwen3moe="qwen3_moe", seed_oss="seed_oss",
+    smollm3="smollm3",
 ) | {"gpt-oss": "gpt_oss"}  # fmt: skip
 AGAIN = "download or convert it again"
 OTHER = "take another model"
@@ -47,7 +49,8 @@ class Described:
         """The model type in Transformers."""
         if self.architecture == "llama" and self.whole("expert_count", 0):
             return "mixtral"
-        return "mistral" if self.architecture == "llama" and self.window else ARCHITECTURES[self.architecture]
+        name = ARCHITECTURES[self.architecture]
+        return dict(llama="mistral", olmo2="olmo3").get(name, name) if self.window else name
 
     @property
     def window(self) -> int | None:
@@ -61,6 +64,15 @@ class Described:
         if not (1 <= found < 1 << 40 or found == default):
             raise self.refused(f"the metadata has {full!r} = {found}, expected a positive number")
         return int(found)
+
+    def of_layers(self, key: str, default: Sequence[int] = _REQUIRED) -> list[int]:
+        """Return a number of each layer, zero or more: one of the metadata for all, or a list; or the default."""
+        full, count = f"{self.architecture}.{key}", self.whole("block_count")
+        found = self._value(full, (int, list), default)
+        numbers = list(found) if isinstance(found, Sequence) else [found] * count
+        if len(numbers) != count or not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise self.refused(f"the metadata has {full!r} = {str(found)[:60]}, expected {count} numbers")
+        return [int(number) for number in numbers]
 
     def real(self, key: str, default: float = _REQUIRED) -> float:
         """Return a number of the model's metadata as it was before it was rounded to f32: positive, or the default."""

@@ -22,13 +22,14 @@ from transformers_neuronx.config.published import QUANTIZATION
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.weights.formats import Readers
 from transformers_neuronx.weights.gguf_blocks import packed
-from transformers_neuronx.weights.gguf_file import GgufFile, StoredTensor, open_files
+from transformers_neuronx.weights.gguf_file import Elements, GgufFile, StoredTensor, open_files
 from transformers_neuronx.weights.layouts import Layout, as_is, pairs_as_halves
 from transformers_neuronx.weights.packed import Packed, PackedReaders, Unread
 
 TYPES = dict(F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
+MOST_LAYERS = 4096
 # The layer's number, a name, an expert's number, and what it is.
-NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_0-9]+)(?:\.([0-9]{1,5}))?\.(weight|bias)")
+NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_0-9]+|shortconv\.[a-z_]+)(?:\.([0-9]{1,5}))?\.(weight|bias)")
 
 
 # Names in the file and in the checkpoint, by model type. Those in "blk" are of a layer, which `LAYERS` begins. "*" and
@@ -64,10 +65,33 @@ _GPT_OSS = {
     "blk.ffn_up_exps.bias": "mlp.experts.gate_up_proj_bias",
     "blk.ffn_down_exps.bias": "mlp.experts.down_proj_bias",
 }
+_LFM2 = {
+    "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embedding_norm",
+    "output": "lm_head",
+    "blk.attn_norm": "operator_norm",
+    "blk.attn_q": "self_attn.q_proj",
+    "blk.attn_k": "self_attn.k_proj",
+    "blk.attn_v": "self_attn.v_proj",
+    "blk.attn_output": "self_attn.out_proj",
+    "blk.attn_q_norm": "self_attn.q_layernorm",
+    "blk.attn_k_norm": "self_attn.k_layernorm",
+    "blk.shortconv.in_proj": "conv.in_proj",
+    "blk.shortconv.conv": "conv.conv",
+    "blk.shortconv.out_proj": "conv.out_proj",
+    "blk.ffn_norm": "ffn_norm",
+    "blk.ffn_gate": "feed_forward.w1",
+    "blk.ffn_up": "feed_forward.w3",
+    "blk.ffn_down": "feed_forward.w2",
+}
 _NORMS_OF_HEADS = {"blk.attn_q_norm": "self_attn.q_norm", "blk.attn_k_norm": "self_attn.k_norm"}
 _SANDWICH = {
     "blk.post_attention_norm": "post_attention_layernorm",
     "blk.ffn_norm": "pre_feedforward_layernorm",
+    "blk.post_ffw_norm": "post_feedforward_layernorm",
+}
+_OLMO2 = {name: own for name, own in _LLAMA.items() if name not in ("blk.attn_norm", "blk.ffn_norm")} | {
+    "blk.post_attention_norm": "post_attention_layernorm",
     "blk.post_ffw_norm": "post_feedforward_layernorm",
 }
 NAMES: Mapping[str, Mapping[str, str]] = dict(
@@ -78,6 +102,10 @@ NAMES: Mapping[str, Mapping[str, str]] = dict(
     qwen3=_LLAMA | _NORMS_OF_HEADS,
     qwen3_moe=_LLAMA | _NORMS_OF_HEADS | _QWEN3_MOE | {"blk.ffn_gate_inp": "mlp.gate"},
     smollm3=_LLAMA,
+    lfm2=_LFM2,
+    olmo2=_OLMO2 | _NORMS_OF_HEADS,
+    olmo3=_OLMO2 | _NORMS_OF_HEADS,
+    seed_oss=_LLAMA | {"blk.post_attention_norm": "post_attention_layernorm"},
     granite=_LLAMA,
     gemma=_LLAMA,
     gemma2=_LLAMA | _SANDWICH,
@@ -105,6 +133,7 @@ TURNED = dict(
     gpt2=re.compile(r"blk\..*\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight"),
     gpt_oss=re.compile(r"blk\..*\.ffn_(gate|up|down)_exps\.weight"),
 )
+KERNELS = ".shortconv.conv.weight"  # of convolutions: [channels, taps], and in the checkpoint [channels, 1, taps]
 IN_TURNS = dict(gpt_oss=re.compile(r"blk\..*\.ffn_(gate|up)_exps\.(weight|bias)"))
 
 
@@ -113,12 +142,14 @@ class _Source:
     """What a tensor of the checkpoint is made of: a stored one with its rows in another order, and `shift` added.
 
     Or several, of one type and shape. They take turns with their features, which are the last axis in the checkpoint.
+    What is `spread` has an axis of one after its first.
     """
 
     tensors: tuple[StoredTensor, ...]
     rows: Layout = as_is
     transposed: bool = False
     shift: float = 0.0
+    spread: bool = False
 
     @property
     def kind(self) -> str:
@@ -127,7 +158,7 @@ class _Source:
     @property
     def shape(self) -> tuple[int, ...]:
         *lead, last = self.tensors[0].shape[::-1] if self.transposed else self.tensors[0].shape
-        return (*lead, len(self.tensors) * last)
+        return (*lead, *[1] * self.spread, len(self.tensors) * last)
 
     @property
     def in_few_bits(self) -> bool:
@@ -160,6 +191,7 @@ class _Source:
             axis = 0 if self.transposed else parts[0].ndim - 1
             found = torch.stack(parts, axis + 1).flatten(axis, axis + 1) if parts[1:] else parts[0]
         found = found.float() + self.shift if self.shift else found
+        found = found.unsqueeze(1) if self.spread else found
         return found.T if self.transposed else found
 
 
@@ -210,7 +242,12 @@ def _described(file: GgufFile) -> Described:
         return [float(number) for number in _Source((tensor,)).numbers()]
 
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-    return Described(str(file.path), file.metadata, shapes, numbers)
+    return Described(str(file.path), {key: _short(value) for key, value in file.metadata.items()}, shapes, numbers)
+
+
+def _short(value: Any) -> Any:
+    """Return a value of the metadata, as a list if it is an array with a value for each layer at most."""
+    return value.read() if isinstance(value, Elements) and value.count <= MOST_LAYERS else value
 
 
 def _sources(file: GgufFile, facts: Mapping[str, Any]) -> dict[str, _Source]:
@@ -255,7 +292,10 @@ def _source(file: Described, facts: Mapping[str, Any], name: str, *tensors: Stor
         raise file.refused(f"{stored!r} is alone, expected both ffn_gate_exps and ffn_up_exps")
     if in_turns and (more[0].kind, more[0].shape) != (tensor.kind, tensor.shape):
         raise file.refused(f"{stored!r} and {more[0].name!r} must have one type and the same sizes", OTHER)
-    if tensor.kind.name in STORED and (len(sizes) != 2 or stored.endswith("bias")):
+    kernel = stored.endswith(KERNELS)
+    if kernel and len(sizes) != 2:
+        raise file.refused(f"{stored!r} has sizes {sizes}, expected [channels, taps]")
+    if tensor.kind.name in STORED and (len(sizes) != 2 or kernel or stored.endswith("bias")):
         raise file.refused(f"{stored!r} {sizes} has the type {tensor.kind.name}, which only matrices have")
     if family in PAIRED and (match := re.search(r"\.attn_([qk])\.", stored)):
         heads, size = facts["num_attention_heads" if match[1] == "q" else "num_key_value_heads"], facts["head_dim"]
@@ -264,4 +304,4 @@ def _source(file: Described, facts: Mapping[str, Any], name: str, *tensors: Stor
         return _Source((tensor,), pairs_as_halves(size, size))
     turned = family in TURNED and TURNED[family].fullmatch(stored) is not None
     shift = -1.0 if family in PLUS_ONE and stored.endswith("norm.weight") else 0.0
-    return _Source((tensor, *more), transposed=turned, shift=shift)
+    return _Source((tensor, *more), transposed=turned, shift=shift, spread=kernel)
