@@ -76,7 +76,8 @@ def one_by_one(write, x, experts, parts, attributes):
     return rows
 
 
-CASES = [[2], [0, 0, 0, 0], [4, 1, 0, 4, 1, 1, 3], [-1, 5, 2, 99, 2, -7], [*range(COUNT)] * 9]
+# In the last one, so many rows of each expert that AMX multiplies them in tiles, as it does all together.
+CASES = [[2], [0, 0, 0, 0], [4, 1, 0, 4, 1, 1, 3], [-1, 5, 2, 99, 2, -7], [*range(COUNT)] * 17]
 
 
 @pytest.mark.parametrize("numbers", CASES, ids=str)

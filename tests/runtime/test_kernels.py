@@ -579,7 +579,8 @@ def test_few_rows_of_few_bits_come_out_alike_in_every_company(write, stored):
     [
         ("s4", 16, 21),
         ("s6", 16, 21),
-        *((each, *sizes) for each in ("s4", "s5", "s6") for sizes in ((32, 11), (96, 3), (512, 1))),
+        ("s8", 16, 21),
+        *((each, *sizes) for each in ("s4", "s5", "s6", "s8") for sizes in ((32, 11), (96, 3), (512, 1))),
     ],
 )
 def test_many_rows_of_few_bits_come_out_alike_in_every_company(write, stored, group, groups):
@@ -589,9 +590,10 @@ def test_many_rows_of_few_bits_come_out_alike_in_every_company(write, stored, gr
     x[3, 1], x[20, -1] = np.inf, np.nan
     x = x.astype(element_type("bf16").numpy)
     values = random.integers(-most, most, (70, inputs)).astype(np.int8)
-    weight = laid_out(torch_to_numpy(in_bytes(numpy_to_torch(values), stored, group)))
+    weight = laid_out(values if stored == "s8" else torch_to_numpy(in_bytes(numpy_to_torch(values), stored, group)))
     scale, minimum = (random.normal(size=(70, groups)).astype(np.float32) for _ in range(2))
-    wide = (values + most) * np.repeat(scale.astype(np.float64), group, 1) + np.repeat(minimum, group, 1)
+    above = values.astype(int) + (0 if stored == "s8" else most)  # what stands for the minimum
+    wide = above * np.repeat(scale.astype(np.float64), group, 1) + np.repeat(minimum, group, 1)
     check(write, [x, x[:17]], wide, weight, laid_out(scale, 1), laid_out(minimum, 1))
     graph = lambda x, *parts: _linear(x, [Part(*parts)], panels=[(70, 4 * weight.shape[1])])  # noqa: E731
     found = {}

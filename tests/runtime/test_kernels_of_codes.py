@@ -18,26 +18,27 @@ F8 = ml_dtypes.float8_e4m3fn
 TYPES = ("f32", "bf16", "f16")
 
 
+@pytest.mark.parametrize("inputs", [8, 32])
 @pytest.mark.parametrize("rows", [1, 6, 8, 20])
 @pytest.mark.parametrize("x_type", TYPES)
 @pytest.mark.few(5)
-def test_every_f8_comes_out_exactly(write, run, x_type, rows):
+def test_every_f8_comes_out_exactly(write, run, x_type, rows, inputs):
     """The products with a row of ones and zeros are the numbers themselves: subnormal ones, zeros and NaN too."""
     codes, number = np.arange(256, dtype=np.uint8), element_type(x_type).numpy
-    weight = codes[(np.arange(256)[:, None] + 37 * np.arange(8)) % 256].view(F8)  # each in every place of a word
+    weight = codes[(np.arange(256)[:, None] + 37 * np.arange(inputs)) % 256].view(F8)  # each in every place of a word
     operands = laid_out(weight), np.float32(2.0 ** np.random.default_rng(0).integers(-9, 9, 256))
     wanted = weight.astype(np.float32) * operands[1][:, None]
     finite = np.nan_to_num(weight.astype(np.float32)).astype(F8)
     for place in range(8):
-        x = np.zeros((rows, 8), number)
+        x = np.zeros((rows, inputs), number)
         x[:, place] = 1
-        graph = lambda x, *w: _linear(x, [Part(*w)], panels=[(256, 8)])  # noqa: E731
+        graph = lambda x, *w: _linear(x, [Part(*w)], panels=[(256, inputs)])  # noqa: E731
         plain = laid_out(finite), operands[1]
-        [body] = run(lambda x, *w: _linear_body(x, [Part(*w)], panels=[(256, 8)]), x, *plain)
+        [body] = run(lambda x, *w: _linear_body(x, [Part(*w)], panels=[(256, inputs)]), x, *plain)
         for [got] in at_every_level(compiled(write, graph, "linear", x, *plain), x, *plain):
             np.testing.assert_array_equal(got, np.tile(finite[:, place].astype(np.float32) * operands[1], (rows, 1)))
             np.testing.assert_array_equal(got, body)
-        [body] = run(lambda x, *w: _linear_body(x, [Part(*w)], panels=[(256, 8)]), x, *operands)
+        [body] = run(lambda x, *w: _linear_body(x, [Part(*w)], panels=[(256, inputs)]), x, *operands)
         for [got] in at_every_level(compiled(write, graph, "linear", x, *operands), x, *operands):
             broken = np.isnan(wanted).any(1)  # NaN times zero is NaN
             assert (np.isnan(got) == broken).all() and (np.isnan(body) == broken).all()
@@ -45,7 +46,7 @@ def test_every_f8_comes_out_exactly(write, run, x_type, rows):
 
 @pytest.mark.parametrize(
     ("group", "groups", "outputs"),
-    [(None, 1, 1), (None, 31, 5), (None, 257, 130), (4, 3, 33), (128, 3, 40), (16, 21, 6)],
+    [(None, 1, 1), (None, 31, 5), (None, 257, 130), (None, 544, 70), (4, 3, 33), (128, 3, 40), (16, 21, 6)],
 )
 @pytest.mark.parametrize("x_type", TYPES)
 def test_linear_of_f8(write, x_type, groups, outputs, group):
@@ -56,6 +57,23 @@ def test_linear_of_f8(write, x_type, groups, outputs, group):
     each = np.repeat(scale, group, 1) if group else scale[:, None]
     operands = laid_out(weight), laid_out(scale, 1) if group else scale
     check(write, activations(random, x_type, inputs), weight.astype(np.float64) * each, *operands)
+
+
+@pytest.mark.parametrize(("group", "groups"), [(None, 320), (128, 3), (16, 21)])
+def test_many_rows_of_f8_come_out_alike_in_every_company(write, group, groups):
+    random, inputs = np.random.default_rng(0), groups * (group or 1)
+    x = random.normal(size=(51, inputs)).astype(ml_dtypes.bfloat16)
+    weight = laid_out(random.normal(size=(70, inputs)).astype(F8))
+    scale = random.random((70, groups) if group else 70, np.float32)
+    scale = laid_out(scale, 1) if group else scale
+    graph = lambda x, *parts: _linear(x, [Part(*parts)], panels=[(70, inputs)])  # noqa: E731
+    found = {}
+    for count in (51, 34, 17):
+        program = compiled(write, graph, "linear", x[:count], weight, scale)
+        for first in range(0, 52 - count, 17):
+            given = x[first : first + count], weight, scale
+            for level, [got] in zip(kernels.built().levels(), at_every_level(program, *given), strict=True):
+                np.testing.assert_array_equal(got, found.setdefault(level, got)[first : first + count])
 
 
 def test_what_the_kernel_does_not_take_of_f8_is_left_to_the_body(write):

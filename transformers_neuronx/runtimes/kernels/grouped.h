@@ -1,5 +1,5 @@
-// Linear layers in tiles with weights of few bits and scales of groups. Weights are widened to bf16, which is exact, once
-// for up to 256 rows of activations in bf16. The sums of each group are scaled in f32 and added in vectors.
+// Linear layers in tiles with weights of up to 8 bits, and most often scales of groups. Weights are widened to bf16, which is
+// exact, once for up to 256 rows of activations in bf16. The sums of each group are scaled in f32 and added in vectors.
 #pragma once
 
 #include "activations.h"
@@ -10,9 +10,7 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-// Rows for which widening weights pays. With half a tile of inputs, products take twice as long.
-template <int64_t INPUTS>
-constexpr int64_t kFewest = INPUTS == kTileInputs ? 9 : 13;
+constexpr int kFewestOfHalves = 13;  // or FEWEST if that is more, with half a tile of inputs: products take twice as long
 
 // Numbers from `least` on, as many as there are lanes.
 inline __m512i HalvesFrom(float least) {
@@ -21,10 +19,10 @@ inline __m512i HalvesFrom(float least) {
 }
 
 // Kinds of weights. A word of WORDS lines has inputs in the order of its parts, and each part, two inputs of each output, is
-// a line of a tile. LEAST is as in kinds.h.
+// a line of a tile. LEAST is as in kinds.h. Widening pays for FEWEST rows or more.
 struct TiledS4 {
   using Words = UShorts;
-  static constexpr int WORDS = 1, STEPS = 1, LEAST = -8;
+  static constexpr int WORDS = 1, STEPS = 1, LEAST = -8, FEWEST = 9;
   __m512i numbers = _mm512_broadcast_i64x4(Cast<__m256i>(_mm512_cvtneps_pbh(Cast<__m512>(AsFloats(Count() << 28 >> 28)))));
 
   static Words Read(const char* at, int) { return Load<Words>(at); }
@@ -33,22 +31,53 @@ struct TiledS4 {
 };
 
 struct TiledE2M1 : TiledS4 {
-  static constexpr int LEAST = 0;  // not used
+  static constexpr int LEAST = 0, FEWEST = 3;  // the first is not used
   TiledE2M1() { numbers = _mm512_broadcast_i64x4(Cast<__m256i>(_mm512_cvtneps_pbh(Load<__m512>(kE2M1)))); }
 };
 
 struct TiledS5 : WholePlanes<1> {
+  static constexpr int FEWEST = 9;
   __m512i numbers = HalvesFrom(LEAST);
   template <int PART>
   __m512i Line(const Words& w) const { return _mm512_permutexvar_epi16(Cast<__m512i>(WholePlanes::Part<PART>(w)), numbers); }
 };
 
 struct TiledS6 : WholePlanes<2> {
+  static constexpr int FEWEST = 9;
   __m512i first = HalvesFrom(LEAST), last = HalvesFrom(0);
   template <int PART>
   __m512i Line(const Words& w) const {
     return _mm512_permutex2var_epi16(first, Cast<__m512i>(WholePlanes::Part<PART>(w)), last);
   }
+};
+
+// Words of four inputs, two by two.
+struct WidenedS8 {
+  static constexpr int WORDS = 2, STEPS = 1, LEAST = 0, FEWEST = 17;
+  struct Words { Ints first, second; };
+
+  static Words Read(const char* at, int) { return {Load<Ints>(at), Load<Ints>(at + kLineBytes)}; }
+  // A byte of each word as a number in f32. Its high half is the number in bf16.
+  template <int BYTE>
+  static __m512i Number(Ints word) {
+    return Cast<__m512i>(AsFloats(AddProducts(Ints{}, Cast<UBytes>(Ints{} + (1 << 8 * BYTE)), Cast<Bytes>(word))));
+  }
+  template <int PART>
+  __m512i Line(const Words& w) const {
+    const Ints word = PART % 2 ? w.second : w.first;
+    const __m512i high_halves = _mm512_set4_epi32(0x0f0e, 0x0b0a, 0x0706, 0x0302);
+    constexpr __mmask64 kFirst = 0x3333333333333333;
+    return _mm512_mask_shuffle_epi8(Number<PART / 2 + 2>(word), kFirst, Number<PART / 2>(word), high_halves);
+  }
+};
+
+struct TiledF8 {
+  static constexpr int WORDS = 2, STEPS = 1, LEAST = 0, FEWEST = 4;
+  struct Words { F8Words first, second; };
+
+  static Words Read(const char* at, int) { return {AsWords(Load<Shorts>(at)), AsWords(Load<Shorts>(at + kLineBytes))}; }
+  template <int PART>
+  __m512i Line(const Words& w) const { return Cast<__m512i>(AsBF16<PART / 2>(PART % 2 ? w.second : w.first)); }
 };
 
 // A step has INPUTS inputs, as many as a tile or half as many.
@@ -68,8 +97,8 @@ struct GroupedTiles : TiledRows {
   char* x;                          // [rows, stride]: activations, with those of a word in the order of its parts
   Kind kind;
 
-  explicit GroupedTiles(const LinearArguments& a) : TiledRows(a), groups(a, a.inputs / a.group) {
-    steps = a.inputs / INPUTS, run = a.group / INPUTS;
+  explicit GroupedTiles(const LinearArguments& a) : TiledRows(a), groups(a, a.group ? a.inputs / a.group : 1) {
+    steps = a.inputs / INPUTS, run = a.group ? a.group / INPUTS : steps;
     panel_bytes = RoundUp(a.inputs, kWord) / kWord * kWordBytes;
     stride = (RoundUp(a.inputs, kTileInputs) / kTileInputs | 1) * kLineBytes;
     totals = factors + RoundUp(a.rows, kPanel);
@@ -133,7 +162,7 @@ struct GroupedTiles : TiledRows {
     Widen(from, chunk.steps, ahead, chunk.weights);
     for (int64_t group = first / run, i = 0; group * run < first + chunk.steps; ++group, ++i) {
       const int64_t unit = group / groups.block;
-      chunk.scales[i] = groups.Of(weight.scale, weight.scale_unit, panel, group, unit, 0);
+      chunk.scales[i] = a.group ? groups.Of(weight.scale, weight.scale_unit, panel, group, unit, 0) : Floats{} + 1;
       if (!weight.minimum) continue;
       chunk.zeros[i] = groups.Of(weight.minimum, weight.minimum_unit, panel, group, unit, 0) - chunk.scales[i] * Kind::LEAST;
     }
@@ -226,9 +255,11 @@ struct GroupedTiles : TiledRows {
 // Calls `use` with the product of the arguments, and returns true, if tiles can compute it and weights are worth widening.
 template <typename Kind, typename Use>
 bool WithGroupedTiles(const LinearArguments& a, const Use& use) {
-  if (a.x_type != Type::kBF16 || !a.group) return false;
-  if (a.group % kTileInputs == 0) return a.rows >= kFewest<kTileInputs> && (use(GroupedTiles<Kind, kTileInputs>(a)), true);
-  return a.group % kTile == 0 && a.rows >= kFewest<kTile> && (use(GroupedTiles<Kind, kTile>(a)), true);
+  if (a.x_type != Type::kBF16) return false;
+  const int64_t group = a.group ? a.group : a.inputs;
+  if (group % kTileInputs == 0) return a.rows >= Kind::FEWEST && (use(GroupedTiles<Kind, kTileInputs>(a)), true);
+  constexpr int kFewest = Kind::FEWEST > kFewestOfHalves ? Kind::FEWEST : kFewestOfHalves;
+  return group % kTile == 0 && a.rows >= kFewest && (use(GroupedTiles<Kind, kTile>(a)), true);
 }
 
 }  // namespace

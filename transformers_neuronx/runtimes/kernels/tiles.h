@@ -206,10 +206,12 @@ bool WithTiles(const LinearArguments& a, const Use& use) {
     case Type::kBF16:
       return narrow && (use(TileProduct<TiledBF16>(a)), true);
     case Type::kS8: {
-      if (a.block || a.HasMinima()) return false;
-      const bool whole = !a.group || (a.group % TiledS8::INPUTS == 0 && kMostRun * TiledS8::INPUTS % a.group == 0);
-      return whole && (!a.group || a.scale_type == Type::kF32) && (use(TileProduct<TiledS8>(a)), true);
+      if (!a.group) return use(TileProduct<TiledS8>(a)), true;
+      const bool whole = a.group % TiledS8::INPUTS == 0 && kMostRun * TiledS8::INPUTS % a.group == 0;
+      if (whole && a.scale_type == Type::kF32 && !a.block && !a.HasMinima()) return use(TileProduct<TiledS8>(a)), true;
+      return WithGroupedTiles<WidenedS8>(a, use);
     }
+    case Type::kF8: return WithGroupedTiles<TiledF8>(a, use);
     case Type::kS4: return WithGroupedTiles<TiledS4>(a, use);
     case Type::kS5: return WithGroupedTiles<TiledS5>(a, use);
     case Type::kS6: return WithGroupedTiles<TiledS6>(a, use);
