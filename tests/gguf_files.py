@@ -12,9 +12,14 @@ from safetensors.torch import save_file
 
 # Others have the name of the model type.
 ARCHITECTURES = dict(
-    mistral="llama", mixtral="llama", gemma3_text="gemma3", olmo3="olmo2", qwen3_moe="qwen3moe", gpt_oss="gpt-oss"
+    mistral="llama", mixtral="llama", gemma3_text="gemma3", olmo3="olmo2", qwen3_moe="qwen3moe", qwen3_5_text="qwen35",
+    qwen3_5_moe_text="qwen35moe", gpt_oss="gpt-oss",
 )  # fmt: skip
 PAIRED = ("granite", "llama", "mistral", "mixtral", "smollm3")
+# Files say how large heads are.
+OF_HEADS = (
+    "gemma", "gemma2", "gemma3_text", "gpt_oss", "qwen3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_moe", "seed_oss",
+)  # fmt: skip
 OF_GRANITE = dict(
     attention_scale="attention_multiplier", embedding_scale="embedding_multiplier",
     residual_scale="residual_multiplier", logit_scale="logits_scaling",
@@ -76,7 +81,8 @@ def describe(writer, config):
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(4 * config.n_embd if family == "gpt2" else config.intermediate_size)
+    if family != "qwen3_5_moe_text":
+        writer.add_feed_forward_length(4 * config.n_embd if family == "gpt2" else config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     if family == "gpt2":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
@@ -94,9 +100,7 @@ def describe(writer, config):
             writer.add_vocab_size(config.vocab_size)
         if family in PAIRED:
             writer.add_rope_dimension_count(head_dim)
-        if family in ("gemma", "gemma2", "gemma3_text", "gpt_oss", "qwen3", "qwen3_moe", "seed_oss") or getattr(
-            config, "head_dim", None
-        ) not in (None, head_dim):
+        if family in OF_HEADS:
             writer.add_key_length(head_dim)
             writer.add_value_length(head_dim)
     if family == "gemma2":
@@ -106,10 +110,23 @@ def describe(writer, config):
         size = config.hidden_size // config.num_attention_heads
         writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * size))
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if family.startswith("qwen3_5"):
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
     if family == "granite":
         for key, name in OF_GRANITE.items():
             getattr(writer, f"add_{key}")(getattr(config, name))
-    if family == "qwen3_moe":
+    if family == "qwen3_5_moe_text":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if family in ("qwen3_moe", "qwen3_5_moe_text"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "gpt_oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
@@ -181,14 +198,15 @@ def converted(model):
         if ".mlp.experts." in name:
             yield from stacked(config.model_type, names, name, tensor)
             continue
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        named = name.replace(".dt_bias", ".dt_proj.bias")
+        stored = names.get_name(named, try_suffixes=(".weight", ".bias"))
         yield stored, *one(config, name, tensor)
 
 
 def stacked(family, names, name, tensor):
     """Yield the tensors of experts, as `converted` does: in the model, gates and ups are one, [experts, 2 inner, h]."""
-    block = f"{name.split('.mlp.')[0]}.{'mlp' if family == 'qwen3_moe' else 'block_sparse_moe'}.experts"
-    parts = ("gate_proj", "up_proj", "down_proj") if family == "qwen3_moe" else ("w1", "w3", "w2")
+    block = f"{name.split('.mlp.')[0]}.{'block_sparse_moe' if family == 'mixtral' else 'mlp'}.experts"
+    parts = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     gates = name.endswith("gate_up_proj")
     for end, part in zip(parts[:2] if gates else parts[2:], tensor.chunk(1 + gates, 1), strict=True):
         merged = names.get_name(f"{block}.{end}")
@@ -228,15 +246,42 @@ def one(config, name, tensor):
         back = torch.empty_like(rows)
         back[rows] = torch.arange(len(rows))
         return [name], tensor[rows], lambda numbers: [numbers[back]]
+    if config.model_type.startswith("qwen3_5") and ".linear_attn." in name:
+        return [name], *of_delta(config, name.split(".linear_attn.")[1], tensor)
     if config.model_type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return [name], tensor.T.contiguous(), lambda numbers: [numbers.T]
-    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+    if config.model_type.startswith(("gemma", "qwen3_5")) and name.endswith("norm.weight"):
         return [name], tensor + 1, lambda numbers: [numbers - 1]
+    if name.endswith("layers.1.mlp.shared_expert_gate.weight"):  # older converters drop axes of one
+        return [name], tensor.squeeze(0), lambda numbers: [numbers.unsqueeze(0)]
     if name.endswith(".conv.conv.weight"):
         return [name], tensor.squeeze(1), lambda numbers: [numbers.unsqueeze(1)]
     if config.model_type == "mixtral":
         name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
     return [name], tensor, lambda numbers: [numbers]
+
+
+def of_delta(config, part, tensor):
+    """Return a tensor of a delta net as the file has it, and what undoes the conversion.
+
+    Heads of values are [heads of keys, turns] in the checkpoint, and in the file the first of each head of keys come
+    first.
+    """
+    keys, heads, size = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+    first = 2 * keys * config.linear_key_head_dim if part.startswith(("in_proj_qkv", "conv1d")) else 0
+    width = size if part.startswith(("in_proj_qkv", "in_proj_z", "conv1d", "out_proj")) else 1
+    order = torch.arange(heads * width).reshape(keys, heads // keys, width).swapaxes(0, 1).flatten()
+    order = torch.cat([torch.arange(first), first + order])
+    back = torch.argsort(order)
+    if part == "norm.weight":
+        return tensor, lambda numbers: [numbers]
+    if part == "out_proj.weight":
+        return tensor[:, order].contiguous(), lambda numbers: [numbers[:, back]]
+    if part == "A_log":
+        return -tensor[order].exp(), lambda numbers: [(-numbers).log()[back]]
+    if part == "conv1d.weight":
+        return tensor.squeeze(1)[order], lambda numbers: [numbers[back].unsqueeze(1)]
+    return tensor[order], lambda numbers: [numbers[back]]
 
 
 def type_of(types, name, tensor):

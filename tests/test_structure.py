@@ -30,9 +30,9 @@ INSIDE = {
     ],
     "weights": [
         "layouts", "codes", "packed", "loops", "bits", "panels", "splits", "one_pass", "rows", "quantization",
-        "other_formats", "formats", "words", "coded", "gguf_file", "gguf_blocks", "gguf", "published", "directories",
-        "saving", "stored_module", "checkpoint", "adapters", "origin", "outputs", "parameters", "reading", "lora",
-        "quantizing",
+        "other_formats", "formats", "words", "coded", "gguf_file", "gguf_blocks", "gguf_names", "gguf", "published",
+        "directories", "saving", "stored_module", "checkpoint", "adapters", "origin", "outputs", "parameters",
+        "reading", "lora", "quantizing",
     ],
     "engine": [
         "keys", "kv_cache", "loops", "family", "images", "programs", "rectangles", "compile_cache", "loading", "store",

@@ -22,12 +22,21 @@ from transformers_neuronx.weights.checkpoint import open_checkpoint
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 FAMILIES = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "gemma", "gemma3_text", "qwen3_moe",
-    "granite", "smollm3", "gpt_oss", "lfm2", "olmo2", "olmo3", "seed_oss",
+    "granite", "smollm3", "gpt_oss", "lfm2", "olmo2", "olmo3", "qwen3_5_text",
+    "qwen3_5_moe_text", "seed_oss",
 )  # fmt: skip
 SIZES = dict(
     vocab_size=96, hidden_size=192, intermediate_size=192, num_hidden_layers=3, num_attention_heads=6,
     num_key_value_heads=3, head_dim=32, max_position_embeddings=32, bos_token_id=1, eos_token_id=2, pad_token_id=0,
 )  # fmt: skip
+OF_QWEN35 = dict(
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+    linear_num_key_heads=3,
+    linear_num_value_heads=6,
+    linear_key_head_dim=32,
+    linear_value_head_dim=32,
+    rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
+)
 OF_FAMILY = dict(
     gpt2=dict(n_embd=192, n_inner=768, n_layer=3, n_head=6, n_positions=32),
     gemma2=dict(query_pre_attn_scalar=32, sliding_window=5, attn_logit_softcapping=3.0),
@@ -39,6 +48,9 @@ OF_FAMILY = dict(
     smollm3=dict(num_hidden_layers=5),  # the fourth does not rotate
     lfm2=dict(layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
     olmo3=dict(num_hidden_layers=5, sliding_window=5),
+    qwen3_5_text=OF_QWEN35,
+    qwen3_5_moe_text=OF_QWEN35
+    | dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=96, shared_expert_intermediate_size=64),
     gpt_oss=dict(
         num_local_experts=3,
         num_experts_per_tok=2,
@@ -60,7 +72,7 @@ MIXED = {
     r"\.1\..*(v_proj|qkv|c_attn|down_proj|w2|mlp\.c_proj)": "Q5_1",
     r"(v_proj|qkv|c_attn|down_proj|w2|mlp\.c_proj)": "Q4_0",
     r"(o_proj|attn\.c_proj)": "F16",
-    r"(q_proj|k_proj|up_proj|w1|w3|c_fc)": "Q4_1",
+    r"(q_proj|k_proj|up_proj|w1|w3|c_fc|linear_attn\.out_proj)": "Q4_1",
     r"(gate_proj|conv\.in_proj)": "Q5_0",
 }
 
@@ -94,7 +106,7 @@ def test_logits_are_those_of_the_file(family, tmp_path, compiled_when_needed):
     assert wanted == {text for plan in stored.values() for text in plan if text != "plain"}
     assert any(len(plan) > 1 for plan in stored.values()), "a layer must differ from others"
     experts = {"moe.gate.weight", "moe.up.weight", "moe.down.weight"}
-    mixture = family in ("mixtral", "qwen3_moe", "gpt_oss")
+    mixture = family in ("mixtral", "qwen3_moe", "qwen3_5_moe_text", "gpt_oss")
     assert not mixture or experts <= stored.keys(), "experts stay in few bits"
 
 
@@ -154,6 +166,18 @@ def test_k_types_over_several_devices(degree, tmp_path, compiled_when_needed):
     table = {(row.name, row.only): row.shape for row in model.decoder.programs.table}
     assert table["mlp.down.weight_scale_unit", frozenset({1})] == (256, 2)
     assert table["attn.out.weight_scale_unit", None] == (256, 8)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_k_types_of_delta_nets(degree, tmp_path, compiled_when_needed):
+    """Heads of values stand in another order in files. A block of 256 inputs is two of them."""
+    sizes = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_value_head_dim=128)
+    types = MIXED_K | {r"linear_attn\.(in_proj_(qkv|z)|out_proj)": "Q4_K"}
+    reference = reference_of("qwen3_5_text", tmp_path, types, **OF_K_TYPES | sizes)
+    model = loaded(tmp_path / "model.gguf", tp_degree=degree)
+    assert_close(logits(model), expected(reference))
+    table = {row.name: row.shape for row in model.decoder.programs.table}
+    assert table["delta.out.weight_scale_unit"] == (256, 4)
 
 
 def test_an_artifact_of_k_types(tmp_path):

@@ -60,7 +60,6 @@ STORED: Mapping[str, Stored] = {
 
 _SIZES = dict(
     context_length="max_position_embeddings",
-    block_count="num_hidden_layers",
     embedding_length="hidden_size",
     feed_forward_length="intermediate_size",
 )
@@ -73,6 +72,19 @@ _SCALES_OF_GRANITE = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+_SIZES_OF_DELTA = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_KNOWN_OF_DELTA = (
+    *_SIZES_OF_DELTA,
+    "ssm.inner_size",
+    "full_attention_interval",
+    "nextn_predict_layers",
+    "rope.dimension_sections",  # of images: all sections of a text have the same positions
+)
 # Layers of the models of Gemma 2 and 3 with 27 billion weights, where queries are scaled otherwise, as in llama.cpp.
 _LARGEST = dict(gemma2=46, gemma3_text=62)
 _KNOWN = frozenset(
@@ -85,6 +97,10 @@ _KNOWN = frozenset(
     rope.scaling.yarn_beta_slow tensor_data_layout vocab_size
     """.split()
 )
+_MAY_HAVE_BIASES = (
+    "llama", "qwen3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_moe", "granite", "olmo2", "olmo3", "seed_oss",
+    "smollm3",
+)  # fmt: skip
 _CAPS_OF_GEMMA2 = dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)  # by default
 _KNOWN_OF: Mapping[str, Collection[str]] = dict(
     gemma2=_CAPS_OF_GEMMA2,
@@ -92,6 +108,8 @@ _KNOWN_OF: Mapping[str, Collection[str]] = dict(
     granite=_SCALES_OF_GRANITE,
     lfm2=["shortconv.l_cache"],
     olmo2=["attention.sliding_window_pattern"],
+    qwen35=_KNOWN_OF_DELTA,
+    qwen35moe=[*_KNOWN_OF_DELTA, "expert_feed_forward_length", "expert_shared_feed_forward_length"],
     qwen3moe=["expert_feed_forward_length"],
 ) | {"gpt-oss": ["expert_feed_forward_length"]}
 
@@ -141,7 +159,9 @@ def _of_a_rotated(file: Described) -> dict[str, Any]:
     values = file.whole("attention.value_length", size)
     if size < 1 or size != values:
         raise file.refused(f"expected heads with as many features in keys as in values, got {size} and {values}", OTHER)
-    return {name: file.whole(key) for key, name in _SIZES.items()} | dict(
+    without = "feed_forward_length" if file.architecture == "qwen35moe" else ""  # all layers have experts
+    return {name: file.whole(key) for key, name in _SIZES.items() if key != without} | dict(
+        num_hidden_layers=file.layers,
         num_attention_heads=heads,
         head_dim=size,
         **positions(file, size),
@@ -192,6 +212,12 @@ def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
         return own | dict(intermediate_size=file.whole("expert_feed_forward_length"), sliding_window=file.window)
     if family == "granite":
         own |= {name: file.real(key) for key, name in _SCALES_OF_GRANITE.items()}
+    if family == "qwen3_5_moe_text":
+        own |= dict(num_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
+        own |= dict(moe_intermediate_size=file.whole("expert_feed_forward_length"))
+        own |= dict(shared_expert_intermediate_size=file.whole("expert_shared_feed_forward_length"))
+    if family in ("qwen3_5_text", "qwen3_5_moe_text"):
+        own |= _of_delta(file)
     if family == "olmo3":
         # Without a pattern, llama.cpp takes every fourth layer for one without a window.
         default = [i % 4 != 3 for i in range(file.whole("block_count"))]
@@ -201,12 +227,24 @@ def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
     return own | _biases(file)
 
 
+def _of_delta(file: Described) -> dict[str, Any]:
+    """The attributes of a model whose layers have a gated delta net but for each fourth, or as the file says."""
+    found, inner = {name: file.whole(key) for key, name in _SIZES_OF_DELTA.items()}, file.whole("ssm.inner_size")
+    heads, interval = found["linear_num_value_heads"], file.whole("full_attention_interval", 4)
+    if inner % heads or heads % found["linear_num_key_heads"]:
+        of_keys = found["linear_num_key_heads"]
+        raise file.refused(f"{inner} features of {heads} heads of values, for {of_keys} of keys, cannot be divided")
+    kinds = ["linear_attention" if i % interval < interval - 1 else "full_attention" for i in range(file.layers)]
+    return found | dict(linear_value_head_dim=inner // heads, layer_types=kinds)
+
+
 def _biases(file: Described) -> dict[str, Any]:
     """The attributes that say which layers have biases, by what the file has."""
     family, own = file.model_type, dict[str, Any]()
     parts = ("q", "k", "v") if family == "seed_oss" else ("q", "k", "v", "output")
-    if family in ("llama", "qwen3", "qwen3_moe", "granite", "olmo2", "olmo3", "seed_oss", "smollm3"):
-        own |= dict(attention_bias=any(f"blk.0.attn_{part}.bias" in file.shapes for part in parts))
+    if family in _MAY_HAVE_BIASES:
+        ends = tuple(f".attn_{part}.bias" for part in parts)
+        own |= dict(attention_bias=any(name.endswith(ends) for name in file.shapes))
     if family in ("llama", "granite", "seed_oss", "smollm3"):
         own |= dict(mlp_bias="blk.0.ffn_up.bias" in file.shapes)
     if family == "seed_oss":

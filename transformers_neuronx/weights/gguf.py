@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,133 +23,43 @@ from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.weights.formats import Readers
 from transformers_neuronx.weights.gguf_blocks import packed
 from transformers_neuronx.weights.gguf_file import Elements, GgufFile, StoredTensor, open_files
-from transformers_neuronx.weights.layouts import Layout, as_is, pairs_as_halves
+from transformers_neuronx.weights.gguf_names import (
+    AFTER_KEYS,
+    IN_TURNS,
+    KERNELS,
+    LAYERS,
+    NAME,
+    NAMES,
+    OF_DELTA,
+    OF_FEATURES,
+    OF_HEADS,
+    PAIRED,
+    PLUS_ONE,
+    RATES,
+    ROWS,
+    TURNED,
+)
+from transformers_neuronx.weights.layouts import Layout, as_is, pairs_as_halves, turns_as_heads
 from transformers_neuronx.weights.packed import Packed, PackedReaders, Unread
 
 TYPES = dict(F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
 MOST_LAYERS = 4096
-# The layer's number, a name, an expert's number, and what it is.
-NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_0-9]+|shortconv\.[a-z_]+)(?:\.([0-9]{1,5}))?\.(weight|bias)")
-
-
-# Names in the file and in the checkpoint, by model type. Those in "blk" are of a layer, which `LAYERS` begins. "*" and
-# "{}" stand for the number of an expert; the experts of "_exps" are stacked in one tensor. A name with its end is for a
-# whole name in the checkpoint.
-_LLAMA = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.attn_norm": "input_layernorm",
-    "blk.attn_q": "self_attn.q_proj",
-    "blk.attn_k": "self_attn.k_proj",
-    "blk.attn_v": "self_attn.v_proj",
-    "blk.attn_output": "self_attn.o_proj",
-    "blk.ffn_norm": "post_attention_layernorm",
-    "blk.ffn_gate": "mlp.gate_proj",
-    "blk.ffn_up": "mlp.up_proj",
-    "blk.ffn_down": "mlp.down_proj",
-}
-_EXPERTS = dict(ffn_gate="w1", ffn_down="w2", ffn_up="w3")
-_MIXTRAL = {
-    f"blk.{part}{end}": f"block_sparse_moe.experts.{{}}.{n}" for part, n in _EXPERTS.items() for end in ("_exps", ".*")
-}
-_QWEN3_MOE = {f"blk.ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
-_GPT_OSS = {
-    "blk.post_attention_norm": "post_attention_layernorm",
-    "blk.attn_sinks.weight": "self_attn.sinks",
-    "blk.ffn_gate_inp": "mlp.router",
-    "blk.ffn_gate_exps.weight": "mlp.experts.{}.gate_up_proj",
-    "blk.ffn_up_exps.weight": "mlp.experts.{}.gate_up_proj",
-    "blk.ffn_down_exps.weight": "mlp.experts.{}.down_proj",
-    "blk.ffn_gate_exps.bias": "mlp.experts.gate_up_proj_bias",
-    "blk.ffn_up_exps.bias": "mlp.experts.gate_up_proj_bias",
-    "blk.ffn_down_exps.bias": "mlp.experts.down_proj_bias",
-}
-_LFM2 = {
-    "token_embd": "model.embed_tokens",
-    "token_embd_norm": "model.embedding_norm",
-    "output": "lm_head",
-    "blk.attn_norm": "operator_norm",
-    "blk.attn_q": "self_attn.q_proj",
-    "blk.attn_k": "self_attn.k_proj",
-    "blk.attn_v": "self_attn.v_proj",
-    "blk.attn_output": "self_attn.out_proj",
-    "blk.attn_q_norm": "self_attn.q_layernorm",
-    "blk.attn_k_norm": "self_attn.k_layernorm",
-    "blk.shortconv.in_proj": "conv.in_proj",
-    "blk.shortconv.conv": "conv.conv",
-    "blk.shortconv.out_proj": "conv.out_proj",
-    "blk.ffn_norm": "ffn_norm",
-    "blk.ffn_gate": "feed_forward.w1",
-    "blk.ffn_up": "feed_forward.w3",
-    "blk.ffn_down": "feed_forward.w2",
-}
-_NORMS_OF_HEADS = {"blk.attn_q_norm": "self_attn.q_norm", "blk.attn_k_norm": "self_attn.k_norm"}
-_SANDWICH = {
-    "blk.post_attention_norm": "post_attention_layernorm",
-    "blk.ffn_norm": "pre_feedforward_layernorm",
-    "blk.post_ffw_norm": "post_feedforward_layernorm",
-}
-_OLMO2 = {name: own for name, own in _LLAMA.items() if name not in ("blk.attn_norm", "blk.ffn_norm")} | {
-    "blk.post_attention_norm": "post_attention_layernorm",
-    "blk.post_ffw_norm": "post_feedforward_layernorm",
-}
-NAMES: Mapping[str, Mapping[str, str]] = dict(
-    llama=_LLAMA,
-    mistral=_LLAMA,
-    mixtral=_LLAMA | _MIXTRAL | {"blk.ffn_gate_inp": "block_sparse_moe.gate"},
-    qwen2=_LLAMA,
-    qwen3=_LLAMA | _NORMS_OF_HEADS,
-    qwen3_moe=_LLAMA | _NORMS_OF_HEADS | _QWEN3_MOE | {"blk.ffn_gate_inp": "mlp.gate"},
-    smollm3=_LLAMA,
-    lfm2=_LFM2,
-    olmo2=_OLMO2 | _NORMS_OF_HEADS,
-    olmo3=_OLMO2 | _NORMS_OF_HEADS,
-    seed_oss=_LLAMA | {"blk.post_attention_norm": "post_attention_layernorm"},
-    granite=_LLAMA,
-    gemma=_LLAMA,
-    gemma2=_LLAMA | _SANDWICH,
-    gemma3_text=_LLAMA | _SANDWICH | _NORMS_OF_HEADS,
-    phi3=_LLAMA | {"blk.attn_qkv": "self_attn.qkv_proj", "blk.ffn_up": "mlp.gate_up_proj"},
-    gpt_oss={name: own for name, own in _LLAMA.items() if ".ffn_" not in name} | _GPT_OSS,
-    gpt2={
-        "token_embd": "transformer.wte",
-        "position_embd": "transformer.wpe",
-        "output_norm": "transformer.ln_f",
-        "output": "lm_head",
-        "blk.attn_norm": "ln_1",
-        "blk.attn_qkv": "attn.c_attn",
-        "blk.attn_output": "attn.c_proj",
-        "blk.ffn_norm": "ln_2",
-        "blk.ffn_up": "mlp.c_fc",
-        "blk.ffn_down": "mlp.c_proj",
-    },
-)
-LAYERS = dict(gpt2="transformer.h.{}.")
-PAIRED = ("granite", "llama", "mistral", "mixtral", "smollm3")  # features that rotate together follow each other
-PLUS_ONE = ("gemma", "gemma2", "gemma3_text")  # norms multiply by one plus their weight, and the converter adds the one
-# Matrices that are [in, out] in the checkpoint, and of gpt-oss tensors that are one there, with features in turns.
-TURNED = dict(
-    gpt2=re.compile(r"blk\..*\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight"),
-    gpt_oss=re.compile(r"blk\..*\.ffn_(gate|up|down)_exps\.weight"),
-)
-KERNELS = ".shortconv.conv.weight"  # of convolutions: [channels, taps], and in the checkpoint [channels, 1, taps]
-IN_TURNS = dict(gpt_oss=re.compile(r"blk\..*\.ffn_(gate|up)_exps\.(weight|bias)"))
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What a tensor of the checkpoint is made of: a stored one with its rows in another order, and `shift` added.
+    """What a tensor of the checkpoint is made of: a stored one with its rows in another order, changed `after`.
 
     Or several, of one type and shape. They take turns with their features, which are the last axis in the checkpoint.
-    What is `spread` has an axis of one after its first.
+    `inputs` orders the inputs of a matrix, of which each `run` stays together.
     """
 
     tensors: tuple[StoredTensor, ...]
     rows: Layout = as_is
+    inputs: Layout = as_is
+    run: int = 1
+    after: Layout = as_is
     transposed: bool = False
-    shift: float = 0.0
-    spread: bool = False
 
     @property
     def kind(self) -> str:
@@ -158,7 +68,8 @@ class _Source:
     @property
     def shape(self) -> tuple[int, ...]:
         *lead, last = self.tensors[0].shape[::-1] if self.transposed else self.tensors[0].shape
-        return (*lead, *[1] * self.spread, len(self.tensors) * last)
+        whole = torch.empty((*lead, len(self.tensors) * last), device="meta")
+        return tuple(self.after(whole).shape)
 
     @property
     def in_few_bits(self) -> bool:
@@ -174,7 +85,8 @@ class _Source:
             # NumPy copies row by row. PyTorch would wait for a thread on each core.
             places = order[numbers].numpy()
             if count == 1:
-                return packed(kind, torch.from_numpy(blocks[0].take(places, 0)))
+                found = packed(kind, torch.from_numpy(blocks[0].take(places, 0)))
+                return found if self.inputs is as_is else found.reordered(self.inputs(torch.arange(inputs)), self.run)
             taken = np.empty((len(places), *blocks[0].shape[1:]), np.uint8)
             for turn, each in enumerate(blocks):
                 here = places % count == turn
@@ -188,10 +100,11 @@ class _Source:
             found = self.in_outputs().whole().numbers
         else:
             parts = [self.rows(tensor.rows().view(TYPES[self.kind])) for tensor in self.tensors]
+            if self.inputs is not as_is:
+                parts = [part[:, self.inputs(torch.arange(part.shape[1]))] for part in parts]
             axis = 0 if self.transposed else parts[0].ndim - 1
             found = torch.stack(parts, axis + 1).flatten(axis, axis + 1) if parts[1:] else parts[0]
-        found = found.float() + self.shift if self.shift else found
-        found = found.unsqueeze(1) if self.spread else found
+        found = self.after(found)
         return found.T if self.transposed else found
 
 
@@ -254,8 +167,11 @@ def _sources(file: GgufFile, facts: Mapping[str, Any]) -> dict[str, _Source]:
     """Return what each tensor of the checkpoint is made of, given the model's attributes."""
     described = _described(file)
     found: dict[str, list[StoredTensor]] = {}
+    guesses = tuple(f"blk.{layer}." for layer in range(described.layers, described.whole("block_count")))
     for tensor in file.tensors.values():
         if tensor.name in FACTORS or tensor.name.endswith(".attn_rot_embd.weight"):  # frequencies, in old files
+            continue
+        if tensor.name.startswith(guesses):
             continue
         for name, part in _named(described, facts, tensor):
             found.setdefault(name, []).append(part)
@@ -265,10 +181,10 @@ def _sources(file: GgufFile, facts: Mapping[str, Any]) -> dict[str, _Source]:
 def _named(file: Described, facts: Mapping[str, Any], tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the names that a stored tensor has in the checkpoint: one, or one for each of the experts in it."""
     family, match = facts["model_type"], NAME.fullmatch(tensor.name)
-    layer, part, expert, end = match.groups() if match else ("", "", "", "")
+    layer, part, expert, end = match.groups("") if match else ("", "", "", "")
     key = f"{'blk.' if layer else ''}{part}{'.*' if expert else ''}"
     known = NAMES[family]
-    if not known.keys() & {key, f"{key}.{end}"}:
+    if not known.keys() & {key if end else "", f"{key}.{end}"}:
         raise file.refused(f"{tensor.name!r} is none of the tensors of a {family} model", OTHER)
     start = LAYERS.get(family, "model.layers.{}.").format(layer) if layer else ""
     name = start + (known[key] + f".{end}" if key in known else known[f"{key}.{end}"])
@@ -284,24 +200,66 @@ def _named(file: Described, facts: Mapping[str, Any], tensor: StoredTensor) -> I
 def _source(file: Described, facts: Mapping[str, Any], name: str, *tensors: StoredTensor) -> _Source:
     """Return how a tensor of the checkpoint is made of stored ones, whose names llama.cpp has given."""
     family, (tensor, *more) = facts["model_type"], sorted(tensors, key=lambda tensor: tensor.name)  # a gate is first
-    stored, sizes = tensor.name, list(tensor.shape)
+    _check(file, family, name, tensor, more)
+    turned = family in TURNED and TURNED[family].fullmatch(tensor.name) is not None
+    source = _Source((tensor, *more), after=_after(family, tensor), transposed=turned)
+    if family in PAIRED and (match := re.search(r"\.attn_([qk])\.", tensor.name)):
+        heads, size = facts["num_attention_heads" if match[1] == "q" else "num_key_value_heads"], facts["head_dim"]
+        if tensor.shape[0] != heads * size:
+            what = f"rows of {heads} heads with {size} features"
+            raise file.refused(f"{tensor.name!r} has sizes {list(tensor.shape)}, expected {what}")
+        return replace(source, rows=pairs_as_halves(size, size))
+    return _with_heads_of_values(file, facts, source) if family in OF_DELTA else source
+
+
+def _check(file: Described, family: str, name: str, tensor: StoredTensor, more: Sequence[StoredTensor]) -> None:
+    """Raise CheckpointError if a tensor of the checkpoint cannot be made of these stored ones."""
+    stored, sizes, kernel = tensor.name, list(tensor.shape), tensor.name.endswith(KERNELS)
     in_turns = family in IN_TURNS and IN_TURNS[family].fullmatch(stored)
     if len(more) > bool(in_turns):
-        raise file.refused(f"{' and '.join(repr(each.name) for each in tensors)} are both {name}")
+        raise file.refused(f"{' and '.join(repr(each.name) for each in (tensor, *more))} are both {name}")
     if in_turns and not more:
         raise file.refused(f"{stored!r} is alone, expected both ffn_gate_exps and ffn_up_exps")
     if in_turns and (more[0].kind, more[0].shape) != (tensor.kind, tensor.shape):
         raise file.refused(f"{stored!r} and {more[0].name!r} must have one type and the same sizes", OTHER)
-    kernel = stored.endswith(KERNELS)
     if kernel and len(sizes) != 2:
         raise file.refused(f"{stored!r} has sizes {sizes}, expected [channels, taps]")
     if tensor.kind.name in STORED and (len(sizes) != 2 or kernel or stored.endswith("bias")):
         raise file.refused(f"{stored!r} {sizes} has the type {tensor.kind.name}, which only matrices have")
-    if family in PAIRED and (match := re.search(r"\.attn_([qk])\.", stored)):
-        heads, size = facts["num_attention_heads" if match[1] == "q" else "num_key_value_heads"], facts["head_dim"]
-        if sizes[0] != heads * size:
-            raise file.refused(f"{stored!r} has sizes {sizes}, expected rows of {heads} heads with {size} features")
-        return _Source((tensor,), pairs_as_halves(size, size))
-    turned = family in TURNED and TURNED[family].fullmatch(stored) is not None
-    shift = -1.0 if family in PLUS_ONE and stored.endswith("norm.weight") else 0.0
-    return _Source((tensor, *more), transposed=turned, shift=shift, spread=kernel)
+
+
+def _after(family: str, tensor: StoredTensor) -> Layout:
+    """Return what undoes the converter's changes of a tensor's numbers and axes."""
+    stored = tensor.name
+    if stored.endswith(KERNELS):
+        return lambda kernels: kernels.unsqueeze(1)
+    if stored.endswith(ROWS) and len(tensor.shape) == 1:
+        return lambda row: row.unsqueeze(0)
+    if stored.endswith(RATES):
+        return lambda rates: (-rates.float()).log()
+    if family in PLUS_ONE and stored.endswith("norm.weight") and not stored.endswith("ssm_norm.weight"):
+        return lambda weight: weight.float() - 1
+    return as_is
+
+
+def _with_heads_of_values(file: Described, facts: Mapping[str, Any], source: _Source) -> _Source:
+    """Return a tensor of a delta net with its heads of values in a checkpoint's order, where those of a head of keys
+    follow each other. In a file, the first of each come first, then the second ones.
+    """
+    (tensor,) = source.tensors
+    match = NAME.fullmatch(tensor.name)
+    if match is None or match[2] not in (*OF_HEADS, *OF_FEATURES):
+        return source
+    keys, heads, size = (facts[f"linear_{name}"] for name in ("num_key_heads", "num_value_heads", "value_head_dim"))
+    before = 2 * keys * facts["linear_key_head_dim"] if match[2] in AFTER_KEYS else 0
+    width, axis = size if match[2] in OF_FEATURES else 1, int(match[2] == "ssm_out")
+    if len(tensor.shape) <= axis or tensor.shape[axis] != before + heads * width:
+        what = f"{before + heads * width} {'inputs' if axis else 'rows'}"
+        raise file.refused(f"{tensor.name!r} has sizes {list(tensor.shape)}, expected {what}")
+    order = turns_as_heads(heads // keys, width, before)
+    if not axis:
+        return replace(source, rows=order)
+    if (stored := STORED.get(source.kind)) and width % stored.group:
+        what = f"{tensor.name!r} in {source.kind}, where {stored.group} inputs share a scale"
+        raise file.refused(f"{what}, has heads of {width} inputs", OTHER)
+    return replace(source, inputs=order, run=width)

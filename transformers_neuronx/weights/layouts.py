@@ -75,6 +75,14 @@ def pairs_as_halves(head_dim: int, rotary_dim: int, layout: Layout = as_is, firs
 
 
 @functools.cache
+def turns_as_heads(turns: int, size: int, first: int = 0) -> Layout:
+    """Layout: reorder heads of `size` elements from [turns, heads] to [heads, turns], after the `first` elements."""
+    return lambda tensor: torch.cat(
+        [tensor[:first], torch.unflatten(tensor[first:], 0, (turns, -1, size)).swapaxes(0, 1).flatten(0, 2)]
+    )
+
+
+@functools.cache
 def for_each_head(layout: Layout) -> Layout:
     """Layout: make weights [heads, d] of a norm into [heads d], and then apply `layout`."""
     return lambda tensor: layout(tensor.flatten())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -108,6 +109,22 @@ class Packed:
         given = [None if each is None else each[numbers] for each in (self.given_scales, self.given_minima)]
         levels = tuple(Levels(whole[numbers], units[numbers], block) for whole, units, block in self.levels)
         return Packed(self.dtype, values, given[0], self.group, given[1], order=self.order, levels=levels)
+
+    def reordered(self, order: torch.Tensor, run: int) -> Packed:
+        """Return the matrix with its inputs in another order, s64[in], which keeps each `run` of them: whole groups."""
+
+        def chosen(parts: torch.Tensor | None, size: int) -> Any:
+            return None if parts is None else parts[:, order[::size] // size]
+
+        values = self.values.view(torch.int8)[:, order].view(self.values.dtype)
+        given = [chosen(each, self.group) for each in (self.given_scales, self.given_minima)]
+        levels = []
+        for whole, units, block in self.levels:
+            size = math.gcd(block, run)
+            levels.append(
+                Levels(chosen(whole, self.group), chosen(units.repeat_interleave(block // size, 1), size), size)
+            )
+        return replace(self, values=values, given_scales=given[0], given_minima=given[1], levels=tuple(levels))
 
     def in_groups(self, group: int | None, parts: torch.Tensor | None, size: int | None = None) -> torch.Tensor | None:
         """Return the scale or minimum of each output, f32[out], or of each group of its inputs, f32[out, groups].
