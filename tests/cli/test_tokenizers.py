@@ -89,6 +89,14 @@ def test_a_gguf_file(tmp_path, model_type):
     assert own(TEXTS[0]).input_ids == AutoTokenizer.from_pretrained(TINY_KJV)(TEXTS[0]).input_ids
 
 
+@pytest.mark.parametrize("model_type", ["lfm2", "olmo2", "qwen3_5_text", "qwen3_5_moe_text", "seed_oss"])
+def test_a_gguf_file_whose_model_transformers_may_not_read(tmp_path, model_type):
+    kinds = dict(layer_types=["full_attention"]) if "qwen3_5" in model_type else {}
+    own = tokenizer_of_gguf(with_tokens(tmp_path / "model.gguf", model_type, **kinds))
+    assert own(TEXTS[0]).input_ids == AutoTokenizer.from_pretrained(TINY_KJV)(TEXTS[0]).input_ids
+    assert own.decode(own(TEXTS[0]).input_ids) == TEXTS[0]
+
+
 def test_a_gguf_file_beside_a_configuration_of_its_tokenizer(tmp_path):
     path = with_tokens(tmp_path / "model.gguf", "llama")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(dict(tokenizer_class="GPT2Tokenizer")))
