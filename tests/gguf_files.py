@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 
 # Others have the name of the model type.
 ARCHITECTURES = dict(
-    mistral="llama", mixtral="llama", gemma3_text="gemma3", olmo3="olmo2", qwen3_moe="qwen3moe", qwen3_5_text="qwen35",
-    qwen3_5_moe_text="qwen35moe", gpt_oss="gpt-oss",
+    mistral="llama", ministral3="mistral3", mixtral="llama", gemma3_text="gemma3", olmo3="olmo2", qwen3_moe="qwen3moe",
+    qwen3_5_text="qwen35", qwen3_5_moe_text="qwen35moe", gpt_oss="gpt-oss",
 )  # fmt: skip
-PAIRED = ("granite", "llama", "mistral", "mixtral", "smollm3")
+PAIRED = ("granite", "llama", "mistral", "ministral3", "mixtral", "smollm3")
 # Files say how large heads are.
 OF_HEADS = (
     "gemma", "gemma2", "gemma3_text", "gpt_oss", "qwen3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_moe", "seed_oss",
@@ -155,6 +155,9 @@ def describe_scaling(writer, config, rope):
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    if config.model_type == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if kind == "longrope":
         length = config.original_max_position_embeddings
         ratio = config.max_position_embeddings / length

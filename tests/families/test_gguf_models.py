@@ -23,7 +23,7 @@ TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 FAMILIES = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "gemma", "gemma3_text", "qwen3_moe",
     "granite", "smollm3", "gpt_oss", "lfm2", "olmo2", "olmo3", "qwen3_5_text",
-    "qwen3_5_moe_text", "seed_oss",
+    "qwen3_5_moe_text", "seed_oss", "ministral3",
 )  # fmt: skip
 SIZES = dict(
     vocab_size=96, hidden_size=192, intermediate_size=192, num_hidden_layers=3, num_attention_heads=6,
@@ -46,6 +46,19 @@ OF_FAMILY = dict(
     qwen3_moe=dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True),
     granite=dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=4.0),
     smollm3=dict(num_hidden_layers=5),  # the fourth does not rotate
+    ministral3=dict(
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=1e6,
+            factor=4.0,
+            original_max_position_embeddings=16,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            llama_4_scaling_beta=0.1,
+        )
+    ),
     lfm2=dict(layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
     olmo3=dict(num_hidden_layers=5, sliding_window=5),
     qwen3_5_text=OF_QWEN35,

@@ -39,6 +39,7 @@ from transformers import (
     GraniteConfig,
     Lfm2Config,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -89,6 +90,7 @@ LONGROPE = dict(
 PARTIAL = dict(rope_theta=1e4, rope_type="default", partial_rotary_factor=0.5)
 YARN = dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=16)
 OF_GPT_OSS = YARN | dict(rope_theta=150000.0, beta_fast=32.0, beta_slow=1.0, truncate=False)
+OF_MINISTRAL = YARN | dict(beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
 
 GEMMA3 = dict(
     full_attention=dict(rope_type="default", rope_theta=1e6),
@@ -149,6 +151,7 @@ MODELS = {
     "llama 3.1": lambda: sized(LlamaConfig, head_dim=32, rope_parameters=LLAMA3 | dict(factor=8.0)),
     "llama 3.2": lambda: sized(LlamaConfig, head_dim=32, rope_parameters=LLAMA3 | dict(factor=32.0)),
     "mistral": lambda: sized(MistralConfig, sliding_window=5),
+    "ministral3": lambda: sized(Ministral3Config, head_dim=16, rope_parameters=OF_MINISTRAL),
     "mixtral": lambda: sized(MixtralConfig, num_local_experts=3, num_experts_per_tok=2),
     "mixtral, windows": lambda: sized(MixtralConfig, num_local_experts=4, sliding_window=7, rms_norm_eps=1e-6),
     "qwen2": lambda: sized(Qwen2Config, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
@@ -467,16 +470,10 @@ def test_the_configuration_is_that_of_the_model(name, tmp_path):
     assert found == want
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in MODELS
-        if not re.search(
-            "mistral|mixtral|3.1|3.2|linear|yarn|gemma$|granite|smollm3|gpt_oss|olmo|seed_oss|qwen3_5", name
-        )
-    ],
-)
+NOT_READ = "istral|mixtral|3.1|3.2|linear|yarn|gemma$|granite|smollm3|gpt_oss|olmo|seed_oss|qwen3_5"
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if not re.search(NOT_READ, name)])
 def test_what_transformers_reads_of_a_file(name, tmp_path):
     """It does not read scaled positions, Mistral's windows, Mixtral's experts, gpt-oss's positions, OLMo, Seed-OSS,
     Qwen 3.5, and more: see `GGUF_CONFIG_MAPPING`.
@@ -531,6 +528,8 @@ def test_what_files_leave_out_is_what_llama_cpp_takes(tmp_path):
     found = attributes_of(changed(path, "llama", rope__scale_linear=(4.0, F32)))
     assert found["rope_scaling"] == dict(rope_type="linear", factor=4.0)
     assert "rope_scaling" not in attributes_of(changed(path, "llama", rope__scaling__type=("none", STRING)))
+    found = attributes_of(changed(path, "ministral3", rope__scaling__type=None))
+    assert (found["model_type"], found["sliding_window"]) == ("mistral", None)
     found = attributes_of(changed(path, "olmo3", attention__sliding_window_pattern=None))
     assert [kind == "full_attention" for kind in found["layer_types"]] == [False, False, False, True, False]
     found = attributes_of(changed(path, "qwen2, yarn", rope__scaling__original_context_length=None))
@@ -552,7 +551,7 @@ REFUSED = {
     "'qwen2.embedding_length'": ("qwen2", dict(embedding_length=None)),
     "'gpt2.attention.layer_norm_epsilon'": ("gpt2", dict(attention__layer_norm_epsilon=None)),
     "'llama.expert_used_count'": ("mixtral", dict(expert_used_count=None)),
-    "the architecture 'bert' cannot be read: supported are gemma, gemma2, gemma3, gpt2, granite, lfm2, llama, olmo2": (
+    "the architecture 'bert' cannot be read: supported are gemma, gemma2, gemma3, gpt2, granite, lfm2, llama": (
         "llama",
         dict(general__architecture=("bert", STRING)),
     ),

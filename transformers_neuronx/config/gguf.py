@@ -107,6 +107,7 @@ _KNOWN_OF: Mapping[str, Collection[str]] = dict(
     gemma3=["rope.freq_base_swa"],
     granite=_SCALES_OF_GRANITE,
     lfm2=["shortconv.l_cache"],
+    mistral3=["attention.temperature_scale", "rope.scaling.yarn_log_multiplier"],
     olmo2=["attention.sliding_window_pattern"],
     qwen35=_KNOWN_OF_DELTA,
     qwen35moe=[*_KNOWN_OF_DELTA, "expert_feed_forward_length", "expert_shared_feed_forward_length"],
@@ -201,7 +202,7 @@ def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
     if family.startswith("gemma"):
         return _of_gemma(file, head_dim)
     own: dict[str, Any] = dict(hidden_act="silu")
-    if family in ("mistral", "mixtral", "phi3"):
+    if family in ("mistral", "ministral3", "mixtral", "phi3"):
         own |= dict(sliding_window=file.window)
     if family in ("mixtral", "gpt_oss"):
         own |= dict(num_local_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))

@@ -14,8 +14,8 @@ from transformers_neuronx.errors import CheckpointError
 # is olmo2.
 ARCHITECTURES = dict(
     gemma="gemma", gemma2="gemma2", gemma3="gemma3_text", gpt2="gpt2", granite="granite", lfm2="lfm2", llama="llama",
-    olmo2="olmo2", phi3="phi3", qwen2="qwen2", qwen3="qwen3", qwen35="qwen3_5_text", qwen35moe="qwen3_5_moe_text",
-    qwen3moe="qwen3_moe", seed_oss="seed_oss", smollm3="smollm3",
+    mistral3="ministral3", olmo2="olmo2", phi3="phi3", qwen2="qwen2", qwen3="qwen3", qwen35="qwen3_5_text",
+    qwen35moe="qwen3_5_moe_text", qwen3moe="qwen3_moe", seed_oss="seed_oss", smollm3="smollm3",
 ) | {"gpt-oss": "gpt_oss"}  # fmt: skip
 AGAIN = "download or convert it again"
 OTHER = "take another model"
@@ -50,6 +50,8 @@ class Described:
         if self.architecture == "llama" and self.whole("expert_count", 0):
             return "mixtral"
         name = ARCHITECTURES[self.architecture]
+        if name == "ministral3" and self.text("rope.scaling.type", "none") != "yarn":
+            return "mistral"
         return dict(llama="mistral", olmo2="olmo3").get(name, name) if self.window else name
 
     @property

@@ -89,6 +89,7 @@ _SHARED_EXPERT |= {"blk.ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
 NAMES: Mapping[str, Mapping[str, str]] = dict(
     llama=_LLAMA,
     mistral=_LLAMA,
+    ministral3=_LLAMA,
     mixtral=_LLAMA | _MIXTRAL | {"blk.ffn_gate_inp": "block_sparse_moe.gate"},
     qwen2=_LLAMA,
     qwen3=_LLAMA | _NORMS_OF_HEADS,
@@ -120,7 +121,14 @@ NAMES: Mapping[str, Mapping[str, str]] = dict(
     },
 )
 LAYERS = dict(gpt2="transformer.h.{}.")
-PAIRED = ("granite", "llama", "mistral", "mixtral", "smollm3")  # features that rotate together follow each other
+PAIRED = (
+    "granite",
+    "llama",
+    "mistral",
+    "ministral3",
+    "mixtral",
+    "smollm3",
+)  # features that rotate together follow each other
 # Norms multiply by one plus their weight, and the converter adds the one, but for the norm of delta nets.
 PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text")
 # Matrices that are [in, out] in the checkpoint, and of gpt-oss tensors that are one there, with features in turns.
