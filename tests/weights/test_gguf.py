@@ -606,6 +606,7 @@ REFUSED = {
         "olmo3",
         dict(attention__sliding_window_pattern=("many", STRING)),
     ),
+    "4 layers that guess tokens, of 4": ("qwen3_5_text", dict(nextn_predict_layers=(4, U32))),
     "6 features of 4 heads of values, for 2 of keys, cannot be divided": (
         "qwen3_5_text",
         dict(ssm__time_step_rank=(4, U32), ssm__inner_size=(6, U32)),

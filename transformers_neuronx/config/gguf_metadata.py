@@ -57,7 +57,10 @@ class Described:
     @property
     def layers(self) -> int:
         """The model's layers. Files may have some more at the end, which guess tokens."""
-        return self.whole("block_count") - self.whole("nextn_predict_layers", 0)
+        all_layers, guessing = self.whole("block_count"), self.whole("nextn_predict_layers", 0)
+        if guessing >= all_layers:
+            raise self.refused(f"the metadata has {guessing} layers that guess tokens, of {all_layers}")
+        return all_layers - guessing
 
     @property
     def window(self) -> int | None:
