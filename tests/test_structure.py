@@ -20,7 +20,7 @@ ORDER = [
 ]  # fmt: skip
 # In these packages, each file imports only those before it. The package itself, `__init__`, comes last.
 INSIDE = {
-    "support": ["progress", "files", "arguments", "turns", "entropy", "user_cache", "torch_threads"],
+    "support": ["progress", "files", "arguments", "turns", "entropy", "user_cache", "interrupts", "torch_threads"],
     "config": [
         "constants", "sparse_attention", "kept", "attributes", "multimodal", "declarations", "workers", "switches",
         "gguf_metadata", "gguf_positions", "gguf", "published",

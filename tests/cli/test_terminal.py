@@ -91,7 +91,7 @@ IMPORTS = dict(PYTHONPROFILEIMPORTTIME="1")  # Python prints each module that it
     ("seen", "variables"),
     [
         ("numpy", IMPORTS),
-        pytest.param("jax._src.util", IMPORTS, marks=pytest.mark.slow),
+        pytest.param("jaxlib._hlo", IMPORTS, marks=pytest.mark.slow),
         pytest.param("programs", dict(NEURONX_CACHE="off"), marks=pytest.mark.slow),
         (PROMPT, {}),
     ],

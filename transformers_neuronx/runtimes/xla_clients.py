@@ -24,6 +24,7 @@ from transformers_neuronx.runtimes.meeting import PATIENCE, SILENCE, Meeting
 from transformers_neuronx.runtimes.processor import processor
 from transformers_neuronx.runtimes.world import World, world
 from transformers_neuronx.support import entropy
+from transformers_neuronx.support.interrupts import held_back
 from transformers_neuronx.version import __version__
 
 _BUFFER = socket.SOL_SOCKET, socket.SO_SNDBUF
@@ -53,7 +54,8 @@ def jaxlib() -> Any:
         raise EngineError("the cpu and cuda runtimes need jaxlib, which is not installed: pip install jaxlib") from None
     check_version(version)
     env.LOG_LEVEL.set_default()
-    return importlib.import_module("jaxlib._jax")
+    with held_back():
+        return importlib.import_module("jaxlib._jax")
 
 
 @functools.cache
@@ -66,7 +68,8 @@ def import_jax() -> None:
 @functools.cache
 def jaxlib_hlo() -> Any:
     jaxlib()
-    return importlib.import_module("jaxlib._hlo")
+    with held_back():
+        return importlib.import_module("jaxlib._hlo")
 
 
 class Devices(NamedTuple):
