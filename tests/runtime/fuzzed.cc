@@ -110,8 +110,9 @@ Drawn Linear() {
   const bool grouped = stored == ffi::U8 || (!floats && Sometimes());
   const bool minima = grouped && whole && Sometimes(), levels = grouped && whole && Sometimes();
   const int64_t bits = codes || Sometimes() ? 4 : OneOf<int64_t>({5, 6});
-  const int64_t group = OneOf<int64_t>({32, 64, 96}), blocks = UpTo(2), groups = blocks * UpTo(2);
-  const int64_t inputs = grouped ? groups * group : UpTo(80), rows = UpTo(9), count = UpTo(4);
+  const int64_t group = bits == 5 || Sometimes() ? OneOf<int64_t>({32, 64, 96}) : 16, blocks = UpTo(2), groups = blocks * UpTo(2);
+  const int64_t inputs = grouped ? groups * group : UpTo(80), count = UpTo(4);
+  const int64_t rows = UpTo(Sometimes(4) ? 40 : 9);  // AMX has tiles for many rows
   const int64_t word = floats ? (x == ffi::BF16 ? 2 : 1) : 4;
   const int64_t words = stored == ffi::U8 ? inputs * bits / 32 : (inputs + word - 1) / word;
   const int parts = static_cast<int>(UpTo(3));

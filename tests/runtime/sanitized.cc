@@ -271,7 +271,7 @@ int main() {
       }
   for (const int64_t rows : {1, 2, 5, 17})
     for (const int64_t groups : {1, 3, 9})
-      for (const int64_t group : {8, 64, 256})
+      for (const int64_t group : {8, 16, 64, 256})
         for (const Type type : wide)
           for (const Type stored : {Type::kS4, Type::kS5, Type::kS6, Type::kS8, Type::kF8, Type::kE2M1, Type::kNF4,
                                     Type::kFP4})
