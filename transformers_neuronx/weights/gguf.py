@@ -43,7 +43,7 @@ from transformers_neuronx.weights.layouts import Layout, as_is, pairs_as_halves,
 from transformers_neuronx.weights.packed import Packed, PackedReaders, Unread
 
 TYPES = dict(F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
-MOST_LAYERS = 4096
+MOST_LAYERS = 4096  # values of an array of the metadata that is read as a list
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class _Source:
     @property
     def shape(self) -> tuple[int, ...]:
         *lead, last = self.tensors[0].shape[::-1] if self.transposed else self.tensors[0].shape
-        whole = torch.empty((*lead, len(self.tensors) * last), device="meta")
-        return tuple(self.after(whole).shape)
+        sizes = (*lead, len(self.tensors) * last)
+        return sizes if self.after is as_is else tuple(self.after(torch.empty(sizes, device="meta")).shape)
 
     @property
     def in_few_bits(self) -> bool:
