@@ -98,8 +98,6 @@ GEMMA3 = dict(
 )
 GEMMA3_SCALED = GEMMA3 | dict(full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0))
 OF_MOE = dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=48, norm_topk_prob=True)
-
-
 OF_SHARED = dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=48, shared_expert_intermediate_size=32)
 
 
@@ -463,7 +461,7 @@ def test_the_configuration_is_that_of_the_model(name, tmp_path):
     if config.model_type == "gpt2":
         want |= dict(n_inner=256)
     rotated = found.get("rope_parameters", {}).get("partial_rotary_factor", 1.0)
-    assert found.pop("partial_rotary_factor", rotated) == rotated
+    assert found.pop("partial_rotary_factor", 1.0) == (1.0 if "qwen3_5" in name else rotated)  # there alone
     if "longrope" in name:
         magnitude = found["rope_parameters"].pop("attention_factor")
         assert magnitude == pytest.approx((1 + np.log(4) / np.log(16)) ** 0.5)
@@ -602,7 +600,7 @@ REFUSED = {
         dict(attention__head_count_kv=([1, 2, 0], ARRAY, U32)),
     ),
     "in all layers that have some, got []": ("lfm2", dict(attention__head_count_kv=(0, U32))),
-    "'olmo2.attention.sliding_window_pattern' = many, expected": (
+    "'olmo2.attention.sliding_window_pattern' = many, expected numbers": (
         "olmo3",
         dict(attention__sliding_window_pattern=("many", STRING)),
     ),

@@ -206,16 +206,16 @@ def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
         own |= dict(sliding_window=file.window)
     if family in ("mixtral", "gpt_oss"):
         own |= dict(num_local_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
-    if family == "qwen3_moe":
+    if family in ("qwen3_moe", "qwen3_5_moe_text"):
         own |= dict(num_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
-        own |= dict(moe_intermediate_size=file.whole("expert_feed_forward_length"), norm_topk_prob=True)
+        own |= dict(moe_intermediate_size=file.whole("expert_feed_forward_length"))
+    if family == "qwen3_moe":
+        own |= dict(norm_topk_prob=True)
     if family == "gpt_oss":
         return own | dict(intermediate_size=file.whole("expert_feed_forward_length"), sliding_window=file.window)
     if family == "granite":
         own |= {name: file.real(key) for key, name in _SCALES_OF_GRANITE.items()}
     if family == "qwen3_5_moe_text":
-        own |= dict(num_experts=file.whole("expert_count"), num_experts_per_tok=file.whole("expert_used_count"))
-        own |= dict(moe_intermediate_size=file.whole("expert_feed_forward_length"))
         own |= dict(shared_expert_intermediate_size=file.whole("expert_shared_feed_forward_length"))
     if family in ("qwen3_5_text", "qwen3_5_moe_text"):
         own |= _of_delta(file)

@@ -79,7 +79,7 @@ class Described:
         """Return a number of each layer, zero or more: one of the metadata for all, or a list; or the default."""
         full, count = f"{self.architecture}.{key}", self.whole("block_count")
         found = self._value(full, (int, list), default)
-        numbers = list(found) if isinstance(found, Sequence) else [found] * count
+        numbers = found if isinstance(found, Sequence) else [found] * count
         if len(numbers) != count or not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise self.refused(f"the metadata has {full!r} = {str(found)[:60]}, expected {count} numbers")
         return [int(number) for number in numbers]
@@ -105,7 +105,7 @@ class Described:
         if found is _REQUIRED:
             raise self.refused(f"the metadata lacks {key!r}")
         if not isinstance(found, kind) or isinstance(found, bool):
-            wanted = "text" if kind is str else "one number"
+            wanted = "text" if kind is str else "numbers" if kind == (int, list) else "one number"
             raise self.refused(f"the metadata has {key!r} = {str(found)[:60]}, expected {wanted}")
         return found
 

@@ -55,12 +55,12 @@ def _scaling(file: Described, dim: int, theta: float) -> dict[str, Any]:
         exact = dict(truncate=False) if file.architecture == "gpt-oss" else {}
         given = {name: value for name, value in given.items() if value} | exact
         if file.architecture == "mistral3":
-            given |= _of_mistral(file)
+            given |= _of_ministral(file)
         return dict(rope_type=kind, factor=factor, **length) | given
     raise file.refused(f"rope.scaling.type = {kind!r} with the factor {factor} is not supported", OTHER)
 
 
-def _of_mistral(file: Described) -> dict[str, Any]:
+def _of_ministral(file: Described) -> dict[str, Any]:
     """Return what Ministral 3 adds to YaRN: how magnitudes grow, and queries with their position."""
     grow, magnitude = file.real("attention.temperature_scale", 0.0), file.real("rope.scaling.yarn_log_multiplier", 0.0)
     found = dict(mscale=1.0, mscale_all_dim=magnitude) if magnitude else {}

@@ -79,14 +79,14 @@ class _Source:
         kind, blocks = self.kind, [tensor.rows().numpy() for tensor in self.tensors]
         inputs, count = self.tensors[0].shape[1], len(blocks)
         outputs = count * len(blocks[0])
-        order = self.rows(torch.arange(outputs).unsqueeze(1))[:, 0]
+        order, columns = self.rows(torch.arange(outputs).unsqueeze(1))[:, 0], self.inputs(torch.arange(inputs))
 
         def read(numbers: torch.Tensor) -> Packed:
             # NumPy copies row by row. PyTorch would wait for a thread on each core.
             places = order[numbers].numpy()
             if count == 1:
                 found = packed(kind, torch.from_numpy(blocks[0].take(places, 0)))
-                return found if self.inputs is as_is else found.reordered(self.inputs(torch.arange(inputs)), self.run)
+                return found if self.inputs is as_is else found.reordered(columns, self.run)
             taken = np.empty((len(places), *blocks[0].shape[1:]), np.uint8)
             for turn, each in enumerate(blocks):
                 here = places % count == turn
@@ -115,7 +115,8 @@ def open_gguf(path: Path) -> tuple[Readers, PackedReaders, dict[str, tuple[int, 
     any of the files. CheckpointError if a file is missing or damaged, or if such a model is not read.
     """
     file = open_files(path)
-    sources = _sources(file, attributes(_described(file)))
+    described = _described(file)
+    sources = _sources(file, described, attributes(described))
 
     def read(name: str) -> torch.Tensor:
         return sources[name].numbers()
@@ -135,9 +136,10 @@ def attributes_of(path: Path) -> dict[str, Any]:
     activations, is bf16. Otherwise it is the matrices' type.
     """
     file = open_files(path)
-    found = attributes(_described(file))
-    sources = {name: source for name, source in _sources(file, found).items() if not name.endswith("bias")}
-    matrices = {name: source for name, source in sources.items() if len(source.shape) == 2}
+    described = _described(file)
+    found = attributes(described)
+    sources = _sources(file, described, found)
+    matrices = {n: each for n, each in sources.items() if len(each.shape) == 2 and not n.endswith("bias")}
     kinds = {name: source.kind for name, source in matrices.items()}
     if any(source.in_few_bits for source in matrices.values()):
         return found | {"dtype": "bfloat16", QUANTIZATION: dict(quant_method=GGUF, matrices=kinds)}
@@ -155,23 +157,24 @@ def _described(file: GgufFile) -> Described:
         return [float(number) for number in _Source((tensor,)).numbers()]
 
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-    return Described(str(file.path), {key: _short(value) for key, value in file.metadata.items()}, shapes, numbers)
+    metadata = {key: _of_layers(key, value) for key, value in file.metadata.items()}
+    return Described(str(file.path), metadata, shapes, numbers)
 
 
-def _short(value: Any) -> Any:
-    """Return a value of the metadata, as a list if it is an array with a value for each layer at most."""
-    return value.read() if isinstance(value, Elements) and value.count <= MOST_LAYERS else value
+def _of_layers(key: str, value: Any) -> Any:
+    """Return a value of the metadata, as a list if it is an array of the model with one for each layer at most."""
+    array = isinstance(value, Elements) and not key.startswith(("general.", "tokenizer."))
+    return value.read() if array and value.count <= MOST_LAYERS else value
 
 
-def _sources(file: GgufFile, facts: Mapping[str, Any]) -> dict[str, _Source]:
+def _sources(file: GgufFile, described: Described, facts: Mapping[str, Any]) -> dict[str, _Source]:
     """Return what each tensor of the checkpoint is made of, given the model's attributes."""
-    described = _described(file)
     found: dict[str, list[StoredTensor]] = {}
     guesses = tuple(f"blk.{layer}." for layer in range(described.layers, described.whole("block_count")))
     for tensor in file.tensors.values():
         if tensor.name in FACTORS or tensor.name.endswith(".attn_rot_embd.weight"):  # frequencies, in old files
             continue
-        if tensor.name.startswith(guesses):
+        if tensor.name.startswith(guesses):  # those of layers that guess tokens
             continue
         for name, part in _named(described, facts, tensor):
             found.setdefault(name, []).append(part)

@@ -1,4 +1,4 @@
-"""Names of tensors in GGUF files, and what llama.cpp's converter has changed of these tensors."""
+"""Names of tensors in GGUF files, and which of these tensors llama.cpp's converter has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 NAME = re.compile(
     r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_0-9]+|shortconv\.[a-z_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias))?"
 )
-
 
 # Names in the file and in the checkpoint, by model type. Those in "blk" are of a layer, which `LAYERS` begins. "*" and
 # "{}" stand for the number of an expert; the experts of "_exps" are stacked in one tensor. A name with its end is for a
@@ -33,8 +32,9 @@ _MIXTRAL = {
     f"blk.{part}{end}": f"block_sparse_moe.experts.{{}}.{n}" for part, n in _EXPERTS.items() for end in ("_exps", ".*")
 }
 _QWEN3_MOE = {f"blk.ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
-_GPT_OSS = {
-    "blk.post_attention_norm": "post_attention_layernorm",
+_QWEN3_MOE |= {"blk.ffn_gate_inp": "mlp.gate"}
+_NORM_AFTER_ATTENTION = {"blk.post_attention_norm": "post_attention_layernorm"}
+_GPT_OSS = _NORM_AFTER_ATTENTION | {
     "blk.attn_sinks.weight": "self_attn.sinks",
     "blk.ffn_gate_inp": "mlp.router",
     "blk.ffn_gate_exps.weight": "mlp.experts.{}.gate_up_proj",
@@ -75,12 +75,10 @@ _DELTA = {
     "blk.ssm_out": "linear_attn.out_proj",
 }
 _NORMS_OF_HEADS = {"blk.attn_q_norm": "self_attn.q_norm", "blk.attn_k_norm": "self_attn.k_norm"}
-_SANDWICH = {
-    "blk.post_attention_norm": "post_attention_layernorm",
+_SANDWICH = _NORM_AFTER_ATTENTION | {
     "blk.ffn_norm": "pre_feedforward_layernorm",
     "blk.post_ffw_norm": "post_feedforward_layernorm",
 }
-_NORM_AFTER_ATTENTION = {"blk.post_attention_norm": "post_attention_layernorm"}
 _OLMO2 = {name: own for name, own in _LLAMA.items() if name not in ("blk.attn_norm", "blk.ffn_norm")}
 _OLMO2 |= _NORM_AFTER_ATTENTION | {"blk.post_ffw_norm": "post_feedforward_layernorm"}
 _QWEN3_5 = _LLAMA | _NORM_AFTER_ATTENTION | _NORMS_OF_HEADS | _DELTA
@@ -93,14 +91,14 @@ NAMES: Mapping[str, Mapping[str, str]] = dict(
     mixtral=_LLAMA | _MIXTRAL | {"blk.ffn_gate_inp": "block_sparse_moe.gate"},
     qwen2=_LLAMA,
     qwen3=_LLAMA | _NORMS_OF_HEADS,
-    qwen3_moe=_LLAMA | _NORMS_OF_HEADS | _QWEN3_MOE | {"blk.ffn_gate_inp": "mlp.gate"},
+    qwen3_moe=_LLAMA | _NORMS_OF_HEADS | _QWEN3_MOE,
     smollm3=_LLAMA,
     lfm2=_LFM2,
     olmo2=_OLMO2 | _NORMS_OF_HEADS,
     olmo3=_OLMO2 | _NORMS_OF_HEADS,
     seed_oss=_LLAMA | _NORM_AFTER_ATTENTION,
     qwen3_5_text=_QWEN3_5,
-    qwen3_5_moe_text=_QWEN3_5 | _QWEN3_MOE | {"blk.ffn_gate_inp": "mlp.gate"} | _SHARED_EXPERT,
+    qwen3_5_moe_text=_QWEN3_5 | _QWEN3_MOE | _SHARED_EXPERT,
     granite=_LLAMA,
     gemma=_LLAMA,
     gemma2=_LLAMA | _SANDWICH,
@@ -121,14 +119,8 @@ NAMES: Mapping[str, Mapping[str, str]] = dict(
     },
 )
 LAYERS = dict(gpt2="transformer.h.{}.")
-PAIRED = (
-    "granite",
-    "llama",
-    "mistral",
-    "ministral3",
-    "mixtral",
-    "smollm3",
-)  # features that rotate together follow each other
+# Features of queries and keys that rotate together follow each other.
+PAIRED = ("granite", "llama", "mistral", "ministral3", "mixtral", "smollm3")
 # Norms multiply by one plus their weight, and the converter adds the one, but for the norm of delta nets.
 PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text")
 # Matrices that are [in, out] in the checkpoint, and of gpt-oss tensors that are one there, with features in turns.
