@@ -206,9 +206,9 @@ bool WithTiles(const LinearArguments& a, const Use& use) {
     case Type::kBF16:
       return narrow && (use(TileProduct<TiledBF16>(a)), true);
     case Type::kS8: {
-      if (!a.group) return use(TileProduct<TiledS8>(a)), true;
-      const bool whole = a.group % TiledS8::INPUTS == 0 && kMostRun * TiledS8::INPUTS % a.group == 0;
-      if (whole && a.scale_type == Type::kF32 && !a.block && !a.HasMinima()) return use(TileProduct<TiledS8>(a)), true;
+      const bool plain = a.scale_type == Type::kF32 && !a.block && !a.HasMinima();
+      const bool whole = a.group && a.group % TiledS8::INPUTS == 0 && kMostRun * TiledS8::INPUTS % a.group == 0;
+      if (!a.group || (plain && whole)) return use(TileProduct<TiledS8>(a)), true;
       return WithGroupedTiles<WidenedS8>(a, use);
     }
     case Type::kF8: return WithGroupedTiles<TiledF8>(a, use);
