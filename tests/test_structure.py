@@ -15,8 +15,8 @@ FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("*/model.py"))
 # Each imports only what stands before it. Families stand beside each other; what they may import is in SHARED.
 ORDER = [
     "errors", "version", "env", "support", "config", "pyhlo", "hlo", "neuron", "compiler", "weights", "layers",
-    "runtimes", "engine", "serving", "models", "speculation", "FAMILY", "families", "huggingface", "analysis",
-    "original", "trace", "server", "cli", "__main__", "__init__",
+    "runtimes", "engine", "serving", "models", "FAMILY", "families", "speculation", "huggingface",
+    "analysis", "original", "trace", "server", "cli", "__main__", "__init__",
 ]  # fmt: skip
 # In these packages, each file imports only those before it. The package itself, `__init__`, comes last.
 INSIDE = {
@@ -40,15 +40,15 @@ INSIDE = {
         "metrics", "manifest", "descriptions", "artifact_weights", "artifact_saving", "artifacts",
     ],
     "serving": [
-        "text", "structured", "adapters", "request", "pages", "kv_cache", "scheduler", "steps", "blocks", "choices",
-        "pooling", "paged", "paged_slots", "slots", "guesses", "loop", "calls", "records", "handles", "parts",
-        "engine",
+        "text", "structured", "adapters", "request", "pages", "kv_cache", "scheduler", "step_writer", "steps", "blocks",
+        "choices", "pooling", "paged", "paged_slots", "slots", "guesses", "draft_heads", "loop", "calls", "records",
+        "handles", "parts", "engine",
     ],
     "models": [
         "weight_loading", "block_calls", "generation", "base", "methods", "sampling", "encoder_decoder", "vision",
         "worker",
     ],
-    "speculation": ["acceptors", "drafts", "fused"],
+    "speculation": ["acceptors", "drafts", "fused", "eagle"],
     "huggingface": ["auto", "tokenizers", "device_cache", "speech", "vision", "adapter"],
     "server": [
         "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "pictures", "prompts",

@@ -41,12 +41,14 @@ if TYPE_CHECKING:
     from transformers_neuronx.serving.engine import Engine as Engine
     from transformers_neuronx.serving.request import SamplingParams as SamplingParams
     from transformers_neuronx.serving.structured import StructuredOutputs as StructuredOutputs
+    from transformers_neuronx.speculation.eagle.draft import EagleDraft as EagleDraft
     from transformers_neuronx.t5.model import T5ForSampling as T5ForSampling
 
 # The names of this package that most programs need. They are imported on first use, because some take seconds.
 _HOMES = {
     "BloomForSampling": "bloom.model",
     "ContinuousBatchingConfig": "config",
+    "EagleDraft": "speculation.eagle.draft",
     "Engine": "serving.engine",
     "GPT2ForSamplingWithContextBroadcasting": "gpt2.model",
     "GPTJForSampling": "gptj.model",

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from transformers_neuronx.gpt2.model import GPT2ForSampling, GPT2ForSamplingWithContextBroadcasting
-from transformers_neuronx.serving.steps import ROUNDS, TokensKey
+from transformers_neuronx.serving.step_writer import ROUNDS
+from transformers_neuronx.serving.steps import TokensKey
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 TEXTS = ["And God said unto Moses,", "In the beginning", "The LORD is my shepherd; I shall not"]

@@ -67,6 +67,7 @@ class Programs:
         self.reads_pages = self.in_place and family.pages
         self.panels, self.scatters = panels, scatters
         self.adapters: AdapterLayout | None = None
+        self.features: tuple[int, ...] = ()
         rows = Outputs(options.head, options.score, options.score_tokens).rows(family.weights.table(config))
         table = quantized(with_whole_experts(rows) if options.expert_parallel else rows, options.quant)
         self.table = self._numbered(in_panels(table, self.dtype) if panels else table)
@@ -120,10 +121,12 @@ class Programs:
         """The rows of the table that a layer has."""
         return [row for row in self.layer_table if layer in row.numbers(self.layers)]
 
-    def over(self, cache: CacheLayout, adapters: AdapterLayout | None = None) -> Self:
-        """Return the programs for a cache of this layout, and for adapters that rows of steps may have."""
+    def over(self, cache: CacheLayout, adapters: AdapterLayout | None = None, features: tuple[int, ...] = ()) -> Self:
+        """Return the programs for a cache of this layout, and for adapters that rows of steps may have. Features of a
+        token are the hidden states before these layers, side by side.
+        """
         others = copy(self)
-        others.cache, others.adapters = cache, adapters
+        others.cache, others.adapters, others.features = cache, adapters, features
         return others
 
     def adapters_of(self, places: int, rank: int) -> AdapterLayout:
@@ -136,7 +139,8 @@ class Programs:
     @property
     def form(self) -> str:
         """What tells these programs from those for other caches and adapters, in artifacts."""
-        return " ".join(filter(None, [self.cache.pages, self.adapters.form if self.adapters else ""]))
+        features = "features" + "_".join(map(str, self.features)) if self.features else ""
+        return " ".join(filter(None, [self.cache.pages, self.adapters.form if self.adapters else "", features]))
 
     @property
     def whole(self) -> Segment:
@@ -213,11 +217,13 @@ class Programs:
         step: Step,
         segments: Mapping[int | None, Tensor] | None = None,
         needed: Tensor | None = None,
+        before: list[Tensor] | None = None,
     ) -> tuple[Tensor, list[Cache]]:
         """Apply the family's graph up to its head. Return the hidden state [b, n, h] and the new caches.
 
         In a step of single tokens, `segments` are those of `Step` for layers with each window. With `needed`, s32[·],
-        fewer than all of the b * n tokens, only their hidden states are returned, [needed, 1, h].
+        fewer than all of the b * n tokens, only their hidden states are returned, [needed, 1, h]. Hidden states before
+        each layer are added to `before`.
         """
         steps = self._steps_of(step, segments)
         step = next(iter(steps.values()))
@@ -227,6 +233,8 @@ class Programs:
         prepared = [self.family.prepare(self.config, step)] if self.family.prepare else []
         after = [*caches]
         for number, (weights, kind) in enumerate(zip(layers, segment.layers, strict=True)):
+            if before is not None and x is not None:
+                before.append(x)
             with scribe.scope(f"layer.{number}"):
                 kinds = [kind] if kind else []
                 source = self.config.source_of(number) if segment == self.whole else number

@@ -40,12 +40,14 @@ class ProgramStore:
         self._runtime, self._workers = runtime, workers
         self._built: dict[ProgramKey, Built] = {}
 
-    def over(self, cache: CacheLayout, adapters: AdapterLayout | None = None) -> ProgramStore:
-        """Return a store of the same model's programs for a cache of another layout, and for adapters. Artifacts have
-        those of all.
+    def over(
+        self, cache: CacheLayout, adapters: AdapterLayout | None = None, features: tuple[int, ...] = ()
+    ) -> ProgramStore:
+        """Return a store of the same model's programs for a cache of another layout, for adapters, and with features of
+        tokens. Artifacts have those of all.
         """
         others = copy(self)
-        others.programs, others._built = self.programs.over(cache, adapters), {}
+        others.programs, others._built = self.programs.over(cache, adapters, features), {}
         return others
 
     @property

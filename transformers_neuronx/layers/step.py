@@ -55,7 +55,8 @@ class Step:
     some returns no others, in rows of one token; None stands for all, in the same rows. See `needed_rows`.
 
     `adapters`, s32[b], are the adapters of rows, for linear layers that have some: see `layers.lora`. If a family
-    reads images, `placed` is what stands in place of some tokens; None where there are none.
+    reads images, `placed` is what stands in place of some tokens; None where there are none. If it drafts for another
+    model, `features` [b, n, h] are what is known of each token from that model.
     """
 
     ids: Tensor
@@ -71,6 +72,7 @@ class Step:
     places: Tensor | None = None
     adapters: Tensor | None = None
     placed: Placed | None = None
+    features: Tensor | None = None
     needed: Tensor | None = None
 
     @cached_property

@@ -20,7 +20,8 @@ from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.engine.store import Built
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.layers.rows import joined
-from transformers_neuronx.serving.steps import LOGITS, TOKEN, LogitsKey, logits_keys, sequence_row
+from transformers_neuronx.serving.step_writer import LOGITS, TOKEN, sequence_row
+from transformers_neuronx.serving.steps import LogitsKey, logits_keys
 
 Array = np.ndarray[Any, Any]
 

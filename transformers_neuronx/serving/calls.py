@@ -18,7 +18,7 @@ from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
 from transformers_neuronx.serving.slots import SlotSteps
-from transformers_neuronx.serving.steps import ROUNDS
+from transformers_neuronx.serving.step_writer import ROUNDS
 
 Array = np.ndarray[Any, Any]
 
@@ -117,7 +117,7 @@ class CallGuesser:
     def copy(self, copies: Sequence[Copy]) -> None:
         """Do nothing: pages are the target's."""
 
-    def follow(self, packed: Any) -> None:
+    def follow(self, step: Sequence[Work], started: Any) -> None:
         """Do nothing: `guess` feeds what is missing."""
 
     def reset(self) -> None:

@@ -26,7 +26,7 @@ from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_
 from transformers_neuronx.runtimes.base import DeviceTensor, Executable
 from transformers_neuronx.serving.request import LIKELIEST, Request
 from transformers_neuronx.serving.scheduler import Work
-from transformers_neuronx.serving.steps import SAMPLED, padded
+from transformers_neuronx.serving.step_writer import SAMPLED, padded
 
 Array = np.ndarray[Any, Any]
 WORD = 32  # bits of a word of `Changes.allowed`

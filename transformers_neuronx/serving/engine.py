@@ -28,7 +28,7 @@ from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.runtimes.base import want_devices
 from transformers_neuronx.serving.adapters import HostAdapter
-from transformers_neuronx.serving.guesses import PromptLookup, drafts_of
+from transformers_neuronx.serving.guesses import PromptLookup
 from transformers_neuronx.serving.handles import Handle, Task, await_others, wake
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.loop import Loop
@@ -38,6 +38,7 @@ from transformers_neuronx.serving.parts import (
     check,
     compile_parts,
     content_of,
+    drafts_of,
     guesser_for,
     measured,
     paged_cache,
@@ -70,8 +71,8 @@ class Engine:
       of the model's `n_positions`, but at least one sequence of that length.
     - `waiting`, `waiting_tokens`: most requests, and tokens of prompts, that wait. More raise QueueFullError.
     - `tokenizer`: a tokenizer of Transformers, for `Handle.text` and stop strings. Default: none.
-    - `draft`: what proposes draft tokens, which a step verifies: a `PromptLookup`, or a smaller model with the same
-      vocabulary, on its devices. Tokens are the same as without it. Default: none.
+    - `draft`: what proposes draft tokens, which a step verifies: a `PromptLookup`, a smaller model with the same
+      vocabulary, on its devices, or an `EagleDraft` for this model. Tokens are the same as without it. Default: none.
     - `draft_tokens`: most draft tokens of a request in a step. Default 4.
     - `max_loras`: adapters that running requests may have at once; others wait for a place. Programs with places for
       adapters are made for them. Default 0: none.
@@ -99,20 +100,20 @@ class Engine:
         check(rows, step_tokens, decoder, paged)
         guesses, longest = 0 if draft is None else draft_tokens, decoder.options.buckets.longest
         limits = Limits(step_tokens, step_tokens, rows, longest, waiting, waiting_tokens, guesses)
-        models = [model, *drafts_of(draft, model, limits)]
-        cache = paged_cache(models, cache_tokens, limits) if paged else KVCache([Pages(rows, longest)])
+        drafts = drafts_of(draft, model, limits)
+        cache = paged_cache([decoder, *drafts], cache_tokens, limits) if paged else KVCache([Pages(rows, longest)])
         self._model, self.tokenizer, self._adjustments = model, tokenizer, adjustments
         self.longest, self.vocab_size = longest, decoder.config.vocab_size  # positions of a sequence; tokens
-        adapters = adapters_of(decoder, max_loras, max_lora_rank)
-        steps = steps_of(decoder, cache, limits, adjustments, adapters)
-        self._within = take_all([] if paged else [each.turns for each in models], "an engine")
+        steps = steps_of(model, draft, cache, limits, adjustments, adapters_of(decoder, max_loras, max_lora_rank))
+        called = [model, draft][: 0 if paged else 1 + len(drafts)]
+        self._within = take_all([each.turns for each in called], "an engine")
         self._ends = frozenset(model.eos_token_ids)
         self._ids, self._records = itertools.count(), Records()
         self._handles: dict[int, Handle] = {}
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._untold: list[Request] = []  # they have tokens that their handles do not know yet
         self._moved = monotonic()  # when a step ended, or the first request came
-        guesser = guesser_for(draft, models[1:] if paged else [], cache, limits)
+        guesser = guesser_for(draft, drafts if paged else [], cache, limits)
         compile_parts(model.tag, steps, guesser)
         self._max_lora_rank = max_lora_rank
         self.scheduler = Scheduler(cache, measured(limits, steps, joined_tokens), max_loras)

@@ -15,9 +15,10 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.choices import sampled_rows
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
-from transformers_neuronx.serving.paged import PackedTokens, steps_over
+from transformers_neuronx.serving.paged import PackedTokens, Started, steps_over
 from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.steps import ROUNDS, TOKEN, smallest
+from transformers_neuronx.serving.step_writer import TOKEN
+from transformers_neuronx.serving.steps import smallest
 
 Array = np.ndarray[Any, Any]
 
@@ -46,8 +47,8 @@ class Guesser(Compiled, Protocol):
         """See the pages that are copied next."""
         ...
 
-    def follow(self, packed: Any) -> None:
-        """See the step that the target computes next, in the form of its programs."""
+    def follow(self, step: Sequence[Work], started: Any) -> None:
+        """See the step that the target has started."""
         ...
 
     def reset(self) -> None:
@@ -102,7 +103,7 @@ class TextGuesser:
     def copy(self, copies: Sequence[Copy]) -> None:
         """Do nothing."""
 
-    def follow(self, packed: Any) -> None:
+    def follow(self, step: Sequence[Work], started: Any) -> None:
         """Do nothing."""
 
     def reset(self) -> None:
@@ -153,25 +154,15 @@ class ModelGuesser:
     def copy(self, copies: Sequence[Copy]) -> None:
         self._steps.copy(copies)
 
-    def follow(self, packed: PackedTokens) -> None:
-        self._steps.start(replace(packed, seen=None))
+    def follow(self, step: Sequence[Work], started: Started) -> None:
+        self._steps.start(replace(started.packed, seen=None))
 
     def reset(self) -> None:
         self._steps.reset()
 
 
-def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
-    """Return the models that make draft tokens, none or one. Raises ConfigError if `draft` does not fit the model."""
-    if draft is None:
-        return []
-    if not 1 <= limits.guesses <= ROUNDS:
-        raise ConfigError(f"draft_tokens must be from 1 to {ROUNDS}, got {limits.guesses}")
-    if model.decoder.programs.cache.has_states and not model.decoder.programs.reads_pages:
-        raise ConfigError(
-            f"{model.tag} keeps states of sequences in slots, so it cannot verify draft tokens: wrong ones would stay"
-        )
-    if isinstance(draft, PromptLookup):
-        return []
+def want_fitting(draft: Any, model: Any, limits: Limits) -> None:
+    """Raise ConfigError if a model that makes draft tokens does not fit another."""
     if draft.family.images:
         raise ConfigError(f"{draft.tag}: a draft reads text alone: load it with NeuronAutoModelForCausalLM")
     decoder, paged = draft.decoder, model.decoder.programs.reads_pages
@@ -190,4 +181,3 @@ def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Any]:
         )
     if (longest := decoder.options.buckets.longest) < limits.positions:
         raise ConfigError(f"{draft.tag}: n_positions of a draft must be at least {limits.positions}, got {longest}")
-    return [draft]

@@ -131,7 +131,9 @@ class Loop:
             if step := self.scheduler.schedule():
                 packed = self._packed(step)
         if step:
-            self._begun = Begun(step, packed, self.steps.start(packed))
+            self._begun = begun = Begun(step, packed, self.steps.start(packed))
+            if self.guesser:
+                self.guesser.follow(begun.step, begun.started)
 
     def finish(self) -> list[Request]:
         """Finish the step before the one that was started; this one, too, if the next needs its tokens.
@@ -153,10 +155,7 @@ class Loop:
         if self.guesser:
             self.guesser.copy(self.scheduler.copies)
             step[:] = with_guesses(step, self.guesser)
-        packed = self.steps.pack(step)
-        if self.guesser:
-            self.guesser.follow(packed)
-        return packed
+        return self.steps.pack(step)
 
     def _finish(self) -> list[Request]:
         """Wait for the step that was started, and record its tokens. Return the requests that sampled."""

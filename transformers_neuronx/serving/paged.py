@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -34,18 +34,8 @@ from transformers_neuronx.serving.pages import NO_PAGE
 from transformers_neuronx.serving.pooling import PoolKey, shares_of
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.steps import (
-    FEW,
-    LOGITS,
-    ROUNDS,
-    TOKEN,
-    CopyKey,
-    TokensKey,
-    all_logits,
-    keys_of,
-    sequence_row,
-    smallest,
-)
+from transformers_neuronx.serving.step_writer import LOGITS, ROUNDS, TOKEN, Sizes, sequence_row
+from transformers_neuronx.serving.steps import FEW, CopyKey, TokensKey, all_logits, keys_of, smallest
 from transformers_neuronx.weights.lora import AdapterLayout
 
 Array = np.ndarray[Any, Any]
@@ -71,13 +61,16 @@ class PackedTokens:
 
 
 class Started(NamedTuple):
-    """A step that was started: last tokens, those of all rounds, logits, and hidden states, as far as it has them."""
+    """A step that was started: last tokens, those of all rounds, logits, hidden states, and features, as far as it has
+    them.
+    """
 
     packed: PackedTokens
     tokens: DeviceTensor
     rounds: DeviceTensor | None
     logits: DeviceTensor | None
     hidden: DeviceTensor | None
+    features: DeviceTensor | None
 
 
 class PagedSteps:
@@ -203,7 +196,7 @@ class PagedSteps:
         for request in requests:
             self.memory.encode([request.source], np.array(request.places[:1]))
 
-    def segments(self, key: TokensKey) -> Array:
+    def segments(self, key: Sizes) -> Array:
         """Return rows of no sequence."""
         return np.zeros(key.sequences, self._row)
 
@@ -287,8 +280,9 @@ class PagedSteps:
         if count:
             self._seen[count] = next(results)
         hidden = next(results) if packed.key.hidden else None
+        features = next(results) if packed.key.features else None
         self.caches[:] = results
-        return Started(packed, tokens, rounds, logits, hidden)
+        return Started(packed, tokens, rounds, logits, hidden, features)
 
     def logits(self, packed: PackedTokens) -> DeviceTensor:
         """Start a step that samples nothing. Return the logits after all of its tokens, f32[tokens, 1, vocab]."""
@@ -316,7 +310,7 @@ class PagedSteps:
 
     def choose(self, started: Started, changes: Changes | None) -> Chosen:
         """Return the tokens of the step that was started last, before they are there."""
-        packed, tokens, rounds, logits, hidden = started
+        packed, tokens, rounds, logits, hidden, _ = started
         if logits is None:
             chosen = Chosen([], tokens)
         else:
@@ -367,16 +361,20 @@ def _tokens(size: int, step: Sequence[Work], number: Array, start: Array, length
 
 
 def steps_over(
-    decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool, adapters: AdapterLayout | None = None
-) -> PagedSteps:
-    """Return the steps of a model over a cache of its own, for an engine with these limits, maybe with adapters."""
+    decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool, adapters: AdapterLayout | None = None,
+    features: tuple[int, ...] = (),
+) -> PagedSteps:  # fmt: skip
+    """Return the steps of a model over a cache of its own, for an engine with these limits, maybe with adapters, and
+    with features: the hidden states before these layers.
+    """
     windows = [pool.window for pool in cache.pools]
     counts = {pool.window: pool.count for pool in cache.pools}
     layout = decoder.programs.cache.paged(cache.size, counts, len(cache.free_places) + 1)
     hidden = adjustments and not layout.memory  # those that embeddings are made of
     keys = keys_of(limits.tokens, limits.rows, -(-limits.positions // cache.size), limits.guesses, hidden)
+    keys = [replace(key, features=bool(features)) for key in keys]
     pools = [windows.index(window) for window in layout.windows]  # those that this model uses
-    store = decoder.store.over(layout, adapters)
+    store = decoder.store.over(layout, adapters, features)
     memory = SourceMemory(decoder.runtime, store, decoder.weights, rows=1)
     steps = PagedSteps(decoder, store, memory, keys, pools, not limits.guesses, adjustments)
     steps.reset()

@@ -34,15 +34,14 @@ from transformers_neuronx.serving.paged import PackedTokens, PagedSteps, on_devi
 from transformers_neuronx.serving.pages import PAGE, Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
 from transformers_neuronx.serving.scheduler import Work
+from transformers_neuronx.serving.step_writer import TOKEN, sequence_row
 from transformers_neuronx.serving.steps import (
-    TOKEN,
     CopyKey,
     LayerKey,
     TokensKey,
     all_logits,
     call_keys,
     powers,
-    sequence_row,
     smallest,
     verify_keys,
 )

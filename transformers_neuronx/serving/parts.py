@@ -15,23 +15,25 @@ from transformers_neuronx.engine.images import Pictured, pictured
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.runtimes.base import want_all_here
 from transformers_neuronx.serving.calls import guesser_of
-from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser
+from transformers_neuronx.serving.draft_heads import DraftHead, HeadGuesser
+from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser, PromptLookup, want_fitting
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.loop import Steps
 from transformers_neuronx.serving.paged import steps_over
 from transformers_neuronx.serving.pages import PAGE, Pages
 from transformers_neuronx.serving.scheduler import Limits
 from transformers_neuronx.serving.slots import SlotSteps
+from transformers_neuronx.serving.step_writer import ROUNDS
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.weights.adapters import open_adapter
 from transformers_neuronx.weights.lora import AdapterLayout, placed
 from transformers_neuronx.weights.reading import Key
 
 
-def paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCache:
+def paged_cache(decoders: Sequence[Decoder], room: int | None, limits: Limits) -> KVCache:
     """Make pages for the layers with each window: for `room` positions, or all windows if that is less."""
     room = max(limits.positions, limits.rows * limits.positions // 4) if room is None else room
-    layouts = [model.decoder.programs.cache for model in models]
+    layouts = [decoder.programs.cache for decoder in decoders]
     whole = -(-room // PAGE)
     at_once = -(-limits.tokens // PAGE) + 1  # more than their windows, in a step of tokens of prompts
 
@@ -48,10 +50,11 @@ def paged_cache(models: Sequence[Any], room: int | None, limits: Limits) -> KVCa
 
 
 def steps_of(
-    decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool, adapters: AdapterLayout | None
+    model: Any, draft: Any, cache: KVCache, limits: Limits, adjustments: bool, adapters: AdapterLayout | None
 ) -> Steps:
+    decoder, features = model.decoder, draft.depths_in(model) if isinstance(draft, DraftHead) else ()
     if decoder.programs.reads_pages:
-        return steps_over(decoder, cache, limits, adjustments, adapters)
+        return steps_over(decoder, cache, limits, adjustments, adapters, features)
     return SlotSteps(decoder, limits.guesses, adjustments)
 
 
@@ -102,11 +105,29 @@ def compile_parts(tag: str, *parts: Compiled | None) -> None:
             part.compile(lambda _: built.update())
 
 
-def guesser_for(draft: Any, paged: Sequence[Any], cache: KVCache, limits: Limits) -> Guesser | None:
-    """Return what makes draft tokens. A draft that is `paged` has pages of the same numbers as the model."""
+def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Decoder]:
+    """Return the decoders that make draft tokens, none or one. Raises ConfigError if `draft` does not fit the model."""
     if draft is None:
-        return None
-    return ModelGuesser(paged[0].decoder, cache, limits) if paged else guesser_of(draft)
+        return []
+    if not 1 <= limits.guesses <= ROUNDS:
+        raise ConfigError(f"draft_tokens must be from 1 to {ROUNDS}, got {limits.guesses}")
+    if model.decoder.programs.cache.has_states and not model.decoder.programs.reads_pages:
+        raise ConfigError(
+            f"{model.tag} keeps states of sequences in slots, so it cannot verify draft tokens: wrong ones would stay"
+        )
+    if isinstance(draft, PromptLookup):
+        return []
+    if isinstance(draft, DraftHead):
+        return [draft.decoder_for(model)]
+    want_fitting(draft, model, limits)
+    return [draft.decoder]
+
+
+def guesser_for(draft: Any, paged: Sequence[Decoder], cache: KVCache, limits: Limits) -> Guesser | None:
+    """Return what makes draft tokens. A draft that is `paged` has pages of the same numbers as the model."""
+    if draft is None or not paged:
+        return None if draft is None else guesser_of(draft)
+    return (HeadGuesser if isinstance(draft, DraftHead) else ModelGuesser)(paged[0], cache, limits)
 
 
 def check(rows: int, step_tokens: int, decoder: Decoder, paged: bool) -> None:

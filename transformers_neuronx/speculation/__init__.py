@@ -9,3 +9,4 @@ from transformers_neuronx.speculation.acceptors import (
     TokenAcceptor as TokenAcceptor,
 )
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator as SpeculativeGenerator
+from transformers_neuronx.speculation.eagle.draft import EagleDraft as EagleDraft

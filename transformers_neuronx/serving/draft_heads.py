@@ -1,0 +1,218 @@
+"""Draft tokens from a head: a layer that reads the target's hidden states in place of computing its own.
+
+What a head knows of a token is made of the features of the one before, so it computes the tokens of a step when the
+step is read, and those after them are known. Then it drafts from its own last hidden states.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from transformers_neuronx import hlo
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.keys import ProgramKey, Segment
+from transformers_neuronx.engine.kv_cache import flattened, in_place
+from transformers_neuronx.engine.loading import Progress
+from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.layers.rows import columns, field, joined
+from transformers_neuronx.layers.sampling import NOTHING
+from transformers_neuronx.layers.step import SEGMENT
+from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
+from transformers_neuronx.serving.choices import sampled_rows, seen_by
+from transformers_neuronx.serving.kv_cache import Copy, KVCache
+from transformers_neuronx.serving.paged import Started, steps_over
+from transformers_neuronx.serving.request import Request
+from transformers_neuronx.serving.scheduler import Limits, Work
+from transformers_neuronx.serving.step_writer import SAMPLED, TOKEN, StepWriter
+from transformers_neuronx.serving.steps import FEW, CopyKey
+
+Array = np.ndarray[Any, Any]
+
+
+class DraftHead(ABC):
+    """A head that drafts for a model from the model's hidden states."""
+
+    @abstractmethod
+    def depths_in(self, model: Any) -> tuple[int, ...]:
+        """Return the layers of a model before which it reads hidden states. ConfigError if it does not fit."""
+
+    @abstractmethod
+    def decoder_for(self, model: Any) -> Decoder:
+        """Return the head with its weights on the devices of a model. ConfigError if it does not fit.
+
+        Its graph also has `combined`, which makes features [b, n, h] of the hidden states, side by side.
+        """
+
+
+@dataclass(frozen=True)
+class HeadKey(ProgramKey):
+    """Drafts of a head: tokens whose features are there, sequences that they may be of, sequences that draft tokens are
+    for, how many, pages of a sequence, and hidden states of a token that features are made of.
+    """
+
+    kind = "draft"
+    tokens: int
+    sequences: int
+    samples: int
+    guesses: int
+    pages: int
+    features: int
+
+    def written(self, programs: Programs, segment: Segment) -> HloModuleProto:
+        return head_module(programs, self)
+
+
+def head_module(programs: Programs, key: HeadKey) -> HloModuleProto:
+    """Write the program that computes tokens from features, and drafts.
+
+    Parameters: a row of `TOKEN` for each token, where `chosen` is the row of its features, a `sequence_row` for each
+    sequence, those that draft tokens are for first, and a row of `SAMPLED` for each of these, joined; the tokens that
+    each one's sequence has, pred[samples, vocab]; the caches; the weights; what features are made of,
+    [tokens, 1, features]. Results: draft tokens, s32[samples, guesses], NOTHING after as many as a row has `left`; the
+    tokens that sequences have, and the caches, in place.
+    """
+
+    def program(scribe: HloScribe) -> list[Tensor]:
+        writer = StepWriter(scribe, programs, key, (SAMPLED, key.samples))
+        hidden = writer.parameters.add(dtype_named(programs.dtype)[key.tokens, 1, key.features], "features")
+        ids, position, end, row = (field(writer.tokens, TOKEN, name) for name in ("id", "position", "end", "chosen"))
+        rows, left = (field(writer.wanted, SAMPLED, name) for name in ("token", "left"))
+        made = programs.graph.combined(programs.config, writer.shared, hlo.take(hidden, row))  # type: ignore[attr-defined]
+        x, caches = writer.computed(ids, position, end, writer.sequences, writer.caches, rows, made)
+        found, _, seen = writer.sampled(x, hlo.take(ids, rows), writer.seen)
+        drafts, at = [found], hlo.take(position, rows)
+        for number in range(1, key.guesses):
+            ids, where = hlo.maximum(found, 0), at + number
+            sequences = _one_of_each(writer, left > number, where)
+            x, caches = writer.computed(ids, where, where + 1, sequences, caches, features=x)
+            found, _, seen = writer.sampled(x, ids, seen, later=number)
+            drafts.append(found)
+        tokens = hlo.concatenate([hlo.reshape(each, -1, 1) for each in drafts], 1)
+        wanted = hlo.iota("s32", tokens.sizes, 1) < hlo.reshape(left, -1, 1)
+        tokens = hlo.select(wanted, tokens, NOTHING)
+        return [tokens, *in_place([seen], [writer.seen]), *in_place(flattened(caches), flattened(writer.caches))]
+
+    return compile_py_func(program)
+
+
+def _one_of_each(writer: StepWriter, real: Tensor, start: Tensor) -> Tensor:
+    """Return the rows of the first sequences, of one token each from position `start` on, if it is `real`."""
+    count = start.sizes[0]
+    rest = hlo.slice(hlo.slice(writer.sequences, 0, 0, count), 1, columns(SEGMENT), writer.sequences.sizes[1])
+    head = [hlo.iota("s32", [count]), hlo.convert(real, "s32"), start, hlo.full(0, "s32", [count])]
+    return hlo.concatenate([*(hlo.reshape(each, -1, 1) for each in head), rest], 1)
+
+
+class Chunk(NamedTuple):
+    """Tokens of a request in a step of the target: a number from position `start` on. `row` is that of the first."""
+
+    request: Request
+    start: int
+    number: int
+    row: int
+
+
+class HeadGuesser:
+    """Draft tokens from a head, with the rules and random numbers of each request. Its cache has the target's pages."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
+        self._steps = steps = steps_over(decoder, cache, limits, adjustments=False)
+        self._decoder, self._guesses = decoder, limits.guesses
+        features = decoder.config.features  # type: ignore[attr-defined]
+        pages = steps.keys[0].pages
+        self._keys = {
+            (size, samples): HeadKey(size, sequences, samples, limits.guesses, pages, features)
+            for size, sequences in {key.tokens: key.sequences for key in steps.keys}.items()
+            for samples in {min(FEW, sequences), sequences}
+        }
+        self._seen: dict[int, Any] = {}  # what no sequence has, by the number of samples
+        self._before: tuple[list[Work], Started] | None = None  # the target's last step
+
+    @property
+    def programs(self) -> int:
+        return len(self._keys) + 1
+
+    def compile(self, progress: Progress) -> None:
+        self._steps.store.compile([*self._keys.values(), CopyKey()], progress)
+
+    def guess(self, works: Sequence[Work]) -> list[list[int]]:
+        drafting = {work.request.id: work.guesses for work in works if work.guesses}
+        found = self._caught_up(drafting)
+        return [list(takewhile(lambda token: token >= 0, found.get(work.request.id, []))) for work in works]
+
+    def _caught_up(self, drafting: dict[int, int]) -> dict[int, list[int]]:
+        """Compute the tokens of the target's last step. Return draft tokens of requests, by id, up to so many each."""
+        before, self._before = self._before, None
+        if before is None:
+            return {}
+        step, started = before
+        parts = sorted(_known(step), key=lambda part: part.request.id not in drafting)
+        if not parts:
+            return {}
+        few = sum(part.request.id in drafting for part in parts)
+        size = started.packed.key.tokens
+        key = self._keys[size, min(samples for tokens, samples in self._keys if tokens == size and samples >= few)]
+        drafts = self._run(key, parts, drafting, started.features)
+        ids = [part.request.id for part in parts[:few]]
+        return dict(zip(ids, drafts.numpy().tolist(), strict=False)) if ids else {}
+
+    def _run(self, key: HeadKey, parts: Sequence[Chunk], drafting: dict[int, int], features: Any) -> Any:
+        """Start a program. Return the draft tokens of the first parts."""
+        steps, runtime, vocab = self._steps, self._decoder.runtime, self._decoder.config.vocab_size
+        number = np.array([part.number for part in parts])
+        first = np.cumsum(number) - number
+        tokens, segments = np.zeros(key.tokens, TOKEN), steps.segments(key)
+        tokens["end"], tokens["adapter"] = 1, -1
+        for part, at in zip(parts, first.tolist(), strict=True):
+            own, places = tokens[at : at + part.number], np.arange(part.number)
+            own["id"] = part.request.tokens[part.start + 1 : part.start + 1 + part.number]
+            own["position"], own["chosen"] = part.start + places, part.row + places
+            own["end"] = np.maximum(part.request.prompt_length, own["position"] + 1)
+        count, requests = len(parts), [part.request for part in parts]
+        segments["first"][:count], segments["count"][:count] = first, number
+        segments["start"][:count] = [part.start for part in parts]
+        segments["of_prompt"][:count] = [part.start < part.request.prompt_length for part in parts]
+        steps.place(segments, requests, [False] * count)
+        sampling = [request for request in requests if request.id in drafting]
+        positions = [len(request.tokens) for request in sampling]
+        rows = sampled_rows(sampling, positions, key.samples, (first + number - 1)[: len(sampling)])
+        rows["left"][: len(sampling)] = [drafting[request.id] for request in sampling]
+        if any(request.penalizes for request in sampling) or key.samples not in self._seen:
+            self._seen[key.samples] = runtime.put([seen_by(sampling, key.samples, vocab)])
+        operands = [runtime.put([joined(tokens, segments, rows)]), self._seen[key.samples], *steps.caches]
+        weights = self._decoder.operands(range(self._decoder.config.n_layer))
+        [(_, program)] = steps.store.parts(key)
+        drafts, self._seen[key.samples], *steps.caches[:] = program(*operands, *weights, features)
+        return drafts
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        if copies:  # of pages that it may still have to write
+            self._caught_up({})
+        self._steps.copy(copies)
+
+    def follow(self, step: Sequence[Work], started: Started) -> None:
+        self._before = [*step], started
+
+    def reset(self) -> None:
+        self._before = None
+        self._seen.clear()
+        self._steps.reset()
+
+
+def _known(step: Sequence[Work]) -> Iterator[Chunk]:
+    """Yield the tokens of a step whose next ones are known, of requests that still run, and have their pages."""
+    row = 0
+    for work in step:
+        request = work.request
+        if request.reason is None and work.preempted == request.preempted:
+            number = min(work.start + work.count, len(request.tokens) - 1) - work.start
+            if number > 0:
+                yield Chunk(request, work.start, number, row)
+        row += work.count

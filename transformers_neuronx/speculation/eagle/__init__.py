@@ -1,0 +1,1 @@
+"""EAGLE-3: a layer that drafts for a model, from the model's own hidden states."""

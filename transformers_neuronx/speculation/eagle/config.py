@@ -1,0 +1,36 @@
+"""The fields of an EAGLE-3 head's configuration that its graph and weights need."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from transformers_neuronx.config import hf
+from transformers_neuronx.layers import ACTIVATIONS
+from transformers_neuronx.llama.like import LlamaLike
+
+
+@dataclass(frozen=True)
+class EagleConfig(LlamaLike):
+    activation: str = hf("hidden_act", among=ACTIVATIONS)
+    attention_bias: bool = hf("attention_bias", False)
+    mlp_bias: bool = hf("mlp_bias", False)
+    drafted: int | None = hf("draft_vocab_size", None)  # tokens that it may draft
+    target_size: int | None = hf("target_hidden_size", None)  # of the model's hidden states
+    depths: list[int] | None = hf("eagle_aux_hidden_state_layer_ids", None)  # layers whose inputs it reads
+    normed_residual: bool = hf("norm_before_residual", False)  # what attention adds to is the norm of the features
+    norm_features: bool = hf("norm_before_fc", False)  # all hidden states have a norm of their own
+
+    tied = False
+    norms: ClassVar = {
+        "attn_norm": "input_layernorm", "features_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm",
+    }  # fmt: skip
+    FIXED: ClassVar = {"num_hidden_layers": 1, "norm_output": False, "fc_norm": False}
+    WITHOUT_EFFECT: ClassVar = frozenset({"pretraining_tp", "tie_word_embeddings"})
+
+    @property
+    def features(self) -> int:
+        """Number of features of a token: those of the hidden states that it reads."""
+        return 3 * (self.target_size or self.hidden_size)
+
+    def depths_in(self, layers: int) -> tuple[int, ...]:
+        """The layers whose inputs it reads, of a model with so many."""
+        return tuple(self.depths or (2, layers // 2, layers - 3))

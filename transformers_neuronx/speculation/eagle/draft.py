@@ -1,0 +1,91 @@
+"""EAGLE-3 heads as they are published, for an engine's `draft`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from transformers_neuronx.config import Buckets
+from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.family import Family
+from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.serving.draft_heads import DraftHead
+from transformers_neuronx.serving.paged_slots import decoder_of
+from transformers_neuronx.speculation.eagle import graph
+from transformers_neuronx.speculation.eagle.config import EagleConfig
+from transformers_neuronx.speculation.eagle.weights import Table
+from transformers_neuronx.weights.checkpoint import Checkpoint, open_checkpoint
+from transformers_neuronx.weights.directories import PathOrName, load_config
+from transformers_neuronx.weights.reading import resolve, shards
+from transformers_neuronx.weights.rows import matrix_of
+
+EMBEDDING = "embed"  # as all tables name it
+NESTED = "transformer_layer_config"  # what the library speculators has of the layer
+
+
+class EagleDraft(DraftHead):
+    """An EAGLE-3 head: drafts for the model that it was trained with, in an `Engine`.
+
+    It is a layer of LLaMA's that reads the model's hidden states of three depths. It may draft a part of the
+    vocabulary, and have no embedding: then it has the model's. Its own weights are loaded when an engine is made, in
+    the type of the model's activations.
+    """
+
+    def __init__(self, attributes: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+        self.config = EagleConfig.from_hf(attributes)
+        self.checkpoint = checkpoint
+
+    @classmethod
+    def from_pretrained(cls, path_or_name: PathOrName, cache_dir: PathOrName | None = None) -> EagleDraft:
+        """Open a head: a directory, or the name of one on the Hugging Face hub, in the form of EAGLE's authors, which
+        vLLM and SGLang read, or in that of speculators.
+
+        Raises CheckpointError if it is damaged, and ConfigError if it is no EAGLE-3 head that is supported.
+        """
+        attributes = load_config(path_or_name, cache_dir)
+        if NESTED in attributes:
+            own = {name: value for name, value in attributes.items() if not isinstance(value, Mapping)}
+            attributes = {"norm_before_residual": True, **own, **attributes[NESTED]}
+        return cls(attributes, open_checkpoint(path_or_name, cache_dir))
+
+    @property
+    def tag(self) -> str:
+        return f"{type(self).__name__} {self.checkpoint.directory}"
+
+    def depths_in(self, model: Any) -> tuple[int, ...]:
+        config, own = model.decoder.config, self.config
+        depths = own.depths_in(config.n_layer)
+        if config.undivided or model.decoder.memory.layout or not model.decoder.programs.reads_pages:
+            raise ConfigError(f"{self.tag}: a draft head needs a decoder whose cache can be in pages, got {model.tag}")
+        if own.features != len(depths) * config.hidden_size or own.vocab_size != config.vocab_size:
+            wanted = f"{own.features // 3} features and {own.vocab_size} tokens"
+            found = f"{config.hidden_size} and {config.vocab_size}"
+            raise ConfigError(f"{self.tag} is for models of {wanted}, and {model.tag} has {found}")
+        if not all(0 <= depth < config.n_layer for depth in depths):
+            raise ConfigError(f"{self.tag} reads layers {list(depths)}, and {model.tag} has {config.n_layer}")
+        return depths
+
+    def decoder_for(self, model: Any) -> Decoder:
+        self.depths_in(model)
+        target, names = model.decoder, {name.rpartition("model.")[2] for name in self.checkpoint}
+        own = "embed_tokens.weight" in names
+        rows = [row for row in target.programs.table if matrix_of(row.name) == EMBEDDING]
+        if not own and self.config.hidden_size != target.config.hidden_size:
+            raise ConfigError(f"{self.tag} has no embedding, and that of {model.tag} has another size")
+        table = Table(None if own else rows, some="d2t" in names)
+        family = Family(EagleConfig.from_hf, table, graph, prepare=graph.prepare)
+        buckets = Buckets((target.options.buckets.longest,), ())
+        plain = dict(quant=None, kv_cache_quant=None, sparse=None, score=None, score_tokens=(), patches=())
+        options = replace(
+            target.options, buckets=buckets, batch_size=1, prompt_batch_size=1, head=True, unroll=None,
+            context_unroll=None, expert_parallel=False, shard_over_sequence=False, **plain,
+        )  # fmt: skip
+        decoder = decoder_of(family, self.config, target.runtime, options)
+        shared = [] if own else [(None, row.name) for row in rows]
+        read = [row for row in decoder.programs.table if (None, row.name) not in shared]
+        resolved = resolve(read, decoder.programs.layers, self.checkpoint, table.PREFIX, table.ignored(self.config))
+        runtime = target.runtime
+        decoder.take(shards(resolved, self.checkpoint, options.amp, runtime.device_count, runtime.here))
+        decoder.weights.update({key: target.weights[key] for key in shared})
+        return decoder
