@@ -8,18 +8,36 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Lfm2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+)
 
-from transformers_neuronx import Engine, LlamaForSampling, SamplingParams
+from transformers_neuronx import (
+    EagleDraft,
+    Engine,
+    LlamaForSampling,
+    NeuronAutoModelForCausalLM,
+    NeuronConfig,
+    QuantizationConfig,
+    SamplingParams,
+)
 from transformers_neuronx.errors import CheckpointError, ConfigError
-from transformers_neuronx.speculation.eagle.draft import EagleDraft
 
 LONGEST, VOCAB, LAYERS, HIDDEN, GUESSES = 128, 97, 5, 64, 3
-SIZES = dict(rows=4, step_tokens=32, joined_tokens=32, draft_tokens=GUESSES)  # of all engines, so they share programs
+SIZES = dict(rows=4, step_tokens=16, joined_tokens=16, draft_tokens=GUESSES)  # of all engines, so they share programs
 LAYER = dict(
     model_type="llama", intermediate_size=80, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
     head_dim=16, hidden_act="silu", rms_norm_eps=1e-5, rope_theta=10000.0, max_position_embeddings=LONGEST,
     vocab_size=VOCAB,
+)  # fmt: skip
+TARGET = dict(
+    hidden_size=HIDDEN, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=VOCAB, max_position_embeddings=LONGEST, bos_token_id=1, eos_token_id=2, pad_token_id=0,
 )  # fmt: skip
 
 
@@ -131,9 +149,7 @@ HEADS = {
 @pytest.fixture(scope="module")
 def reference():
     torch.manual_seed(0)
-    sizes = dict(hidden_size=HIDDEN, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=4)
-    config = LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB, max_position_embeddings=LONGEST)
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(LlamaConfig(**TARGET)).eval()
     for weight in model.parameters():
         weight.data.normal_(0, 0.15) if weight.ndim > 1 else None
     return model
@@ -176,7 +192,7 @@ def answers(engine, count=20):
 def test_drafts_are_those_of_the_head(kind, model, reference, tmp_path):
     head = HEADS[kind]
     draft, seen = EagleDraft.from_pretrained(head.save(tmp_path / "head")), []
-    with Engine(model, **SIZES, draft=draft) as engine:
+    with Engine(model, **SIZES, draft=draft, adjustments=False) as engine:
         guess = engine._loop.guesser.guess
 
         def noted(works):
@@ -207,14 +223,41 @@ def test_tokens_and_logprobs_are_those_without(cache_tokens, model, tmp_path):
     assert got == wanted
 
 
+OTHERS = {
+    "windows": (Gemma2Config, dict(head_dim=16, sliding_window=32, query_pre_attn_scalar=16)),
+    "states": (Lfm2Config, dict(full_attn_idxs=[2, 4])),
+    "experts": (MixtralConfig, dict(num_local_experts=4, num_experts_per_tok=2)),
+    "s8": (LlamaConfig, dict()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OTHERS)
+def test_models_of_all_kinds(kind, tmp_path):
+    torch.manual_seed(0)
+    (config, more), quant = OTHERS[kind], QuantizationConfig() if kind == "s8" else None
+    AutoModelForCausalLM.from_config(config(**TARGET, **more)).save_pretrained(tmp_path / "target")
+    switches = NeuronConfig(quant=quant)
+    model = NeuronAutoModelForCausalLM.from_pretrained(
+        str(tmp_path / "target"), n_positions=LONGEST, amp="bf16", neuron_config=switches
+    )
+    model.to_neuron(ahead=False)
+    draft = EagleDraft.from_pretrained(HEADS["some tokens"].save(tmp_path / "head"))
+    with Engine(model, **SIZES) as engine:
+        wanted = answers(engine)
+    with Engine(model, **SIZES, draft=draft) as engine:
+        assert [tokens for tokens, _ in answers(engine)] == [tokens for tokens, _ in wanted]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(target_hidden_size=32), "is for models of 32 features and 97 tokens, and .* has 64 and 97"),
-        (dict(vocab_size=96), "is for models of 64 features and 96 tokens"),
+        (dict(target_hidden_size=32), "is for a model of hidden size 32 and 97 tokens, and .* has 64 and 97"),
+        (dict(vocab_size=96), "is for a model of hidden size 64 and 96 tokens"),
         (dict(eagle_aux_hidden_state_layer_ids=[1, 2, 5]), r"reads layers \[1, 2, 5\], and .* has 5"),
         (dict(num_hidden_layers=2), "num_hidden_layers=2; supported: 1"),
         (dict(norm_output=True), "norm_output=True; supported: False"),
+        (dict(eagle_config=dict(use_aux_hidden_state=False)), "use_aux_hidden_state=False; supported: True"),
     ],
 )
 def test_heads_that_do_not_fit(change, message, model, tmp_path):

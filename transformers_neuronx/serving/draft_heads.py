@@ -54,7 +54,7 @@ class DraftHead(ABC):
 @dataclass(frozen=True)
 class HeadKey(ProgramKey):
     """Drafts of a head: tokens whose features are there, sequences that they may be of, sequences that draft tokens are
-    for, how many, pages of a sequence, and hidden states of a token that features are made of.
+    for, maybe none, how many, pages of a sequence, and hidden states of a token that features are made of.
     """
 
     kind = "draft"
@@ -73,10 +73,10 @@ def head_module(programs: Programs, key: HeadKey) -> HloModuleProto:
     """Write the program that computes tokens from features, and drafts.
 
     Parameters: a row of `TOKEN` for each token, where `chosen` is the row of its features, a `sequence_row` for each
-    sequence, those that draft tokens are for first, and a row of `SAMPLED` for each of these, joined; the tokens that
-    each one's sequence has, pred[samples, vocab]; the caches; the weights; what features are made of,
-    [tokens, 1, features]. Results: draft tokens, s32[samples, guesses], NOTHING after as many as a row has `left`; the
-    tokens that sequences have, and the caches, in place.
+    sequence, those that draft tokens are for first, and a row of `SAMPLED` for each of these, joined; if there are any,
+    the tokens that each one's sequence has, pred[samples, vocab]; the caches; the weights; what features are made of,
+    [tokens, 1, features]. Results: if there are any, draft tokens, s32[samples, guesses], NOTHING after as many as a
+    row has `left`, and the tokens that sequences have, in place; the caches, in place.
     """
 
     def program(scribe: HloScribe) -> list[Tensor]:
@@ -86,6 +86,8 @@ def head_module(programs: Programs, key: HeadKey) -> HloModuleProto:
         rows, left = (field(writer.wanted, SAMPLED, name) for name in ("token", "left"))
         made = programs.graph.combined(programs.config, writer.shared, hlo.take(hidden, row))  # type: ignore[attr-defined]
         x, caches = writer.computed(ids, position, end, writer.sequences, writer.caches, rows, made)
+        if not key.samples:
+            return in_place(flattened(caches), flattened(writer.caches))
         found, _, seen = writer.sampled(x, hlo.take(ids, rows), writer.seen)
         drafts, at = [found], hlo.take(position, rows)
         for number in range(1, key.guesses):
@@ -124,13 +126,13 @@ class HeadGuesser:
 
     def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
         self._steps = steps = steps_over(decoder, cache, limits, adjustments=False)
-        self._decoder, self._guesses = decoder, limits.guesses
+        self._decoder = decoder
         features = decoder.config.features  # type: ignore[attr-defined]
         pages = steps.keys[0].pages
         self._keys = {
             (size, samples): HeadKey(size, sequences, samples, limits.guesses, pages, features)
             for size, sequences in {key.tokens: key.sequences for key in steps.keys}.items()
-            for samples in {min(FEW, sequences), sequences}
+            for samples in {0, min(FEW, sequences), sequences}
         }
         self._seen: dict[int, Any] = {}  # what no sequence has, by the number of samples
         self._before: tuple[list[Work], Started] | None = None  # the target's last step
@@ -161,36 +163,46 @@ class HeadGuesser:
         key = self._keys[size, min(samples for tokens, samples in self._keys if tokens == size and samples >= few)]
         drafts = self._run(key, parts, drafting, started.features)
         ids = [part.request.id for part in parts[:few]]
-        return dict(zip(ids, drafts.numpy().tolist(), strict=False)) if ids else {}
+        return dict(zip(ids, drafts.numpy().tolist(), strict=False)) if drafts else {}
 
     def _run(self, key: HeadKey, parts: Sequence[Chunk], drafting: dict[int, int], features: Any) -> Any:
-        """Start a program. Return the draft tokens of the first parts."""
-        steps, runtime, vocab = self._steps, self._decoder.runtime, self._decoder.config.vocab_size
+        """Start a program. Return the draft tokens of the first parts, if any are wanted."""
+        steps, runtime = self._steps, self._decoder.runtime
+        sampling = [part.request for part in parts if part.request.id in drafting]
+        if key.samples and (any(each.penalizes for each in sampling) or key.samples not in self._seen):
+            self._seen[key.samples] = runtime.put([seen_by(sampling, key.samples, self._decoder.config.vocab_size)])
+        seen = [self._seen[key.samples]] if key.samples else []
+        weights = self._decoder.operands(range(self._decoder.config.n_layer))
+        [(_, program)] = steps.store.parts(key)
+        rows = runtime.put([joined(*self._rows(key, parts, sampling, drafting))])
+        made = program(rows, *seen, *steps.caches, *weights, features)
+        if not key.samples:
+            steps.caches[:] = made
+            return None
+        drafts, self._seen[key.samples], *steps.caches[:] = made
+        return drafts
+
+    def _rows(
+        self, key: HeadKey, parts: Sequence[Chunk], sampling: Sequence[Request], drafting: dict[int, int]
+    ) -> tuple[Array, Array, Array]:
+        """Return the rows of a program: tokens, sequences, and samples."""
         number = np.array([part.number for part in parts])
-        first = np.cumsum(number) - number
-        tokens, segments = np.zeros(key.tokens, TOKEN), steps.segments(key)
+        first, count = np.cumsum(number) - number, len(parts)
+        tokens, segments = np.zeros(key.tokens, TOKEN), self._steps.segments(key)
         tokens["end"], tokens["adapter"] = 1, -1
         for part, at in zip(parts, first.tolist(), strict=True):
             own, places = tokens[at : at + part.number], np.arange(part.number)
             own["id"] = part.request.tokens[part.start + 1 : part.start + 1 + part.number]
             own["position"], own["chosen"] = part.start + places, part.row + places
             own["end"] = np.maximum(part.request.prompt_length, own["position"] + 1)
-        count, requests = len(parts), [part.request for part in parts]
         segments["first"][:count], segments["count"][:count] = first, number
         segments["start"][:count] = [part.start for part in parts]
         segments["of_prompt"][:count] = [part.start < part.request.prompt_length for part in parts]
-        steps.place(segments, requests, [False] * count)
-        sampling = [request for request in requests if request.id in drafting]
-        positions = [len(request.tokens) for request in sampling]
-        rows = sampled_rows(sampling, positions, key.samples, (first + number - 1)[: len(sampling)])
-        rows["left"][: len(sampling)] = [drafting[request.id] for request in sampling]
-        if any(request.penalizes for request in sampling) or key.samples not in self._seen:
-            self._seen[key.samples] = runtime.put([seen_by(sampling, key.samples, vocab)])
-        operands = [runtime.put([joined(tokens, segments, rows)]), self._seen[key.samples], *steps.caches]
-        weights = self._decoder.operands(range(self._decoder.config.n_layer))
-        [(_, program)] = steps.store.parts(key)
-        drafts, self._seen[key.samples], *steps.caches[:] = program(*operands, *weights, features)
-        return drafts
+        self._steps.place(segments, [part.request for part in parts], [False] * count)
+        positions, last = [len(request.tokens) for request in sampling], first + number - 1
+        samples = sampled_rows(sampling, positions, key.samples, last[: len(sampling)])
+        samples["left"][: len(sampling)] = [drafting[request.id] for request in sampling]
+        return tokens, segments, samples
 
     def copy(self, copies: Sequence[Copy]) -> None:
         if copies:  # of pages that it may still have to write

@@ -23,13 +23,13 @@ class EagleConfig(LlamaLike):
     norms: ClassVar = {
         "attn_norm": "input_layernorm", "features_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm",
     }  # fmt: skip
-    FIXED: ClassVar = {"num_hidden_layers": 1, "norm_output": False, "fc_norm": False}
+    FIXED: ClassVar = {"num_hidden_layers": 1, "norm_output": False, "fc_norm": False, "use_aux_hidden_state": True}
     WITHOUT_EFFECT: ClassVar = frozenset({"pretraining_tp", "tie_word_embeddings"})
 
     @property
     def features(self) -> int:
-        """Number of features of a token: those of the hidden states that it reads."""
-        return 3 * (self.target_size or self.hidden_size)
+        """Number of features of a token: those of all hidden states that it reads."""
+        return len(self.depths or range(3)) * (self.target_size or self.hidden_size)
 
     def depths_in(self, layers: int) -> tuple[int, ...]:
         """The layers whose inputs it reads, of a model with so many."""

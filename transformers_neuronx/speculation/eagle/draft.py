@@ -24,6 +24,12 @@ EMBEDDING = "embed"  # as all tables name it
 NESTED = "transformer_layer_config"  # what the library speculators has of the layer
 
 
+def is_eagle(attributes: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of an EAGLE-3 head."""
+    told = [*(attributes.get("architectures") or ()), attributes.get("speculators_model_type")]
+    return any("eagle3" in str(name).lower() for name in told) or "draft_vocab_size" in attributes
+
+
 class EagleDraft(DraftHead):
     """An EAGLE-3 head: drafts for the model that it was trained with, in an `Engine`.
 
@@ -44,6 +50,7 @@ class EagleDraft(DraftHead):
         Raises CheckpointError if it is damaged, and ConfigError if it is no EAGLE-3 head that is supported.
         """
         attributes = load_config(path_or_name, cache_dir)
+        attributes |= attributes.pop("eagle_config", None) or {}
         if NESTED in attributes:
             own = {name: value for name, value in attributes.items() if not isinstance(value, Mapping)}
             attributes = {"norm_before_residual": True, **own, **attributes[NESTED]}
@@ -58,10 +65,11 @@ class EagleDraft(DraftHead):
         depths = own.depths_in(config.n_layer)
         if config.undivided or model.decoder.memory.layout or not model.decoder.programs.reads_pages:
             raise ConfigError(f"{self.tag}: a draft head needs a decoder whose cache can be in pages, got {model.tag}")
-        if own.features != len(depths) * config.hidden_size or own.vocab_size != config.vocab_size:
-            wanted = f"{own.features // 3} features and {own.vocab_size} tokens"
+        size = own.target_size or own.hidden_size
+        if (size, own.vocab_size) != (config.hidden_size, config.vocab_size):
+            wanted = f"a model of hidden size {size} and {own.vocab_size} tokens"
             found = f"{config.hidden_size} and {config.vocab_size}"
-            raise ConfigError(f"{self.tag} is for models of {wanted}, and {model.tag} has {found}")
+            raise ConfigError(f"{self.tag} is for {wanted}, and {model.tag} has {found}")
         if not all(0 <= depth < config.n_layer for depth in depths):
             raise ConfigError(f"{self.tag} reads layers {list(depths)}, and {model.tag} has {config.n_layer}")
         return depths
