@@ -5,7 +5,9 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from openai import OpenAI
@@ -16,15 +18,25 @@ TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 SERVE = [sys.executable, "-m", "transformers_neuronx", "serve", str(TINY_KJV), "--port", "0", "--n-positions", "256"]
 
 
-def test_it_serves_until_it_is_told_to_stop():
+@contextmanager
+def serving(*options):
+    """A server's process, and a client of it."""
     names = ["--served-model-name", "kjv", "--api-key", "secret", "--batch-size", "2"]
-    process = subprocess.Popen([*SERVE, *names], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*SERVE, *names, *options], stderr=subprocess.PIPE, text=True)
     try:
         lines = []
         while not (found := re.search(r"http://\S+", lines[-1] if lines else "")):
             lines.append(process.stderr.readline())
             assert lines[-1], "".join(lines)
-        client = OpenAI(base_url=f"{found[0]}/v1", api_key="secret", max_retries=0)
+        yield process, OpenAI(base_url=f"{found[0]}/v1", api_key="secret", max_retries=0)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_it_serves_until_it_is_told_to_stop():
+    with serving() as (process, client):
         stream = client.completions.create(
             model="kjv", prompt="In the beginning", max_tokens=200, stream=True, extra_body=dict(ignore_eos=True)
         )
@@ -33,9 +45,24 @@ def test_it_serves_until_it_is_told_to_stop():
         assert [*stream][-1].choices[0].finish_reason == "length", "what runs may end"
         assert process.wait(60) == 0
         assert "Traceback" not in process.stderr.read()
-    finally:
-        process.kill()
-        process.stderr.close()
+
+
+EAGLE, SMALL = (str(TINY_KJV.with_name(name)) for name in ("tiny-kjv-eagle", "tiny-kjv-draft"))
+
+
+@pytest.mark.parametrize("draft", [EAGLE, *(pytest.param(each, marks=pytest.mark.slow) for each in ("text", SMALL))])
+def test_drafts(draft):
+    with serving("--draft", draft, "--draft-tokens", "3") as (_, client):
+        answer = client.completions.create(model="kjv", prompt="And the LORD said unto", max_tokens=40, temperature=0)
+        page = Request(str(client.base_url).replace("/v1/", "/metrics"), headers=dict(Authorization="Bearer secret"))
+        metrics = urlopen(page).read().decode()
+    accepted = re.search(r"^transformers_neuronx_accepted_draft_tokens_total\S* (\S+)$", metrics, re.M)
+    assert answer.usage.completion_tokens == 40 and float(accepted[1]) > 0
+
+
+def test_a_draft_is_for_one_model(command):
+    options = ["x=a", "y=b", "--draft", "text"]
+    assert "a draft is for one model" in command("serve", *options, status=2)[1]
 
 
 @pytest.mark.parametrize(

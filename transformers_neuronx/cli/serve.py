@@ -88,6 +88,17 @@ AtOnce = Annotated[
 TextOnly = Annotated[
     bool, o.option("--text-only", help="Leave out what reads images, of a model that does.", panel=o.HOW)
 ]
+DraftModel = Annotated[
+    str | None,
+    o.option(
+        "--draft", metavar="MODEL|text", panel=o.HOW,
+        help="What proposes draft tokens: a smaller model, an EAGLE-3 head, or the text so far.",
+    ),
+]  # fmt: skip
+DraftTokens = Annotated[
+    int,
+    o.option("--draft-tokens", help="Most draft tokens of a request in a step.", panel=o.HOW, default=True, least=1),
+]
 UseRay = Annotated[bool, o.option("--ray", help="Run replicas on Ray Serve, behind its proxy.", panel=o.SERVER)]
 Replicas = Annotated[
     int, o.option("--replicas", help="Replicas on Ray; at least so many.", panel=o.SERVER, default=True, least=1)
@@ -108,6 +119,7 @@ def serve(
     max_lora_rank: MaxLoraRank = o.RANK, allow_lora_updates: LoraUpdates = False,
     adapter: o.Adapter = None, cache_dir: o.CacheDir = None,
     batch_size: AtOnce = None, n_positions: o.Positions = None, text_only: TextOnly = False,
+    draft: DraftModel = None, draft_tokens: DraftTokens = 4,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
     runtime: o.Runtime = None, expert_parallel: o.Experts = False,
     processes: n.Processes = False, nnodes: n.Nodes = 1, node_rank: n.NodeRank = 0,
@@ -132,7 +144,8 @@ def serve(
     modules = _modules(lora_modules or [])
     loras = s.Loras(modules, max_loras or o.LORAS * bool(modules or enable_lora or allow_lora_updates), max_lora_rank)
     sizes, told = (batch_size, n_positions), log_format == "json"
-    service = s.Service(paths, cache_dir, how, *sizes, queue, settings, told, adapter, loras, text_only)
+    more: dict[str, Any] = dict(text_only=text_only, draft=s.Draft(draft, draft_tokens) if draft else None)
+    service = s.Service(paths, cache_dir, how, *sizes, queue, settings, told, adapter, loras, **more)
     if ray:
         s.run_on_ray(service, host, port, drain, replicas, max_replicas)
     else:

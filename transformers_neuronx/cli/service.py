@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
@@ -15,6 +15,7 @@ from transformers_neuronx.cli import nodes, options as o
 from transformers_neuronx.cli.engines import ROWS, SLOTS, engine_for, has_pages, open_for_engine
 from transformers_neuronx.cli.sampling import SamplingOptions
 from transformers_neuronx.errors import ConfigError
+from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.models.vision import VisionForSampling
 from transformers_neuronx.server import logs
 from transformers_neuronx.server.app import Server
@@ -23,12 +24,16 @@ from transformers_neuronx.server.pictures import Pictures
 from transformers_neuronx.server.running import Running
 from transformers_neuronx.server.settings import Settings
 from transformers_neuronx.serving.engine import Engine
+from transformers_neuronx.speculation import EagleDraft, PromptLookup
+from transformers_neuronx.speculation.eagle.draft import is_eagle
 from transformers_neuronx.weights.adapters import open_adapter
+from transformers_neuronx.weights.directories import load_config
 
 if TYPE_CHECKING:
     from transformers_neuronx.server.on_ray import Replicas
 
 ALL = 0  # top-k, unless the checkpoint sets one
+TEXT = "text"  # draft tokens from the text so far
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,26 @@ class Loras:
     modules: Mapping[str, str]
     places: int
     rank: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What proposes draft tokens: the path or name of a smaller model or an EAGLE-3 head, or TEXT; and how many."""
+
+    path: str
+    tokens: int
+
+    def opened(self, model: ForSampling, cache_dir: str | None, how: o.How, rows: int) -> dict[str, Any]:
+        """Return the options of an engine of a model, with the draft on its devices."""
+        if self.path == TEXT:
+            return dict(draft=PromptLookup(), draft_tokens=self.tokens)
+        if is_eagle(load_config(self.path, cache_dir)):
+            return dict(draft=EagleDraft.from_pretrained(self.path, cache_dir), draft_tokens=self.tokens)
+        source = o.Source(self.path, cache_dir)
+        sizes = dict(n_positions=model.options.buckets.longest)
+        draft = open_for_engine(source, replace(how, quant=None, rounded=False), rows, sizes)
+        draft.to_neuron(ahead=not has_pages(draft))
+        return dict(draft=draft, draft_tokens=self.tokens)
 
 
 @dataclass(frozen=True)
@@ -55,8 +80,11 @@ class Service:
     adapter: str | None = None
     loras: Loras = Loras({}, 0, 1)
     text_only: bool = False
+    draft: Draft | None = None
 
     def __post_init__(self) -> None:
+        if len(self.paths) > 1 and self.draft:
+            raise ConfigError("a draft is for one model: serve several without --draft")
         if len(self.paths) > 1 and (self.adapter or self.loras.places):
             raise ConfigError("adapters are for one model: serve several without --adapter and --enable-lora")
 
@@ -84,6 +112,7 @@ class Service:
         model.to_neuron(ahead=not has_pages(model))
         rows, loras = self.rows or ROWS, self.loras
         how: dict[str, Any] = dict(tokenizer=tokenizer, max_loras=loras.places, max_lora_rank=loras.rank)
+        how |= self.draft.opened(model, self.cache_dir, self.how, rows) if self.draft else {}
         pictures = Pictures(cast(VisionForSampling, model), processor) if processor else None
         return engine_for(model, rows, min(rows, SLOTS), {}, **how, **self.queue), pictures
 
