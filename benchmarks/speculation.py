@@ -1,6 +1,9 @@
 """The gain of speculation: the bundled model at a realistic size, alone and with drafts, on held-out verses.
 
-    python benchmarks/speculation.py [--tokens 64] [--prompts 6] [--rounds 3] [--amp f32]
+    python benchmarks/speculation.py [--tokens 64] [--prompts 8] [--rounds 3] [--amp f32] [--requests 1,8]
+
+Draft tokens come from a smaller model, from the text, or, in an engine, from the bundled EAGLE head. In an engine, so
+many requests run at once.
 
 Speculation pays if reading the weights is most of a token's cost. The bundled model is too small for that. So the
 target is the same function in a GPT-2 of 12 layers and width 768: it has copies of the model's units, and the rest is
@@ -11,6 +14,7 @@ same time.
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -18,10 +22,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from transformers_neuronx import EagleDraft, Engine, SamplingParams
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.speculation import PromptLookup
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 
@@ -51,6 +58,18 @@ def enlarged(model, n_layer=12, n_embd=768):
     return large
 
 
+def widened(head, model, directory, width=768):
+    """Save a head of the small model as one of the enlarged model, whose hidden states begin with the small one's."""
+    weights, config = load_file(head / "model.safetensors"), json.loads((head / "config.json").read_text())
+    depths = weights["fc.weight"].chunk(3, 1)
+    wide = [torch.nn.functional.pad(depth, (0, width - depth.shape[1])) for depth in depths]
+    weights |= {"fc.weight": torch.cat(wide, 1), "embed_tokens.weight": model.transformer.wte.weight.detach().half()}
+    directory.mkdir()
+    save_file(weights, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config | dict(target_hidden_size=width)))
+    return EagleDraft.from_pretrained(directory)
+
+
 class Counted:
     """A speculator that counts the target's steps."""
 
@@ -66,9 +85,11 @@ class Counted:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=64, help="tokens after each prompt")
-    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--amp", default="f32")
+    parser.add_argument("--where", default="calls,engine", help="calls of the model, or an engine, or both")
+    parser.add_argument("--requests", default="1,8", help="requests at once in an engine")
     arguments = parser.parse_args()
     length = PROMPT + arguments.tokens
 
@@ -80,18 +101,70 @@ def main():
         return model
 
     with tempfile.TemporaryDirectory() as directory:
-        enlarged(AutoModelForCausalLM.from_pretrained(EXAMPLES / "tiny-kjv")).save_pretrained(directory)
+        small = AutoModelForCausalLM.from_pretrained(EXAMPLES / "tiny-kjv")
+        enlarged(small).save_pretrained(directory)
         target = compiled(directory)
-    draft = compiled(EXAMPLES / "tiny-kjv-draft")
+        eagle = widened(EXAMPLES / "tiny-kjv-eagle", small, Path(directory) / "eagle")
+        measure(target, compiled(EXAMPLES / "tiny-kjv-draft"), eagle, arguments)
+
+
+def measure(target, draft, eagle, arguments):
     chapters = (EXAMPLES / "tiny-kjv" / "heldout.txt").read_text(encoding="utf-8").split("<|endoftext|>")[1:]
     tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "tiny-kjv")
     prompts = [tokenizer(text, return_tensors="pt").input_ids[:, :PROMPT] for text in chapters[: arguments.prompts]]
+    if "calls" in arguments.where:
+        in_calls(target, draft, prompts, arguments)
+    sources = dict(draft=draft, eagle=eagle)
+    kinds = [("alone", None, 1), ("text", PromptLookup(), 4)]
+    kinds += [(f"{name}, k={k}", source, k) for name, source in sources.items() for k in (2, 4)]
+    for requests in map(int, arguments.requests.split(",") if "engine" in arguments.where else []):
+        in_engines(target, kinds, prompts, arguments, requests)
+
+
+def in_calls(target, draft, prompts, arguments):
+    """Compare calls of the model, one sequence at a time."""
     ways = {"alone": None}
     ways |= {f"draft, k={k}": SpeculativeGenerator(draft, target, k) for k in (2, 4, 8)}
     ways |= {f"draft in one program, k={k}": FusedSpeculativeDecoder(draft, target, k) for k in (4, 8)}
     ways |= {"prompt lookup, k=4": SpeculativeGenerator(None, target, 4)}
     for rules in (dict(top_k=1), dict(top_k=50, seed=0)):
-        compare(target, ways, prompts, arguments, sequence_length=length, eos_token_override=-1, **rules)
+        compare(
+            target, ways, prompts, arguments, sequence_length=PROMPT + arguments.tokens, eos_token_override=-1, **rules
+        )
+
+
+def in_engines(target, kinds, prompts, arguments, requests):
+    """Compare engines that answer so many requests at once."""
+    for rules in (dict(temperature=0), dict(top_k=50, seed=0)):
+        params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True, **rules)
+        times, accepted, want = defaultdict(list), {}, {}
+        for number in tqdm(range(arguments.rounds + 1), leave=False):
+            for name, source, k in kinds:
+                how = dict(rows=requests, step_tokens=64, cache_tokens=2 * requests * (PROMPT + arguments.tokens))
+                with Engine(target, **how, draft=source, draft_tokens=k) as engine:
+                    answers(engine, prompts[:requests], params, requests)
+                    start = time.perf_counter()
+                    got, right = answers(engine, prompts, params, requests)
+                    if number:
+                        times[name].append((time.perf_counter() - start) / (len(prompts) * arguments.tokens) * 1e3)
+                assert want.setdefault("tokens", got) == got, f"{name}: tokens differ from the model's own"
+                accepted[name] = right
+        base = statistics.median(times["alone"])
+        print(f"{arguments.amp}, an engine, {requests} requests at once, {arguments.tokens} tokens each, {rules}")
+        for name, values in times.items():
+            share = accepted[name] / (len(prompts) * arguments.tokens)
+            middle = statistics.median(values)
+            print(f"{name:32}{middle:9.3f} ms a token, {base / middle:5.2f} times as fast  {share:.2f} were drafts")
+
+
+def answers(engine, prompts, params, requests):
+    """Return the tokens after each prompt, so many prompts at a time, and how many of them were draft tokens."""
+    found, right = [], 0
+    for first in range(0, len(prompts), requests):
+        handles = [engine.submit(ids[0].tolist(), params) for ids in prompts[first : first + requests]]
+        found += [handle.result() for handle in handles]
+        right += sum(handle.usage.accepted_tokens for handle in handles)
+    return found, right
 
 
 def compare(target, ways, prompts, arguments, **options):

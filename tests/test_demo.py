@@ -57,6 +57,13 @@ def test_the_script_that_trained_the_checkpoint(tmp_path):
     shipped = {path.name for path in (ROOT / "examples" / "tiny-kjv-draft").iterdir()} - {"README.md"}
     assert {path.name for path in (tmp_path / "draft").iterdir()} == shipped
 
+    options[1] = str(tmp_path / "eagle")
+    result = run("examples/train_tiny_kjv_eagle.py", *options, "--target", str(tmp_path / "model"))
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"[\d.]+ tokens right on average", result.stdout)
+    shipped = {path.name for path in (ROOT / "examples" / "tiny-kjv-eagle").iterdir()} - {"README.md"}
+    assert {path.name for path in (tmp_path / "eagle").iterdir()} == shipped
+
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("benchmarks/*.py")), ids=lambda path: path.stem)
 def test_the_names_that_a_benchmark_imports_exist(script, monkeypatch):
