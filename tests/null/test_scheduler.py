@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from transformers_neuronx.errors import InputError, QueueFullError
 from transformers_neuronx.serving.adapters import Adapters, HostAdapter
+from transformers_neuronx.serving.drafting import Costs
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.pages import NO_PAGE, Pages, digests
 from transformers_neuronx.serving.request import Request, SamplingParams
@@ -171,6 +172,8 @@ def drive(seed, count=12):
     guesses = draw.choice([0, 0, 1, 3])
     sizes = dict(rows=draw.randint(1, 4), positions=40, guesses=guesses, rounds=draw.choice([1, 1, 2, 5]))
     sizes["doubled"] = draw.choice([math.inf, 5, 20])
+    seconds = sorted(draw.random() for _ in range(3))
+    sizes["costs"] = draw.choice([None, Costs([1, 4, 12], seconds, draw.random())])
     sizes["samples"] = sizes["rows"] * (1 + guesses) + draw.randint(0, 3)
     limits = Limits(tokens, draw.randint(4, tokens), **sizes)
     cache = random_cache(draw, limits.rows, tokens, guesses)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from transformers_neuronx import Engine, SamplingParams, SparseAttnConfig
+from transformers_neuronx import EagleDraft, Engine, SamplingParams, SparseAttnConfig
 from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -91,6 +91,17 @@ def test_right_draft_tokens_save_steps(model, small):
     with Engine(model, **SIZES, draft=small) as engine:
         handle = engine.submit([5, 6, 7], params)
         assert handle.result() == tokens and 0 < handle.usage.accepted_tokens < 40
+
+
+@pytest.mark.parametrize("source", ["text", "model", "head"])
+def test_drafts_that_pay_by_measured_times(source, model, small, wanted):
+    """Nothing says how many there are, as times differ; tokens do not."""
+    drafts = dict(text=PromptLookup(), model=small, head=EagleDraft.from_pretrained(EXAMPLES / "tiny-kjv-eagle"))
+    with Engine(model, **SIZES | dict(joined_tokens=None), draft=drafts[source]) as engine:
+        costs = engine.scheduler.limits.costs
+        assert costs.sizes[0] == 1 and min(costs.seconds) > 0 and (costs.drafting > 0) == (source != "text")
+        got = answers(engine, range(12))
+    assert [got[number][0] for number in range(12)] == [wanted[number][0] for number in range(12)]
 
 
 def test_cancelled_requests(model, small):

@@ -116,10 +116,9 @@ def serve(
     log_format: LogFormat = "lines", log_prompts: LogPrompts = False,
     ray: UseRay = False, replicas: Replicas = 1, max_replicas: MostReplicas = None,
     lora_modules: LoraModules = None, enable_lora: EnableLora = False, max_loras: MaxLoras = None,
-    max_lora_rank: MaxLoraRank = o.RANK, allow_lora_updates: LoraUpdates = False,
-    adapter: o.Adapter = None, cache_dir: o.CacheDir = None,
-    batch_size: AtOnce = None, n_positions: o.Positions = None, text_only: TextOnly = False,
-    draft: DraftModel = None, draft_tokens: DraftTokens = 4,
+    max_lora_rank: MaxLoraRank = o.RANK, allow_lora_updates: LoraUpdates = False, adapter: o.Adapter = None,
+    cache_dir: o.CacheDir = None, batch_size: AtOnce = None, n_positions: o.Positions = None,
+    text_only: TextOnly = False, draft: DraftModel = None, draft_tokens: DraftTokens = 4,
     amp: o.Amp = None, tp: o.Degree = None, quant: o.Quant = None, rounded: o.Rounded = False,
     runtime: o.Runtime = None, expert_parallel: o.Experts = False,
     processes: n.Processes = False, nnodes: n.Nodes = 1, node_rank: n.NodeRank = 0,
@@ -143,9 +142,8 @@ def serve(
     settings = Settings(api_key or env.API_KEYS.get().split(), allowed_origin or (), **limits)
     modules = _modules(lora_modules or [])
     loras = s.Loras(modules, max_loras or o.LORAS * bool(modules or enable_lora or allow_lora_updates), max_lora_rank)
-    sizes, told = (batch_size, n_positions), log_format == "json"
-    more: dict[str, Any] = dict(text_only=text_only, draft=s.Draft(draft, draft_tokens) if draft else None)
-    service = s.Service(paths, cache_dir, how, *sizes, queue, settings, told, adapter, loras, **more)
+    sizes, told, proposer = (batch_size, n_positions), log_format == "json", s.Draft(draft, draft_tokens)
+    service = s.Service(paths, cache_dir, how, *sizes, queue, settings, told, adapter, loras, text_only, proposer)
     if ray:
         s.run_on_ray(service, host, port, drain, replicas, max_replicas)
     else:

@@ -47,13 +47,15 @@ class Loras:
 
 @dataclass(frozen=True)
 class Draft:
-    """What proposes draft tokens: the path or name of a smaller model or an EAGLE-3 head, or TEXT; and how many."""
+    """What proposes draft tokens: the path or name of a smaller model or an EAGLE-3 head, TEXT or nothing; how many."""
 
-    path: str
+    path: str | None
     tokens: int
 
     def opened(self, model: ForSampling, cache_dir: str | None, how: o.How, rows: int) -> dict[str, Any]:
         """Return the options of an engine of a model, with the draft on its devices."""
+        if self.path is None:
+            return {}
         if self.path == TEXT:
             return dict(draft=PromptLookup(), draft_tokens=self.tokens)
         if is_eagle(load_config(self.path, cache_dir)):
@@ -80,10 +82,10 @@ class Service:
     adapter: str | None = None
     loras: Loras = Loras({}, 0, 1)
     text_only: bool = False
-    draft: Draft | None = None
+    draft: Draft = Draft(None, 0)
 
     def __post_init__(self) -> None:
-        if len(self.paths) > 1 and self.draft:
+        if len(self.paths) > 1 and self.draft.path:
             raise ConfigError("a draft is for one model: serve several without --draft")
         if len(self.paths) > 1 and (self.adapter or self.loras.places):
             raise ConfigError("adapters are for one model: serve several without --adapter and --enable-lora")
@@ -112,7 +114,7 @@ class Service:
         model.to_neuron(ahead=not has_pages(model))
         rows, loras = self.rows or ROWS, self.loras
         how: dict[str, Any] = dict(tokenizer=tokenizer, max_loras=loras.places, max_lora_rank=loras.rank)
-        how |= self.draft.opened(model, self.cache_dir, self.how, rows) if self.draft else {}
+        how |= self.draft.opened(model, self.cache_dir, self.how, rows)
         pictures = Pictures(cast(VisionForSampling, model), processor) if processor else None
         return engine_for(model, rows, min(rows, SLOTS), {}, **how, **self.queue), pictures
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from transformers_neuronx.layers.rows import columns, field, joined
 from transformers_neuronx.layers.sampling import NOTHING
 from transformers_neuronx.layers.step import SEGMENT
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
+from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.serving.choices import sampled_rows, seen_by
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.paged import Started, steps_over
@@ -203,6 +205,16 @@ class HeadGuesser:
         samples = sampled_rows(sampling, positions, key.samples, last[: len(sampling)])
         samples["left"][: len(sampling)] = [drafting[request.id] for request in sampling]
         return tokens, segments, samples
+
+    def seconds(self) -> float:
+        few = min((key for key in self._keys.values() if key.samples), key=lambda key: (key.tokens, key.samples))
+        runtime, dtype = self._decoder.runtime, element_type(self._decoder.options.amp).numpy
+        features = runtime.put([np.zeros((few.tokens, 1, few.features), dtype)])
+        times = [perf_counter()]
+        for _ in range(3):
+            self._run(few, [], {}, features).numpy()
+            times.append(perf_counter())
+        return float(np.diff(times).min())
 
     def copy(self, copies: Sequence[Copy]) -> None:
         if copies:  # of pages that it may still have to write

@@ -73,7 +73,8 @@ class Engine:
     - `tokenizer`: a tokenizer of Transformers, for `Handle.text` and stop strings. Default: none.
     - `draft`: what proposes draft tokens, which a step verifies: a `PromptLookup`, a smaller model with the same
       vocabulary, on its devices, or an `EagleDraft` for this model. Tokens are the same as without it. Default: none.
-    - `draft_tokens`: most draft tokens of a request in a step. Default 4.
+    - `draft_tokens`: most draft tokens of a request in a step. It gets fewer where these do not pay, by the times that
+      are measured, unless `joined_tokens` are given. Default 4.
     - `max_loras`: adapters that running requests may have at once; others wait for a place. Programs with places for
       adapters are made for them. Default 0: none.
     - `max_lora_rank`: the highest rank of an adapter. Default 16.
@@ -116,7 +117,7 @@ class Engine:
         guesser = guesser_for(draft, drafts if paged else [], cache, limits)
         compile_parts(model.tag, steps, guesser)
         self._max_lora_rank = max_lora_rank
-        self.scheduler = Scheduler(cache, measured(limits, steps, joined_tokens), max_loras)
+        self.scheduler = Scheduler(cache, measured(limits, steps, guesser, joined_tokens), max_loras)
         self._loop = Loop(steps, self.scheduler, guesser, self._turn)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()

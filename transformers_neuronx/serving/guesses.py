@@ -43,6 +43,10 @@ class Guesser(Compiled, Protocol):
         """Return draft tokens for each of these works: at most as many as it has room for."""
         ...
 
+    def seconds(self) -> float:
+        """Measure how long it takes to make draft tokens for a step."""
+        ...
+
     def copy(self, copies: Sequence[Copy]) -> None:
         """See the pages that are copied next."""
         ...
@@ -100,6 +104,10 @@ class TextGuesser:
     def guess(self, works: Sequence[Work]) -> list[list[int]]:
         return [self._lookup.find(work.request.tokens, work.guesses) for work in works]
 
+    def seconds(self) -> float:
+        """Return none: it takes none of the devices' time."""
+        return 0.0
+
     def copy(self, copies: Sequence[Copy]) -> None:
         """Do nothing."""
 
@@ -118,7 +126,7 @@ class ModelGuesser:
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
-        self._steps = steps_over(decoder, cache, limits, adjustments=False)
+        self._steps, self._guesses = steps_over(decoder, cache, limits, adjustments=False), limits.guesses
 
     @property
     def programs(self) -> int:
@@ -150,6 +158,9 @@ class ModelGuesser:
         rounds = steps.start(PackedTokens(key, tokens, segments, samples, [], seen=steps.seen(key, requests))).rounds
         assert rounds is not None
         return rounds
+
+    def seconds(self) -> float:
+        return self._steps.one_round() * self._guesses
 
     def copy(self, copies: Sequence[Copy]) -> None:
         self._steps.copy(copies)

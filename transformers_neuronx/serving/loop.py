@@ -6,7 +6,7 @@ It knows neither threads nor handles. Whoever calls `advance` again and again ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +37,10 @@ class Steps(Compiled, Protocol):
         """Return the most tokens of a step that takes at most 2.5 times as long as one of a few rows, and the
         position at which a token of a prompt takes twice the time of one at its beginning.
         """
+        ...
+
+    def seconds(self) -> Mapping[int, float]:
+        """Return how long steps take, by tokens, as far as `longest_joined` measured it, and shorter ones."""
         ...
 
     def most_samples(self) -> int:

@@ -95,6 +95,7 @@ class PagedSteps:
         self.pool_keys = [PoolKey(key.tokens, key.sequences) for key in self.keys if key.hidden]
         self.caches: list[DeviceTensor] = []
         self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
+        self._times: dict[int, float] = {}  # seconds of steps by tokens, once they are measured
 
     @property
     def embeds(self) -> bool:
@@ -128,10 +129,11 @@ class PagedSteps:
         some = (key for key in self.keys if key.samples in (key.tokens, few) and key.tokens >= few and not key.hidden)
         sizes = {key.tokens: key for key in some}
         base, *longer = (sizes[size] for size in sorted(sizes))
-        shortest = taken = self._seconds(base)
+        shortest = taken = self._times[base.tokens] = self._seconds(base)
         most = base
         for key in longer:
-            if (seconds := self._seconds(key)) > SLOWER * shortest:
+            seconds = self._times[key.tokens] = self._seconds(key)
+            if seconds > SLOWER * shortest:
                 break
             most, taken = key, seconds
         start = min(most.pages * next(iter(self.layout.kinds.values())).positions, FAR) - most.tokens
@@ -141,13 +143,24 @@ class PagedSteps:
         more = self._seconds(most, start) - taken
         return most.tokens, start * near / more if near > 0 and more > 0 else math.inf
 
+    def seconds(self) -> dict[int, float]:
+        """Return how long steps take, by tokens, as far as `longest_joined` measured it, and shorter ones."""
+        if self._times:
+            shorter = {key.tokens: key for key in self.keys if key.samples == key.tokens < min(self._times)}
+            self._times |= {size: self._seconds(key) for size, key in shorter.items()}
+        return dict(sorted(self._times.items()))
+
     def most_samples(self) -> int:
         """Return the most tokens of a step after which it has logits."""
         return self.chooser.most
 
     def most_rounds(self) -> int:
         """Measure a step of one row. Return the most rounds of one that nobody waits for longer than ROUND_SECONDS."""
-        return max(1, min(ROUNDS, int(ROUND_SECONDS / self._seconds(self.keys[0])))) if self.overlaps else 1
+        return max(1, min(ROUNDS, int(ROUND_SECONDS / self.one_round()))) if self.overlaps else 1
+
+    def one_round(self) -> float:
+        """Measure a step of one row, in seconds."""
+        return self._seconds(self.keys[0])
 
     def _seconds(self, key: TokensKey, start: int | None = None) -> float:
         """Measure a step of no sequence, or of a prompt from position `start` on: the shortest of three times."""
@@ -205,7 +218,7 @@ class PagedSteps:
         count = len(requests)
         for number, pool in enumerate(self._pools):
             tables = [request.tables[pool] for request in requests]
-            longest = max(map(len, tables))
+            longest = max(map(len, tables), default=0)
             even = [[*table, *[NO_PAGE] * (longest - len(table))] for table in tables]
             segments["pages"].reshape(len(segments), len(self._pools), -1)[:count, number, :longest] = on_devices(even)
         if self.layout.has_places:

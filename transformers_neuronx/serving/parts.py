@@ -16,6 +16,7 @@ from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.runtimes.base import want_all_here
 from transformers_neuronx.serving.calls import guesser_of
 from transformers_neuronx.serving.draft_heads import DraftHead, HeadGuesser
+from transformers_neuronx.serving.drafting import Costs
 from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser, PromptLookup, want_fitting
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.loop import Steps
@@ -91,11 +92,13 @@ def pictured_in(
     return found
 
 
-def measured(limits: Limits, steps: Steps, joined: int | None) -> Limits:
-    """Return limits with those that steps set, now that they are compiled."""
+def measured(limits: Limits, steps: Steps, guesser: Guesser | None, joined: int | None) -> Limits:
+    """Return limits with those that steps set, now that they are compiled. If `joined` is given, no time matters."""
     most, doubled = steps.longest_joined() if joined is None else (joined, math.inf)
-    sizes = dict(rounds=steps.most_rounds(), samples=steps.most_samples())
-    return replace(limits, joined=min(max(most, limits.rows), limits.tokens), doubled=doubled, **sizes)
+    sizes, costs = dict(rounds=steps.most_rounds(), samples=steps.most_samples()), None
+    if guesser and joined is None and (seconds := steps.seconds()):
+        costs = Costs([*seconds], [*seconds.values()], guesser.seconds())
+    return replace(limits, joined=min(max(most, limits.rows), limits.tokens), doubled=doubled, costs=costs, **sizes)
 
 
 def compile_parts(tag: str, *parts: Compiled | None) -> None:

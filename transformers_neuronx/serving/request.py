@@ -14,6 +14,7 @@ from transformers_neuronx.engine.kv_cache import Given
 from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.serving.adapters import HostAdapter
+from transformers_neuronx.serving.drafting import Odds
 from transformers_neuronx.serving.structured import Parser, StructuredOutputs
 from transformers_neuronx.serving.text import TextStream
 
@@ -158,6 +159,7 @@ class Request:
     computed: int = 0
     guesses: list[int] = field(default_factory=list)
     accepted: int = 0  # generated tokens that were draft tokens
+    odds: Odds | None = None  # how often its draft tokens were right, once it had some
     cached: int = 0  # tokens of the prompt that were in the cache when it was first admitted
     tables: list[list[int]] = field(default_factory=list)
     places: list[int] = field(default_factory=list)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from transformers_neuronx.errors import InputError, QueueFullError
 from transformers_neuronx.serving.adapters import Adapters
+from transformers_neuronx.serving.drafting import Costs, Drafting
 from transformers_neuronx.serving.kv_cache import Copy, Found, KVCache
 from transformers_neuronx.serving.request import Request
 
@@ -78,7 +79,7 @@ class Limits:
     the most requests that run at once, `positions` the longest sequence, `guesses` the most draft tokens of a request
     in a step, `rounds` the most tokens that a step generates of each while none waits. `waiting` and `waiting_tokens`
     are the most requests, and tokens of prompts, that may wait. `samples`, at least `rows`, is the most tokens of a
-    step after which there are logits.
+    step after which there are logits. With `costs`, requests get draft tokens only as far as they pay.
     """
 
     tokens: int
@@ -91,6 +92,7 @@ class Limits:
     rounds: int = 1
     samples: int = 2**24
     doubled: float = math.inf
+    costs: Costs | None = None
 
 
 @dataclass
@@ -123,6 +125,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting_tokens = 0
         self.preemptions = 0
+        self.drafting = Drafting(limits.costs)
         self.copies: list[Copy] = []  # pages that must be copied, in order, before the step
 
     def __len__(self) -> int:
@@ -202,8 +205,10 @@ class Scheduler:
                     self._leave(request)
                     ended.append(request)
             elif request.reason is None:  # otherwise it ended while the step ran
-                verified = bool(request.guesses)  # not if it was preempted while the step ran
+                verified = len(request.guesses)  # none if it was preempted while the step ran
                 right = request.accept(sampled[request.id], work.rounds)
+                if verified:
+                    request.odds = self.drafting.noted(request.odds, verified, right)
                 if verified and len(request.places) > 1:
                     _keep_states(work, right)
                 if request.reason is not None:
@@ -232,13 +237,18 @@ class Scheduler:
         drafting = [work for work in step if work.samples and not work.of_prompt]
         tokens, logits = sum(work.count for work in step), sum(work.samples + work.scored for work in step)
         most = min(self.limits.joined - tokens, self.limits.samples - logits) // max(len(drafting), 1)
-        return [self._with_guesses(work, most) if work in drafting else work for work in step]
+        left = (work.request.params.max_tokens - work.request.generated - 1 for work in drafting)
+        rooms = [max(int(min(self.limits.guesses, most, each)), 0) for each in left]
+        counts = self.drafting.counts(tokens, [work.request.odds for work in drafting], rooms)
+        more = {work.request.id: count for work, count in zip(drafting, counts, strict=True)}
+        return [self._with_guesses(work, more.get(work.request.id, 0)) for work in step]
 
     def _with_guesses(self, work: Work, most: int) -> Work:
         """Make room for up to `most` draft tokens, as far as there are free pages for them."""
+        if not most:
+            return work
         request, end = work.request, work.start + work.count
-        left = request.params.max_tokens - request.generated - 1
-        guesses = max(int(min(self.limits.guesses, most, left, self.cache.room(request) - end)), 0)
+        guesses = max(int(min(most, self.cache.room(request) - end)), 0)
         self.cache.grow(request, end + guesses)
         return work.with_guesses(guesses)
 

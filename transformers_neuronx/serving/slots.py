@@ -84,6 +84,10 @@ class SlotSteps:
         """Return the most prompt tokens that one program of the model takes, wherever they are."""
         return max([1, *self.decoder.options.buckets.context]), math.inf
 
+    def seconds(self) -> dict[int, float]:
+        """Return nothing: steps are not measured."""
+        return {}
+
     def most_samples(self) -> int:
         """Return all tokens that there can be: the host sees the logits of a step."""
         return self.decoder.slots * self.decoder.options.buckets.longest
