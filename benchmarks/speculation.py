@@ -1,6 +1,7 @@
 """The gain of speculation: the bundled model at a realistic size, alone and with drafts, on held-out verses.
 
-    python benchmarks/speculation.py [--tokens 64] [--prompts 8] [--rounds 3] [--amp f32] [--requests 1,8]
+    python benchmarks/speculation.py [--tokens 64] [--prompts 8] [--rounds 3] [--amp f32] [--where calls,engine]
+        [--requests 1,8]
 
 Draft tokens come from a smaller model, from the text, or, in an engine, from the bundled EAGLE head. In an engine, so
 many requests run at once.
