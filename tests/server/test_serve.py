@@ -60,6 +60,11 @@ def test_drafts(draft):
     assert answer.usage.completion_tokens == 40 and float(accepted[1]) > 0
 
 
+def test_a_draft_that_is_not_there(command):
+    error = command("serve", str(TINY_KJV), "--draft", "/no/such/draft", status=1)[1]
+    assert "/no/such/draft: no such directory" in error and "compiled" not in error
+
+
 def test_a_draft_is_for_one_model(command):
     options = ["x=a", "y=b", "--draft", "text"]
     assert "a draft is for one model" in command("serve", *options, status=2)[1]

@@ -52,19 +52,23 @@ class Draft:
     path: str | None
     tokens: int
 
-    def opened(self, model: ForSampling, cache_dir: str | None, how: o.How, rows: int) -> dict[str, Any]:
-        """Return the options of an engine of a model, with the draft on its devices."""
-        if self.path is None:
-            return {}
-        if self.path == TEXT:
-            return dict(draft=PromptLookup(), draft_tokens=self.tokens)
+    def found(self, cache_dir: str | None) -> PromptLookup | EagleDraft | o.Source | None:
+        """Return what proposes, with no weights read yet. Raises CheckpointError if there is no such model."""
+        if self.path is None or self.path == TEXT:
+            return PromptLookup() if self.path else None
         if is_eagle(load_config(self.path, cache_dir)):
-            return dict(draft=EagleDraft.from_pretrained(self.path, cache_dir), draft_tokens=self.tokens)
-        source = o.Source(self.path, cache_dir)
-        sizes = dict(n_positions=model.options.buckets.longest)
-        draft = open_for_engine(source, replace(how, quant=None, rounded=False), rows, sizes)
-        draft.to_neuron(ahead=not has_pages(draft))
-        return dict(draft=draft, draft_tokens=self.tokens)
+            return EagleDraft.from_pretrained(self.path, cache_dir)
+        return o.Source(self.path, cache_dir)
+
+
+def with_draft(found: Any, model: ForSampling, how: o.How, rows: int) -> Any:
+    """Return an engine's `draft` for a model, a smaller model on its devices."""
+    if not isinstance(found, o.Source):
+        return found
+    sizes = dict(n_positions=model.options.buckets.longest)
+    draft = open_for_engine(found, replace(how, quant=None, rounded=False), rows, sizes)
+    draft.to_neuron(ahead=not has_pages(draft))
+    return draft
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,14 @@ class Service:
             yield Server(served, self.settings)
 
     def _engine(self, source: o.Source) -> tuple[Engine, Pictures | None]:
+        found = self.draft.found(self.cache_dir)  # fail before minutes of compiling
         tokenizer, processor = source.tokenizer(), source.image_processor() if source.cls.family.images else None
         model = open_for_engine(source, self.how, self.rows, o.said(n_positions=self.positions))
         model.to_neuron(ahead=not has_pages(model))
         rows, loras = self.rows or ROWS, self.loras
         how: dict[str, Any] = dict(tokenizer=tokenizer, max_loras=loras.places, max_lora_rank=loras.rank)
-        how |= self.draft.opened(model, self.cache_dir, self.how, rows)
+        if found:
+            how |= dict(draft=with_draft(found, model, self.how, rows), draft_tokens=self.draft.tokens)
         pictures = Pictures(cast(VisionForSampling, model), processor) if processor else None
         return engine_for(model, rows, min(rows, SLOTS), {}, **how, **self.queue), pictures
 
