@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
@@ -81,9 +81,12 @@ class Decoder(ABC):
 
     # Loading and compiling.
 
-    def read(self, checkpoint: Checkpoint) -> Iterator[Sharded]:
-        """Check the whole checkpoint, and return an iterator over its weights, sharded for the devices here."""
-        weights, table = self.family.weights, self.programs.table
+    def read(self, checkpoint: Checkpoint, shared: Collection[Key] = ()) -> Iterator[Sharded]:
+        """Check the whole checkpoint, and return an iterator over its weights, sharded for the devices here; without
+        those that are `shared` with another decoder, outside the layers.
+        """
+        weights = self.family.weights
+        table = [row for row in self.programs.table if (None, row.name) not in shared]
         ignored = [*weights.ignored(self.config), *frequencies_in_checkpoints(self.config)]
         resolved = resolve(table, self.programs.layers, checkpoint, weights.PREFIX, ignored)
         runtime = self.runtime

@@ -10,32 +10,47 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.engine.decoder import Decoder
+from transformers_neuronx.engine.family import DecoderConfig, Graph
 from transformers_neuronx.engine.keys import ProgramKey, Segment
 from transformers_neuronx.engine.kv_cache import flattened, in_place
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.programs import Programs
-from transformers_neuronx.layers.rows import columns, field, joined
+from transformers_neuronx.layers.rows import field, joined
 from transformers_neuronx.layers.sampling import NOTHING
-from transformers_neuronx.layers.step import SEGMENT
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import element_type
+from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.choices import sampled_rows, seen_by
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
-from transformers_neuronx.serving.paged import Started, steps_over
+from transformers_neuronx.serving.paged import Started, shortest, steps_over
 from transformers_neuronx.serving.request import Request
 from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.step_writer import SAMPLED, TOKEN, StepWriter
+from transformers_neuronx.serving.step_writer import SAMPLED, TOKEN, StepWriter, of_one_token
 from transformers_neuronx.serving.steps import FEW, CopyKey
 
 Array = np.ndarray[Any, Any]
+
+
+class HeadConfig(DecoderConfig, Protocol):
+    """What is also read of a head's configuration: the number of features of a token, of all depths together."""
+
+    @property
+    def features(self) -> int: ...
+
+
+class HeadGraph(Graph, Protocol):
+    """A module with the forward pass of a head."""
+
+    def combined(self, config: Any, w: Any, hidden: Tensor, /) -> Tensor:
+        """Return features [b, n, h] of the target's hidden states, side by side [b, n, ·]."""
+        ...
 
 
 class DraftHead(ABC):
@@ -47,9 +62,8 @@ class DraftHead(ABC):
 
     @abstractmethod
     def decoder_for(self, model: Any) -> Decoder:
-        """Return the head with its weights on the devices of a model. ConfigError if it does not fit.
-
-        Its graph also has `combined`, which makes features [b, n, h] of the hidden states, side by side.
+        """Return the head with its weights on the devices of a model, a `HeadConfig` and a `HeadGraph`. ConfigError if
+        it does not fit.
         """
 
 
@@ -86,15 +100,16 @@ def head_module(programs: Programs, key: HeadKey) -> HloModuleProto:
         hidden = writer.parameters.add(dtype_named(programs.dtype)[key.tokens, 1, key.features], "features")
         ids, position, end, row = (field(writer.tokens, TOKEN, name) for name in ("id", "position", "end", "chosen"))
         rows, left = (field(writer.wanted, SAMPLED, name) for name in ("token", "left"))
-        made = programs.graph.combined(programs.config, writer.shared, hlo.take(hidden, row))  # type: ignore[attr-defined]
+        made = cast(HeadGraph, programs.graph).combined(programs.config, writer.shared, hlo.take(hidden, row))
         x, caches = writer.computed(ids, position, end, writer.sequences, writer.caches, rows, made)
         if not key.samples:
             return in_place(flattened(caches), flattened(writer.caches))
         found, _, seen = writer.sampled(x, hlo.take(ids, rows), writer.seen)
-        drafts, at = [found], hlo.take(position, rows)
+        drafts, at, count = [found], hlo.take(position, rows), key.samples
+        own, places = hlo.slice(writer.sequences, 0, 0, count), hlo.iota("s32", [count])
         for number in range(1, key.guesses):
             ids, where = hlo.maximum(found, 0), at + number
-            sequences = _one_of_each(writer, left > number, where)
+            sequences = of_one_token(own, places, left > number, where, hlo.full(0, "s32", [count]))
             x, caches = writer.computed(ids, where, where + 1, sequences, caches, features=x)
             found, _, seen = writer.sampled(x, ids, seen, later=number)
             drafts.append(found)
@@ -106,14 +121,6 @@ def head_module(programs: Programs, key: HeadKey) -> HloModuleProto:
     return compile_py_func(program)
 
 
-def _one_of_each(writer: StepWriter, real: Tensor, start: Tensor) -> Tensor:
-    """Return the rows of the first sequences, of one token each from position `start` on, if it is `real`."""
-    count = start.sizes[0]
-    rest = hlo.slice(hlo.slice(writer.sequences, 0, 0, count), 1, columns(SEGMENT), writer.sequences.sizes[1])
-    head = [hlo.iota("s32", [count]), hlo.convert(real, "s32"), start, hlo.full(0, "s32", [count])]
-    return hlo.concatenate([*(hlo.reshape(each, -1, 1) for each in head), rest], 1)
-
-
 class Chunk(NamedTuple):
     """Tokens of a request in a step of the target: a number from position `start` on. `row` is that of the first."""
 
@@ -123,28 +130,35 @@ class Chunk(NamedTuple):
     row: int
 
 
+class Before(NamedTuple):
+    """A step of the target, the number of tokens that its program computes, and the features of these."""
+
+    step: Sequence[Work]
+    size: int
+    features: DeviceTensor
+
+
 class HeadGuesser:
     """Draft tokens from a head, with the rules and random numbers of each request. Its cache has the target's pages."""
 
     def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
         self._steps = steps = steps_over(decoder, cache, limits, adjustments=False)
         self._decoder = decoder
-        features = decoder.config.features  # type: ignore[attr-defined]
-        pages = steps.keys[0].pages
-        self._keys = {
-            (size, samples): HeadKey(size, sequences, samples, limits.guesses, pages, features)
+        features, pages = cast(HeadConfig, decoder.config).features, steps.keys[0].pages
+        self._keys = [
+            HeadKey(size, sequences, samples, limits.guesses, pages, features)
             for size, sequences in {key.tokens: key.sequences for key in steps.keys}.items()
-            for samples in {0, min(FEW, sequences), sequences}
-        }
+            for samples in sorted({0, min(FEW, sequences), sequences})
+        ]
         self._seen: dict[int, Any] = {}  # what no sequence has, by the number of samples
-        self._before: tuple[list[Work], Started] | None = None  # the target's last step
+        self._before: Before | None = None  # the target's last step
 
     @property
     def programs(self) -> int:
         return len(self._keys) + 1
 
     def compile(self, progress: Progress) -> None:
-        self._steps.store.compile([*self._keys.values(), CopyKey()], progress)
+        self._steps.store.compile([*self._keys, CopyKey()], progress)
 
     def guess(self, works: Sequence[Work]) -> list[list[int]]:
         drafting = {work.request.id: work.guesses for work in works if work.guesses}
@@ -156,18 +170,16 @@ class HeadGuesser:
         before, self._before = self._before, None
         if before is None:
             return {}
-        step, started = before
-        parts = sorted(_known(step), key=lambda part: part.request.id not in drafting)
+        parts = sorted(_known(before.step), key=lambda part: part.request.id not in drafting)
         if not parts:
             return {}
         few = sum(part.request.id in drafting for part in parts)
-        size = started.packed.key.tokens
-        key = self._keys[size, min(samples for tokens, samples in self._keys if tokens == size and samples >= few)]
-        drafts = self._run(key, parts, drafting, started.features)
+        key = next(key for key in self._keys if key.tokens == before.size and key.samples >= few)
+        drafts = self._run(key, parts, drafting, before.features)
         ids = [part.request.id for part in parts[:few]]
         return dict(zip(ids, drafts.numpy().tolist(), strict=False)) if drafts else {}
 
-    def _run(self, key: HeadKey, parts: Sequence[Chunk], drafting: dict[int, int], features: Any) -> Any:
+    def _run(self, key: HeadKey, parts: Sequence[Chunk], drafting: dict[int, int], features: DeviceTensor) -> Any:
         """Start a program. Return the draft tokens of the first parts, if any are wanted."""
         steps, runtime = self._steps, self._decoder.runtime
         sampling = [part.request for part in parts if part.request.id in drafting]
@@ -207,14 +219,10 @@ class HeadGuesser:
         return tokens, segments, samples
 
     def seconds(self) -> float:
-        few = min((key for key in self._keys.values() if key.samples), key=lambda key: (key.tokens, key.samples))
-        runtime, dtype = self._decoder.runtime, element_type(self._decoder.options.amp).numpy
-        features = runtime.put([np.zeros((few.tokens, 1, few.features), dtype)])
-        times = [perf_counter()]
-        for _ in range(3):
-            self._run(few, [], {}, features).numpy()
-            times.append(perf_counter())
-        return float(np.diff(times).min())
+        key = next(key for key in self._keys if key.samples)
+        dtype = element_type(self._decoder.options.amp).numpy
+        features = self._decoder.runtime.put([np.zeros((key.tokens, 1, key.features), dtype)])
+        return shortest(lambda: self._run(key, [], {}, features).numpy())
 
     def copy(self, copies: Sequence[Copy]) -> None:
         if copies:  # of pages that it may still have to write
@@ -222,7 +230,8 @@ class HeadGuesser:
         self._steps.copy(copies)
 
     def follow(self, step: Sequence[Work], started: Started) -> None:
-        self._before = [*step], started
+        assert started.features is not None
+        self._before = Before(step, started.packed.key.tokens, started.features)
 
     def reset(self) -> None:
         self._before = None

@@ -106,7 +106,7 @@ class Engine:
         self._model, self.tokenizer, self._adjustments = model, tokenizer, adjustments
         self.longest, self.vocab_size = longest, decoder.config.vocab_size  # positions of a sequence; tokens
         steps = steps_of(model, draft, cache, limits, adjustments, adapters_of(decoder, max_loras, max_lora_rank))
-        called = [model, draft][: 0 if paged else 1 + len(drafts)]
+        called = [] if paged else [model, draft] if drafts else [model]
         self._within = take_all([each.turns for each in called], "an engine")
         self._ends = frozenset(model.eos_token_ids)
         self._ids, self._records = itertools.count(), Records()

@@ -135,9 +135,10 @@ class Loop:
             if step := self.scheduler.schedule():
                 packed = self._packed(step)
         if step:
-            self._begun = begun = Begun(step, packed, self.steps.start(packed))
+            started = self.steps.start(packed)
+            self._begun = Begun(step, packed, started)
             if self.guesser:
-                self.guesser.follow(begun.step, begun.started)
+                self.guesser.follow(step, started)
 
     def finish(self) -> list[Request]:
         """Finish the step before the one that was started; this one, too, if the next needs its tokens.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from time import perf_counter
@@ -174,12 +174,8 @@ class PagedSteps:
                 kind.slots for kind in self.layout.kinds.values() if kind.heads
             )
         rows = sampled_rows([], [], key.samples)
-        times = [perf_counter()]
-        for _ in range(3):
-            started = self.start(PackedTokens(key, tokens, segments, rows, []))
-            self.choose(started, None).read()
-            times.append(perf_counter())
-        return float(np.diff(times).min())
+        packed = PackedTokens(key, tokens, segments, rows, [])
+        return shortest(lambda: self.choose(self.start(packed), None).read())
 
     def reset(self) -> None:
         """Fill the cache with zeros, and the places of adapters."""
@@ -340,6 +336,15 @@ class PagedSteps:
         [(_, program)] = self.store.parts(PoolKey(tokens, sums))
         [result] = program(self.decoder.runtime.put([shares]), hidden, *self.decoder.operands(range(0)))
         return result
+
+
+def shortest(call: Callable[[], object]) -> float:
+    """Measure a call, in seconds: the shortest of three times."""
+    times = [perf_counter()]
+    for _ in range(3):
+        call()
+        times.append(perf_counter())
+    return float(np.diff(times).min())
 
 
 def on_devices(table: Sequence[int] | Sequence[Sequence[int]]) -> Array:

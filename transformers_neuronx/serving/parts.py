@@ -128,8 +128,10 @@ def drafts_of(draft: Any, model: Any, limits: Limits) -> list[Decoder]:
 
 def guesser_for(draft: Any, paged: Sequence[Decoder], cache: KVCache, limits: Limits) -> Guesser | None:
     """Return what makes draft tokens. A draft that is `paged` has pages of the same numbers as the model."""
-    if draft is None or not paged:
-        return None if draft is None else guesser_of(draft)
+    if draft is None:
+        return None
+    if not paged:
+        return guesser_of(draft)
     return (HeadGuesser if isinstance(draft, DraftHead) else ModelGuesser)(paged[0], cache, limits)
 
 

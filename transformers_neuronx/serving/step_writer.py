@@ -150,9 +150,14 @@ class StepWriter:
     def _moved(self, sequences: Tensor, left: Tensor) -> Tensor:
         """Return the rows of sequences for the next round: one token further on, and none of those that have ended."""
         first, start, of_prompt = (field(sequences, self.sequence, name) for name in ("first", "start", "of_prompt"))
-        head = [first, hlo.convert(left > 0, "s32"), start + 1, of_prompt]
-        rest = hlo.slice(sequences, 1, columns(SEGMENT), sequences.sizes[1])
-        return hlo.concatenate([*(hlo.reshape(each, -1, 1) for each in head), rest], 1)
+        return of_one_token(sequences, first, left > 0, start + 1, of_prompt)
+
+
+def of_one_token(sequences: Tensor, first: Tensor, real: Tensor, start: Tensor, of_prompt: Tensor) -> Tensor:
+    """Return rows of sequences with one token each, if that is `real`, and none otherwise; their pages stay."""
+    head = [first, hlo.convert(real, "s32"), start, of_prompt]
+    rest = hlo.slice(sequences, 1, columns(SEGMENT), sequences.sizes[1])
+    return hlo.concatenate([*(hlo.reshape(each, -1, 1) for each in head), rest], 1)
 
 
 def padded(tokens: Tensor, size: int) -> Tensor:

@@ -17,7 +17,7 @@ from transformers_neuronx.speculation.eagle.config import EagleConfig
 from transformers_neuronx.speculation.eagle.weights import Table
 from transformers_neuronx.weights.checkpoint import Checkpoint, open_checkpoint
 from transformers_neuronx.weights.directories import PathOrName, load_config
-from transformers_neuronx.weights.reading import resolve, shards
+from transformers_neuronx.weights.reading import Key
 from transformers_neuronx.weights.rows import matrix_of
 
 EMBEDDING = "embed"  # as all tables name it
@@ -90,10 +90,7 @@ class EagleDraft(DraftHead):
             context_unroll=None, expert_parallel=False, shard_over_sequence=False, **plain,
         )  # fmt: skip
         decoder = decoder_of(family, self.config, target.runtime, options)
-        shared = [] if own else [(None, row.name) for row in rows]
-        read = [row for row in decoder.programs.table if (None, row.name) not in shared]
-        resolved = resolve(read, decoder.programs.layers, self.checkpoint, table.PREFIX, table.ignored(self.config))
-        runtime = target.runtime
-        decoder.take(shards(resolved, self.checkpoint, options.amp, runtime.device_count, runtime.here))
+        shared: list[Key] = [] if own else [(None, row.name) for row in rows]
+        decoder.take(decoder.read(self.checkpoint, shared))
         decoder.weights.update({key: target.weights[key] for key in shared})
         return decoder
