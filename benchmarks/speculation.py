@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -135,37 +136,51 @@ def in_calls(target, draft, prompts, arguments):
 
 
 def in_engines(target, kinds, prompts, arguments, requests):
-    """Compare engines that answer so many requests at once."""
-    for rules in (dict(temperature=0), dict(top_k=50, seed=0)):
-        params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True, **rules)
-        times, accepted, want = defaultdict(list), {}, {}
-        for number in tqdm(range(arguments.rounds + 1), leave=False):
-            for name, source, k in kinds:
-                how = dict(rows=requests, step_tokens=64, cache_tokens=2 * requests * (PROMPT + arguments.tokens))
-                with Engine(target, **how, draft=source, draft_tokens=k) as engine:
-                    answers(engine, prompts[:requests], params, requests)
-                    start = time.perf_counter()
-                    got, right = answers(engine, prompts, params, requests)
-                    if number:
-                        times[name].append((time.perf_counter() - start) / (len(prompts) * arguments.tokens) * 1e3)
-                assert want.setdefault("tokens", got) == got, f"{name}: tokens differ from the model's own"
-                accepted[name] = right
-        base = statistics.median(times["alone"])
-        print(f"{arguments.amp}, an engine, {requests} requests at once, {arguments.tokens} tokens each, {rules}")
-        for name, values in times.items():
-            share = accepted[name] / (len(prompts) * arguments.tokens)
-            middle = statistics.median(values)
-            print(f"{name:32}{middle:9.3f} ms a token, {base / middle:5.2f} times as fast  {share:.2f} were drafts")
+    """Compare engines that answer so many requests at once, each batch of prompts one after another."""
+    how = dict(rows=requests, step_tokens=64, cache_tokens=2 * requests * (PROMPT + arguments.tokens))
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(Engine(target, **how, draft=source, draft_tokens=k)) for name, source, k in kinds
+        }
+        for rules in (dict(temperature=0), dict(top_k=50, seed=0)):
+            params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True, **rules)
+            print(f"{arguments.amp}, an engine, {requests} requests at once, {arguments.tokens} tokens each, {rules}")
+            times, right = in_turns(engines, prompts, params, arguments.rounds, requests)
+            for name, own in times.items():
+                low, middle, high = statistics.quantiles(
+                    [base / taken for base, taken in zip(times["alone"], own, strict=True)]
+                )
+                share = right[name] / (len(prompts) * arguments.tokens)
+                taken = statistics.median(own) / (requests * arguments.tokens) * 1e3
+                print(
+                    f"{name:32}{taken:9.3f} ms a token, {middle:5.2f} times as fast "
+                    f"({low:.2f} to {high:.2f})  {share:.2f} were drafts"
+                )
 
 
-def answers(engine, prompts, params, requests):
-    """Return the tokens after each prompt, so many prompts at a time, and how many of them were draft tokens."""
-    found, right = [], 0
-    for first in range(0, len(prompts), requests):
-        handles = [engine.submit(ids[0].tolist(), params) for ids in prompts[first : first + requests]]
-        found += [handle.result() for handle in handles]
-        right += sum(handle.usage.accepted_tokens for handle in handles)
-    return found, right
+def in_turns(engines, prompts, params, rounds, requests):
+    """Return the seconds of each engine for each batch of prompts in each round, and how many tokens were drafts in the
+    last one. The first round warms up.
+    """
+    times, right, want = defaultdict(list), {}, {}
+    for number in tqdm(range(rounds + 1), leave=False):
+        right = dict.fromkeys(engines, 0)
+        for first in range(0, len(prompts), requests):
+            batch = prompts[first : first + requests]
+            for name in [*engines][:: 1 if (number + first // requests) % 2 else -1]:
+                start = time.perf_counter()
+                got, count = answers(engines[name], batch, params)
+                if number:
+                    times[name].append(time.perf_counter() - start)
+                right[name] += count
+                assert want.setdefault(first, got) == got, f"{name}: tokens differ from the model's own"
+    return times, right
+
+
+def answers(engine, prompts, params):
+    """Return the tokens after each prompt, and how many of them were draft tokens."""
+    handles = [engine.submit(ids[0].tolist(), params) for ids in prompts]
+    return [handle.result() for handle in handles], sum(handle.usage.accepted_tokens for handle in handles)
 
 
 def compare(target, ways, prompts, arguments, **options):

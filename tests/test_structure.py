@@ -40,9 +40,9 @@ INSIDE = {
         "metrics", "manifest", "descriptions", "artifact_weights", "artifact_saving", "artifacts",
     ],
     "serving": [
-        "text", "structured", "adapters", "drafting", "request", "pages", "kv_cache", "scheduler", "step_writer",
-        "steps", "blocks", "choices", "pooling", "paged", "paged_slots", "slots", "guesses", "draft_heads", "loop",
-        "calls", "records", "handles", "parts", "engine",
+        "text", "structured", "adapters", "drafting", "limits", "request", "pages", "kv_cache", "scheduler",
+        "step_writer", "steps", "blocks", "choices", "pooling", "paged", "step_times", "paged_slots", "slots",
+        "guesses", "draft_heads", "loop", "calls", "records", "handles", "parts", "engine",
     ],
     "models": [
         "weight_loading", "block_calls", "generation", "base", "methods", "sampling", "encoder_decoder", "vision",

@@ -12,9 +12,10 @@ from transformers_neuronx.errors import InputError, QueueFullError
 from transformers_neuronx.serving.adapters import Adapters, HostAdapter
 from transformers_neuronx.serving.drafting import Costs
 from transformers_neuronx.serving.kv_cache import KVCache
+from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.pages import NO_PAGE, Pages, digests
 from transformers_neuronx.serving.request import Request, SamplingParams
-from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
+from transformers_neuronx.serving.scheduler import Scheduler, Work
 
 VOCAB = 7
 END = 0
@@ -29,6 +30,7 @@ HAPPENS = (
     "left behind",
     "gone back",
     "rounds",
+    "overlapped",
     "scored",
     "loaded",
 )
@@ -221,6 +223,7 @@ def drive(seed, count=12):
         happened["copied"] += len(scheduler.copies)
         happened["guessed"] += sum(work.guesses for work in step)
         happened["rounds"] += sum(work.rounds > 1 for work in step)
+        happened["overlapped"] += sum(bool(guesses) and work.request.pending > work.rounds for work in step)
         check_cache(scheduler)
         happened["left behind"] += any(NO_PAGE in table for each in scheduler.running for table in each.tables)
         assert sum(work.count for work in step) <= limits.tokens and len(scheduler.running) <= limits.rows
@@ -349,7 +352,7 @@ def test_draft_tokens_are_kept_up_to_the_first_that_is_wrong():
     scheduler.update([work], {1: [5, 6, 8, 9]})
     assert one.tokens[3:] == [99, 5, 6, 8] and one.computed == 6 and one.accepted == 2
     [work] = scheduler.schedule()
-    assert work.with_guesses(0) == Work(one, 6, 1, 1)
+    assert work.with_guesses(0) == Work(one, 6, 1, 1, room=3)
 
 
 def test_draft_tokens_do_not_pass_the_end_the_budget_or_the_free_pages():

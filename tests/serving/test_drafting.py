@@ -5,10 +5,15 @@ from itertools import product
 import pytest
 from hypothesis import given, strategies as st
 
-from transformers_neuronx.serving.drafting import TRIED, Costs, Drafting, Odds, worthwhile
+from transformers_neuronx.serving.drafting import CONTROL, TRIED, Costs, Drafting, Odds, worthwhile as best
 
 FLAT = Costs([1, 64], [1.0, 1.2], 0.0)  # where reading weights is all that takes time
 STEEP = Costs([1, 2, 4, 8, 16, 32, 64], [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 0.0)
+
+
+def worthwhile(costs, tokens, chances, rooms):
+    rows = zip(chances, rooms, strict=True)
+    return best(costs, tokens, [[chance**number for number in range(1, room + 1)] for chance, room in rows])
 
 
 def test_where_tokens_cost_nothing_all_are_drafted():
@@ -52,6 +57,29 @@ def test_no_other_numbers_are_better(rows, more, drafting):
     assert rate(found) == pytest.approx(max(map(rate, product(*(range(room + 1) for room in rooms)))))
 
 
+def test_costs_follow_what_steps_take():
+    """Measured alone, drafts pay; beside requests, steps with them take more time, whatever the machine does else."""
+    drafting = Drafting(Costs([1, 4], [1.0, 1.1], 0.1))
+    assert drafting.counts(1, [Odds(1.0, 0.5)], [3]) == [3]
+    for number in range(100):
+        busy = 1 + number % 20
+        drafting.took(4, True, 1.8 * 1.2 * busy)
+        for _ in range(5):
+            drafting.took(1, False, busy)
+    assert drafting._steps.extra == pytest.approx(1.8, rel=0.1)
+    assert drafting.counts(1, [Odds(1.0, 0.5)], [3]) == [0]
+    before = drafting._steps.extra
+    drafting.took(4, True, 1e6)
+    assert drafting._steps.extra < before + 0.1, "it took so long for another reason"
+
+
+def test_now_and_then_a_step_has_no_drafts_to_compare_with():
+    drafting = Drafting(FLAT)
+    counts = [drafting.counts(1, [None], [4]) for _ in range(2 * CONTROL)]
+    assert [number for number, count in enumerate(counts, 1) if count == [0]] == [CONTROL, 2 * CONTROL]
+    assert drafting.pays
+
+
 def test_longer_steps_than_those_measured_cost_as_much_for_each_token():
     assert FLAT.of(1) == 1 and FLAT.of(64) == 1.2 and FLAT.of(128) == 2.4
 
@@ -69,14 +97,32 @@ def test_odds_are_those_of_late():
     assert odds.chance == pytest.approx(0.5)
 
 
-def test_drafts_that_are_never_right_are_tried_now_and_then():
-    drafting, odds, given_, steps = Drafting(Costs([1, 2, 4], [1.0, 1.1, 1.3], 0.0)), None, 0, 400
-    for _ in range(steps):
+@pytest.mark.parametrize("found", [1, 0])
+def test_drafts_that_are_never_right_or_never_there_are_tried_now_and_then(found):
+    drafting, odds, given_, pays = Drafting(Costs([1, 2, 4], [1.0, 1.1, 1.3], 0.0)), None, 0, 0
+    for _ in range(400):
         [count] = drafting.counts(1, [odds], [3])
-        given_ += count
-        odds = drafting.noted(odds, count, 0) if count else odds
-    assert 400 // TRIED <= given_ < 60
-    assert drafting.odds.chance < 0.2
+        given_, pays = given_ + count, pays + drafting.pays
+        odds = drafting.noted(odds, count * found, 0) if count else odds
+    assert 400 // TRIED <= pays <= given_ < 80
+    assert drafting.odds.gains(1)[0] < 0.2
+
+
+def test_tokens_without_drafts_bring_the_next_try_nearer():
+    drafting = Drafting(STEEP)
+    for _ in range(20):
+        drafting.odds.note(4, 0)
+    assert [drafting.counts(8, [None], [4]) for _ in range(3)] == [[0]] * 3 and not drafting.pays
+    drafting.passed(TRIED - 4)
+    assert drafting.counts(8, [None], [4]) == [1] and drafting.pays
+
+
+def test_drafts_that_are_seldom_found_gain_little():
+    odds = Odds()
+    for number in range(200):
+        odds.note(4 * (number % 4 == 0), 4 * (number % 4 == 0))
+    assert odds.chance == pytest.approx(1.0, abs=1e-3) and odds.found == pytest.approx(0.25, abs=0.05)
+    assert odds.gains(2) == pytest.approx([odds.found] * 2, abs=1e-3)
 
 
 def test_without_costs_there_is_all_that_there_is_room_for():

@@ -13,9 +13,10 @@ from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.errors import CheckpointError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.serving.kv_cache import KVCache
+from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.request import Request
-from transformers_neuronx.serving.scheduler import Limits, Scheduler
+from transformers_neuronx.serving.scheduler import Scheduler
 from transformers_neuronx.speculation import PromptLookup
 from transformers_neuronx.weights.directories import load_pooling
 

@@ -11,6 +11,7 @@ from transformers_neuronx import EagleDraft, Engine, SamplingParams, SparseAttnC
 from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.serving.drafting import Costs
 from transformers_neuronx.speculation import PromptLookup
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -102,6 +103,22 @@ def test_drafts_that_pay_by_measured_times(source, model, small, wanted):
         assert costs.sizes[0] == 1 and min(costs.seconds) > 0 and (costs.drafting > 0) == (source != "text")
         got = answers(engine, range(12))
     assert [got[number][0] for number in range(12)] == [wanted[number][0] for number in range(12)]
+
+
+@pytest.mark.parametrize("pay", [True, False])
+def test_steps_overlap_while_drafts_do_not_pay(pay, model, wanted):
+    """Then a step starts before the tokens of the one before are read, and makes several of a row that runs alone."""
+    with Engine(model, **SIZES | dict(joined_tokens=None), draft=PromptLookup()) as engine:
+        size = engine.scheduler.limits.tokens
+        seconds = [1.0, 1.01] if pay else [1.0, 1.0 + size]
+        engine.scheduler.drafting.costs = Costs([1, size], seconds, 0.0)
+        assert {n: got[0] for n, got in answers(engine, range(40)).items()} == {n: got[0] for n, got in wanted.items()}
+        steps = []
+        engine._loop.steps.start = lambda packed, start=engine._loop.steps.start: steps.append(packed) or start(packed)
+        handle = engine.submit([5, 6, 7], SamplingParams(max_tokens=100, temperature=0, ignore_eos=True))
+        assert len(handle.result()) == 100 and engine.scheduler.cache.unused
+    many = any((packed.samples["left"] > 1).any() for packed in steps)
+    assert many != pay and engine.scheduler.overlaps != pay
 
 
 def test_cancelled_requests(model, small):

@@ -12,26 +12,29 @@ from transformers_neuronx.engine.inputs import Rows
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.serving.guesses import Guesser, PromptLookup, TextGuesser
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
+from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.loop import Loop, Steps
 from transformers_neuronx.serving.paged_slots import PagedDecoder
 from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.request import Request, SamplingParams
-from transformers_neuronx.serving.scheduler import Limits, Scheduler, Work
+from transformers_neuronx.serving.scheduler import Scheduler, Work
 from transformers_neuronx.serving.slots import SlotSteps
 from transformers_neuronx.serving.step_writer import ROUNDS
 
 Array = np.ndarray[Any, Any]
 
 
-def call_loop(decoder: Decoder, rounds: int, guesser: Guesser | None = None, guesses: int = 0) -> Loop:
+def call_loop(
+    decoder: Decoder, rounds: int, guesser: Guesser | None = None, guesses: int = 0, steps: Steps | None = None
+) -> Loop:  # fmt: skip
     """Return a loop over the slots of a model, for a caller who has the model: no other requests come.
 
-    Steps generate up to `rounds` tokens of each sequence, or verify up to `guesses` draft tokens. Requests bring their
-    tables: see `Decoder.given`.
+    Steps, by default the model's own, generate up to `rounds` tokens of each sequence, or verify up to `guesses` draft
+    tokens. Requests bring their tables: see `Decoder.given`.
     """
     longest, rows = decoder.options.buckets.longest, decoder.slots
     if isinstance(decoder, PagedDecoder):
-        steps: Steps = decoder.steps
+        steps = steps or decoder.steps
         cache, tokens, rounds = decoder.cache, decoder.steps.most_tokens, min(rounds, ROUNDS)
         joined = decoder.verifying(guesses)[-1].tokens if guesses else tokens  # all of which may sample
     else:

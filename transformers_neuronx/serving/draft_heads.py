@@ -29,11 +29,13 @@ from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.choices import sampled_rows, seen_by
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
-from transformers_neuronx.serving.paged import Started, shortest, steps_over
+from transformers_neuronx.serving.limits import Limits
+from transformers_neuronx.serving.paged import Started, steps_over
 from transformers_neuronx.serving.request import Request
-from transformers_neuronx.serving.scheduler import Limits, Work
+from transformers_neuronx.serving.scheduler import Work
+from transformers_neuronx.serving.step_times import shortest
 from transformers_neuronx.serving.step_writer import SAMPLED, TOKEN, StepWriter, of_one_token
-from transformers_neuronx.serving.steps import FEW, CopyKey
+from transformers_neuronx.serving.steps import FEW, CopyKey, TokensKey
 
 Array = np.ndarray[Any, Any]
 
@@ -58,7 +60,7 @@ class DraftHead(ABC):
 
     @abstractmethod
     def depths_in(self, model: Any) -> tuple[int, ...]:
-        """Return the layers of a model before which it reads hidden states. ConfigError if it does not fit."""
+        """Return the layers of a model before which it reads hidden states, or LAST. ConfigError if it does not fit."""
 
     @abstractmethod
     def decoder_for(self, model: Any) -> Decoder:
@@ -141,13 +143,16 @@ class Before(NamedTuple):
 class HeadGuesser:
     """Draft tokens from a head, with the rules and random numbers of each request. Its cache has the target's pages."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, limits: Limits, keys: Sequence[TokensKey] | None = None
+    ) -> None:  # fmt: skip
+        """`keys` are those of the target's steps, by default an engine's."""
         self._steps = steps = steps_over(decoder, cache, limits, adjustments=False)
         self._decoder = decoder
         features, pages = cast(HeadConfig, decoder.config).features, steps.keys[0].pages
         self._keys = [
             HeadKey(size, sequences, samples, limits.guesses, pages, features)
-            for size, sequences in {key.tokens: key.sequences for key in steps.keys}.items()
+            for size, sequences in {key.tokens: key.sequences for key in keys or steps.keys}.items()
             for samples in sorted({0, min(FEW, sequences), sequences})
         ]
         self._seen: dict[int, Any] = {}  # what no sequence has, by the number of samples

@@ -31,6 +31,7 @@ from transformers_neuronx.serving.adapters import HostAdapter
 from transformers_neuronx.serving.guesses import PromptLookup
 from transformers_neuronx.serving.handles import Handle, Task, await_others, wake
 from transformers_neuronx.serving.kv_cache import KVCache
+from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.loop import Loop
 from transformers_neuronx.serving.pages import Pages
 from transformers_neuronx.serving.parts import (
@@ -47,7 +48,7 @@ from transformers_neuronx.serving.parts import (
 )
 from transformers_neuronx.serving.records import EngineMetrics, Records
 from transformers_neuronx.serving.request import NO_SOURCE, Array, Request, SamplingParams
-from transformers_neuronx.serving.scheduler import Limits, Scheduler
+from transformers_neuronx.serving.scheduler import Scheduler
 from transformers_neuronx.serving.structured import Grammars
 from transformers_neuronx.serving.text import TextStream
 from transformers_neuronx.support.turns import take_all
@@ -114,8 +115,7 @@ class Engine:
         self._turn = threading.Condition()  # who has it may change the scheduler
         self._untold: list[Request] = []  # they have tokens that their handles do not know yet
         self._moved = monotonic()  # when a step ended, or the first request came
-        guesser = guesser_for(draft, drafts if paged else [], cache, limits)
-        compile_parts(model.tag, steps, guesser)
+        compile_parts(model.tag, steps, guesser := guesser_for(draft, drafts if paged else [], cache, limits))
         self._max_lora_rank = max_lora_rank
         self.scheduler = Scheduler(cache, measured(limits, steps, guesser, joined_tokens), max_loras)
         self._loop = Loop(steps, self.scheduler, guesser, self._turn)
@@ -323,6 +323,7 @@ class Engine:
                 self._untold = self._loop.finish()
                 before, self._moved = self._moved, monotonic()
                 self._records.steps.add(self._moved - before)
+                self._loop.took(self._moved - before)
             except BaseException as error:
                 self._recover(error)
 

@@ -15,8 +15,10 @@ from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.choices import sampled_rows
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
+from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.paged import PackedTokens, Started, steps_over
-from transformers_neuronx.serving.scheduler import Limits, Work
+from transformers_neuronx.serving.scheduler import Work
+from transformers_neuronx.serving.step_times import StepTimes
 from transformers_neuronx.serving.step_writer import TOKEN
 from transformers_neuronx.serving.steps import smallest
 
@@ -160,7 +162,7 @@ class ModelGuesser:
         return rounds
 
     def seconds(self) -> float:
-        return self._steps.one_round() * self._guesses
+        return StepTimes(self._steps).one_round() * self._guesses
 
     def copy(self, copies: Sequence[Copy]) -> None:
         self._steps.copy(copies)

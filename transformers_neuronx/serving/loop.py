@@ -6,7 +6,7 @@ It knows neither threads nor handles. Whoever calls `advance` again and again ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -25,30 +25,12 @@ class Steps(Compiled, Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether a step may start before the tokens of the one before are read."""
+        """Whether a step can start before the tokens of the one before are read."""
         ...
 
     @property
     def embeds(self) -> bool:
         """Whether hidden states of requests can be pooled."""
-        ...
-
-    def longest_joined(self) -> tuple[int, float]:
-        """Return the most tokens of a step that takes at most 2.5 times as long as one of a few rows, and the
-        position at which a token of a prompt takes twice the time of one at its beginning.
-        """
-        ...
-
-    def seconds(self) -> Mapping[int, float]:
-        """Return how long steps take, by tokens, as far as `longest_joined` measured it, and shorter ones."""
-        ...
-
-    def most_samples(self) -> int:
-        """Return the most tokens of a step after which there are logits."""
-        ...
-
-    def most_rounds(self) -> int:
-        """Return the most tokens that a step may generate of each sequence while others may come."""
         ...
 
     def reset(self) -> None:
@@ -113,6 +95,7 @@ class Loop:
         self._turn = nullcontext() if turn is None else turn
         self._begun: Begun | None = None
         self._flying: Flight | None = None
+        self._finished: list[list[Work]] = []  # by the last call of `finish`
 
     @property
     def idle(self) -> bool:
@@ -141,16 +124,24 @@ class Loop:
                 self.guesser.follow(step, started)
 
     def finish(self) -> list[Request]:
-        """Finish the step before the one that was started; this one, too, if the next needs its tokens.
+        """Finish the step before the one that was started; this one, too, unless the next `overlaps` it.
 
-        Return the requests that the finished step sampled. One that failed has an `error`.
+        Return the requests that the finished steps sampled. One that failed has an `error`.
         """
+        self._finished = []
         sampled = self._finish()
         if begun := self._begun:
             with self._turn:
                 changes = self.steps.changes(begun.packed)
             self._begun, self._flying = None, Flight(begun.step, self.steps.choose(begun.started, changes))
-        return sampled if self.steps.overlaps else self._finish()
+        if self.steps.overlaps and self.scheduler.overlaps:
+            return sampled
+        return sampled + self._finish()
+
+    def took(self, seconds: float) -> None:
+        """Take note how long after the step before it the last one was finished."""
+        if len(self._finished) == 1:
+            self.scheduler.took(self._finished[0], seconds)
 
     def _packed(self, step: list[Work]) -> Any:
         """Bring a step into the form of its programs, after what must come before it."""
@@ -168,6 +159,7 @@ class Loop:
         if flying is None:
             return []
         tokens = flying.chosen.read()
+        self._finished.append(flying.step)
         sampling = [work.request for work in flying.step if work.samples or work.pools]
         with self._turn:
             for request in sampling:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,18 +28,16 @@ from transformers_neuronx.serving.choices import (
     seen_by,
 )
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
+from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.pages import NO_PAGE
 from transformers_neuronx.serving.pooling import PoolKey, shares_of
 from transformers_neuronx.serving.request import Request
-from transformers_neuronx.serving.scheduler import Limits, Work
-from transformers_neuronx.serving.step_writer import LOGITS, ROUNDS, TOKEN, Sizes, sequence_row
-from transformers_neuronx.serving.steps import FEW, CopyKey, TokensKey, all_logits, keys_of, smallest
+from transformers_neuronx.serving.scheduler import Work
+from transformers_neuronx.serving.step_writer import LOGITS, TOKEN, Sizes, sequence_row
+from transformers_neuronx.serving.steps import CopyKey, TokensKey, all_logits, keys_of, smallest
 from transformers_neuronx.weights.lora import AdapterLayout
 
 Array = np.ndarray[Any, Any]
-SLOWER = 2.5  # a step with a prompt's chunk, beside one of a few rows; the rest is for noise and what rows attend to
-FAR = 4096  # positions, at most, of a prompt whose steps are measured
-ROUND_SECONDS = 0.05  # a new request waits so long, at most, for a step that generates several tokens
 
 
 @dataclass(frozen=True)
@@ -77,8 +73,8 @@ class PagedSteps:
     """The steps of one model over pages, for one thread: `pack`, `start`, and once the last one was read, `choose`.
 
     `store` has the programs for the layout of its cache, and `pools` says which tables of a sequence are those for
-    each window of the layout. `memory` has what the model's encoder has read, if there is one. Unless it `overlaps`,
-    the tokens of a step are read before the next one starts. With `adjustments`, logits may change before tokens are
+    each window of the layout. `memory` has what the model's encoder has read, if there is one. If it `overlaps`, a step
+    may start before the tokens of the one before are read. With `adjustments`, logits may change before tokens are
     chosen.
     """
 
@@ -87,7 +83,7 @@ class PagedSteps:
         pools: Sequence[int], overlaps: bool, adjustments: bool,
     ) -> None:  # fmt: skip
         self.decoder, self.store, self.keys, self.overlaps = decoder, store, list(keys), overlaps
-        self.layout, self._pools = store.programs.cache, pools
+        self.layout, self.pools = store.programs.cache, pools
         self._row = sequence_row(self.layout, self.keys[0].pages)
         self.memory = memory
         self.adapters = DeviceAdapters(decoder.runtime, store)
@@ -95,7 +91,6 @@ class PagedSteps:
         self.pool_keys = [PoolKey(key.tokens, key.sequences) for key in self.keys if key.hidden]
         self.caches: list[DeviceTensor] = []
         self._seen: dict[int, DeviceTensor] = {}  # by the number of samples
-        self._times: dict[int, float] = {}  # seconds of steps by tokens, once they are measured
 
     @property
     def embeds(self) -> bool:
@@ -121,68 +116,20 @@ class PagedSteps:
         """The most tokens of a step."""
         return max(key.tokens for key in self.keys)
 
-    def longest_joined(self) -> tuple[int, float]:
-        """Measure steps. Return the most tokens of one that takes at most SLOWER times the time of one of a few rows,
-        and the position at which a token of a prompt takes twice the time of one at its beginning.
-        """
-        few = min(FEW, self.keys[0].chosen)
-        some = (key for key in self.keys if key.samples in (key.tokens, few) and key.tokens >= few and not key.hidden)
-        sizes = {key.tokens: key for key in some}
-        base, *longer = (sizes[size] for size in sorted(sizes))
-        shortest = taken = self._times[base.tokens] = self._seconds(base)
-        most = base
-        for key in longer:
-            seconds = self._times[key.tokens] = self._seconds(key)
-            if seconds > SLOWER * shortest:
-                break
-            most, taken = key, seconds
-        start = min(most.pages * next(iter(self.layout.kinds.values())).positions, FAR) - most.tokens
-        if start < most.tokens or not self._pools:
-            return most.tokens, math.inf
-        near = (taken - shortest) * most.tokens / max(most.tokens - base.tokens, 1)
-        more = self._seconds(most, start) - taken
-        return most.tokens, start * near / more if near > 0 and more > 0 else math.inf
-
-    def seconds(self) -> dict[int, float]:
-        """Return how long steps take, by tokens, as far as `longest_joined` measured it, and shorter ones."""
-        if self._times:
-            shorter = {key.tokens: key for key in self.keys if key.samples == key.tokens < min(self._times)}
-            self._times |= {size: self._seconds(key) for size, key in shorter.items()}
-        return dict(sorted(self._times.items()))
-
     def most_samples(self) -> int:
         """Return the most tokens of a step after which it has logits."""
         return self.chooser.most
 
-    def most_rounds(self) -> int:
-        """Measure a step of one row. Return the most rounds of one that nobody waits for longer than ROUND_SECONDS."""
-        return max(1, min(ROUNDS, int(ROUND_SECONDS / self.one_round()))) if self.overlaps else 1
-
-    def one_round(self) -> float:
-        """Measure a step of one row, in seconds."""
-        return self._seconds(self.keys[0])
-
-    def _seconds(self, key: TokensKey, start: int | None = None) -> float:
-        """Measure a step of no sequence, or of a prompt from position `start` on: the shortest of three times."""
-        tokens, segments = np.zeros(key.tokens, TOKEN), self.segments(key)
-        tokens["end"], tokens["chosen"], tokens["adapter"] = 1, -1, -1
-        if start is not None:
-            tokens["position"], tokens["end"] = start + np.arange(key.tokens), start + key.tokens
-            segments["count"][0], segments["start"][0], segments["of_prompt"][0] = key.tokens, start, 1
-            tables = segments["pages"][0].reshape(len(self._pools), -1)
-            tables[:] = np.arange(tables.shape[1]) % min(
-                kind.slots for kind in self.layout.kinds.values() if kind.heads
-            )
-        rows = sampled_rows([], [], key.samples)
-        packed = PackedTokens(key, tokens, segments, rows, [])
-        return shortest(lambda: self.choose(self.start(packed), None).read())
+    def forget(self) -> None:
+        """Forget the last step."""
+        self._seen.clear()
+        self._noted: tuple[int, list[Request]] = (0, [])  # samples of the last step, and whose tokens are known there
+        self._before = self.chooser.none()
 
     def reset(self) -> None:
         """Fill the cache with zeros, and the places of adapters."""
-        self._seen.clear()
+        self.forget()
         self.decoder.tower.reset()
-        self._noted: tuple[int, list[Request]] = (0, [])  # samples of the last step, and whose tokens are known there
-        self._before = self.chooser.none()
         self.caches[:] = [self.decoder.runtime.put([zeros]) for zeros in self.layout.zeros()]
         self.memory.reset()
         self.adapters.reset()
@@ -190,7 +137,7 @@ class PagedSteps:
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages of the cache, in order."""
         for pairs in copies:
-            own = np.stack([on_devices(pairs[pool]) for pool in self._pools])
+            own = np.stack([on_devices(pairs[pool]) for pool in self.pools])
             [(_, program)] = self.store.parts(CopyKey())
             self.caches[:] = program(self.decoder.runtime.put([own]), *self.caches)
 
@@ -212,11 +159,11 @@ class PagedSteps:
     def place(self, segments: Array, requests: Sequence[Request], keeps: Sequence[bool]) -> None:
         """Fill rows with where requests have their cache. One that `keeps` its states writes new ones elsewhere."""
         count = len(requests)
-        for number, pool in enumerate(self._pools):
+        for number, pool in enumerate(self.pools):
             tables = [request.tables[pool] for request in requests]
             longest = max(map(len, tables), default=0)
             even = [[*table, *[NO_PAGE] * (longest - len(table))] for table in tables]
-            segments["pages"].reshape(len(segments), len(self._pools), -1)[:count, number, :longest] = on_devices(even)
+            segments["pages"].reshape(len(segments), len(self.pools), -1)[:count, number, :longest] = on_devices(even)
         if self.layout.has_places:
             both = [(each.places[0], each.places[-1]) for each in requests]
             segments["places"][:count] = [
@@ -338,15 +285,6 @@ class PagedSteps:
         return result
 
 
-def shortest(call: Callable[[], object]) -> float:
-    """Measure a call, in seconds: the shortest of three times."""
-    times = [perf_counter()]
-    for _ in range(3):
-        call()
-        times.append(perf_counter())
-    return float(np.diff(times).min())
-
-
 def on_devices(table: Sequence[int] | Sequence[Sequence[int]]) -> Array:
     """Return pages as programs count them, from 0 on. What stands for NO_PAGE is never read."""
     return np.maximum(np.array(table, np.int32) - 1, 0)
@@ -380,10 +318,10 @@ def _tokens(size: int, step: Sequence[Work], number: Array, start: Array, length
 
 def steps_over(
     decoder: Decoder, cache: KVCache, limits: Limits, adjustments: bool, adapters: AdapterLayout | None = None,
-    features: tuple[int, ...] = (),
+    features: tuple[int, ...] = (), overlaps: bool = False,
 ) -> PagedSteps:  # fmt: skip
     """Return the steps of a model over a cache of its own, for an engine with these limits, maybe with adapters, and
-    with features: the hidden states before these layers.
+    with features: see `Programs.over`.
     """
     windows = [pool.window for pool in cache.pools]
     counts = {pool.window: pool.count for pool in cache.pools}
@@ -394,6 +332,6 @@ def steps_over(
     pools = [windows.index(window) for window in layout.windows]  # those that this model uses
     store = decoder.store.over(layout, adapters, features)
     memory = SourceMemory(decoder.runtime, store, decoder.weights, rows=1)
-    steps = PagedSteps(decoder, store, memory, keys, pools, not limits.guesses, adjustments)
+    steps = PagedSteps(decoder, store, memory, keys, pools, overlaps, adjustments)
     steps.reset()
     return steps

@@ -19,11 +19,11 @@ from transformers_neuronx.serving.draft_heads import DraftHead, HeadGuesser
 from transformers_neuronx.serving.drafting import Costs
 from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser, PromptLookup, want_fitting
 from transformers_neuronx.serving.kv_cache import KVCache
-from transformers_neuronx.serving.loop import Steps
-from transformers_neuronx.serving.paged import steps_over
+from transformers_neuronx.serving.limits import Limits
+from transformers_neuronx.serving.paged import PagedSteps, steps_over
 from transformers_neuronx.serving.pages import PAGE, Pages
-from transformers_neuronx.serving.scheduler import Limits
 from transformers_neuronx.serving.slots import SlotSteps
+from transformers_neuronx.serving.step_times import StepTimes
 from transformers_neuronx.serving.step_writer import ROUNDS
 from transformers_neuronx.support.progress import bar
 from transformers_neuronx.weights.adapters import open_adapter
@@ -52,10 +52,11 @@ def paged_cache(decoders: Sequence[Decoder], room: int | None, limits: Limits) -
 
 def steps_of(
     model: Any, draft: Any, cache: KVCache, limits: Limits, adjustments: bool, adapters: AdapterLayout | None
-) -> Steps:
+) -> PagedSteps | SlotSteps:
     decoder, features = model.decoder, draft.depths_in(model) if isinstance(draft, DraftHead) else ()
     if decoder.programs.reads_pages:
-        return steps_over(decoder, cache, limits, adjustments, adapters, features)
+        overlaps = draft is None or isinstance(draft, PromptLookup)  # others must see the tokens of each step
+        return steps_over(decoder, cache, limits, adjustments, adapters, features, overlaps)
     return SlotSteps(decoder, limits.guesses, adjustments)
 
 
@@ -92,13 +93,20 @@ def pictured_in(
     return found
 
 
-def measured(limits: Limits, steps: Steps, guesser: Guesser | None, joined: int | None) -> Limits:
+def measured(limits: Limits, steps: PagedSteps | SlotSteps, guesser: Guesser | None, joined: int | None) -> Limits:
     """Return limits with those that steps set, now that they are compiled. If `joined` is given, no time matters."""
-    most, doubled = steps.longest_joined() if joined is None else (joined, math.inf)
-    sizes, costs = dict(rounds=steps.most_rounds(), samples=steps.most_samples()), None
-    if guesser and joined is None and (seconds := steps.seconds()):
-        costs = Costs([*seconds], [*seconds.values()], guesser.seconds())
-    return replace(limits, joined=min(max(most, limits.rows), limits.tokens), doubled=doubled, costs=costs, **sizes)
+    doubled, rounds, costs = math.inf, 1, None
+    if isinstance(steps, PagedSteps):
+        times = StepTimes(steps)
+        rounds = times.most_rounds()
+        if joined is None:
+            joined, doubled = times.longest_joined()
+            seconds = times.by_tokens()
+            costs = Costs([*seconds], [*seconds.values()], guesser.seconds()) if guesser else None
+    elif joined is None:
+        joined = steps.longest_prompt()
+    most = min(max(joined, limits.rows), limits.tokens)
+    return replace(limits, joined=most, doubled=doubled, rounds=rounds, samples=steps.most_samples(), costs=costs)
 
 
 def compile_parts(tag: str, *parts: Compiled | None) -> None:

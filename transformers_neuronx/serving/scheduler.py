@@ -7,15 +7,15 @@ a running row, and a preempted request that starts again are the same.
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transformers_neuronx.errors import InputError, QueueFullError
 from transformers_neuronx.serving.adapters import Adapters
-from transformers_neuronx.serving.drafting import Costs, Drafting
+from transformers_neuronx.serving.drafting import Drafting
 from transformers_neuronx.serving.kv_cache import Copy, Found, KVCache
+from transformers_neuronx.serving.limits import Limits, Room
 from transformers_neuronx.serving.request import Request
 
 
@@ -25,9 +25,9 @@ class Work:
 
     If they reach the end of what is known, the next token is sampled. The last one may then be pending: sampled in the
     step before, and known to the devices alone. Or `guesses` draft tokens come after it, with one more sample for each.
-    With `rounds`, what is sampled is computed in the same step, and samples again, until there are so many. After the
-    first `scored` tokens, log-probabilities of those that follow in the prompt are kept. `preempted` is how often the
-    request had lost its pages when it was planned.
+    There may have been `room` for more. With `rounds`, what is sampled is computed in the same step, and samples again,
+    until there are so many. After the first `scored` tokens, log-probabilities of those that follow in the prompt are
+    kept. `preempted` is how often the request had lost its pages when it was planned.
     """
 
     request: Request
@@ -35,6 +35,7 @@ class Work:
     count: int
     samples: int
     guesses: int = 0
+    room: int = 0
     rounds: int = 1
     scored: int = 0
     preempted: int = 0
@@ -70,53 +71,11 @@ class Work:
         return self.request.pooling is not None
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The size of a step and of the queue.
-
-    `tokens` is the most of one step, and `joined` of one while some requests wait for their next token. These are at
-    the beginning of a prompt; see `Room` for later ones, which take twice the time at position `doubled`. `rows` is
-    the most requests that run at once, `positions` the longest sequence, `guesses` the most draft tokens of a request
-    in a step, `rounds` the most tokens that a step generates of each while none waits. `waiting` and `waiting_tokens`
-    are the most requests, and tokens of prompts, that may wait. `samples`, at least `rows`, is the most tokens of a
-    step after which there are logits. With `costs`, requests get draft tokens only as far as they pay.
-    """
-
-    tokens: int
-    joined: int
-    rows: int
-    positions: int
-    waiting: int = 4096
-    waiting_tokens: int = 2**24
-    guesses: int = 0
-    rounds: int = 1
-    samples: int = 2**24
-    doubled: float = math.inf
-    costs: Costs | None = None
-
-
-@dataclass
-class Room:
-    """Room of a step for `left` tokens at the beginning of a prompt. A later one takes more, as attention takes longer:
-    twice as much at position `doubled`, and four times at most.
-    """
-
-    left: float
-    doubled: float = math.inf
-
-    def tokens(self, start: int) -> int:
-        """Return the most tokens of a prompt from position `start` on."""
-        return max(math.ceil(self.left / self._weight(start)), 0)
-
-    def take(self, start: int, count: int) -> None:
-        self.left -= count * self._weight(start)
-
-    def _weight(self, start: int) -> float:
-        return min(1 + start / self.doubled, 4)
-
-
 class Scheduler:
-    """Requests that wait, and those that run, in order: by priority, then first come, first served."""
+    """Requests that wait, and those that run, in order: by priority, then first come, first served.
+
+    `overlaps` tells whether the next step may be planned before the results of the last one are known.
+    """
 
     def __init__(self, cache: KVCache, limits: Limits, adapters: int = 0) -> None:
         self.cache, self.limits = cache, limits
@@ -126,6 +85,7 @@ class Scheduler:
         self.waiting_tokens = 0
         self.preemptions = 0
         self.drafting = Drafting(limits.costs)
+        self.overlaps = True
         self.copies: list[Copy] = []  # pages that must be copied, in order, before the step
 
     def __len__(self) -> int:
@@ -161,8 +121,8 @@ class Scheduler:
         theirs, and start again. The next step may be planned before the results of this one are known: its tokens count
         as computed from now on, as steps run in order.
 
-        With draft tokens, a request is in no step before the results of its last one are known. Its work has room for
-        as many `guesses` as it may have; whoever has fewer calls `with_guesses`.
+        Unless the last step `overlaps`, a request is in no step before the results of its last one are known. With
+        draft tokens, its work has room for as many `guesses` as it may have; whoever has fewer calls `with_guesses`.
         """
         self._give_way()
         self.copies, self.adapters.loads = [], []
@@ -185,8 +145,9 @@ class Scheduler:
             self._admit(step, room)
         if self.limits.guesses:
             step = self._with_room_for_guesses(step)
-        elif self.limits.rounds > 1 and not self.waiting and all(work.may_run_on for work in step):
+        if self.overlaps and self.limits.rounds > 1 and not self.waiting and all(work.may_run_on for work in step):
             step = [self._with_rounds(work) for work in step]
+            self.drafting.passed(max((work.rounds for work in step), default=1) - 1)
         for work in step:
             work.request.pending += work.rounds if work.samples else 0
             if work.of_prompt:
@@ -207,7 +168,7 @@ class Scheduler:
             elif request.reason is None:  # otherwise it ended while the step ran
                 verified = len(request.guesses)  # none if it was preempted while the step ran
                 right = request.accept(sampled[request.id], work.rounds)
-                if verified:
+                if work.room:
                     request.odds = self.drafting.noted(request.odds, verified, right)
                 if verified and len(request.places) > 1:
                     _keep_states(work, right)
@@ -215,6 +176,12 @@ class Scheduler:
                     self._leave(request)
                     ended.append(request)
         return ended
+
+    def took(self, step: list[Work], seconds: float) -> None:
+        """Take note how long a step took."""
+        if not any(work.of_prompt for work in step):
+            tokens, drafted = sum(work.count for work in step), any(work.room for work in step)
+            self.drafting.took(tokens, drafted, seconds / max(work.rounds for work in step))
 
     def _work(self, request: Request, count: int) -> Work:
         """Plan the next `count` tokens of a request, for which it has pages."""
@@ -233,13 +200,19 @@ class Scheduler:
         return chunk
 
     def _with_room_for_guesses(self, step: list[Work]) -> list[Work]:
-        """Give running rows room for draft tokens, while the step takes at most 2.5 times as long as a short one."""
+        """Give running rows room for draft tokens, while the step takes at most 2.5 times as long as a short one.
+
+        The next step has the room if the last tokens of some rows are not known yet.
+        """
         drafting = [work for work in step if work.samples and not work.of_prompt]
         tokens, logits = sum(work.count for work in step), sum(work.samples + work.scored for work in step)
         most = min(self.limits.joined - tokens, self.limits.samples - logits) // max(len(drafting), 1)
-        left = (work.request.params.max_tokens - work.request.generated - 1 for work in drafting)
-        rooms = [max(int(min(self.limits.guesses, most, each)), 0) for each in left]
+        left = (work.request.params.max_tokens - work.request.generated - work.request.pending for work in drafting)
+        rooms = [max(int(min(self.limits.guesses, most, each - 1)), 0) for each in left]
         counts = self.drafting.counts(tokens, [work.request.odds for work in drafting], rooms)
+        self.overlaps = not self.drafting.pays
+        if self.overlaps or any(work.request.pending for work in drafting):
+            return step
         more = {work.request.id: count for work, count in zip(drafting, counts, strict=True)}
         return [self._with_guesses(work, more.get(work.request.id, 0)) for work in step]
 
@@ -250,7 +223,7 @@ class Scheduler:
         request, end = work.request, work.start + work.count
         guesses = max(int(min(most, self.cache.room(request) - end)), 0)
         self.cache.grow(request, end + guesses)
-        return work.with_guesses(guesses)
+        return replace(work.with_guesses(guesses), room=guesses)
 
     def _with_rounds(self, work: Work) -> Work:
         """Let a running row generate several tokens in the step, as far as there are free pages for them."""
@@ -268,7 +241,7 @@ class Scheduler:
         when a request starts again.
         """
         last = request.generated + request.pending >= request.params.max_tokens
-        several = self.limits.guesses or (request.penalizes and request.pending > 1)
+        several = not self.overlaps or (request.penalizes and request.pending > 1)
         if request.pending and (last or several):
             return 0  # its last token is on the way, or several are that a step must know
         end = request.prompt_length if request.computed < request.prompt_length else request.known

@@ -6,7 +6,6 @@ tokens, and the verification of draft tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,21 +79,13 @@ class SlotSteps:
         self.decoder.store.compile(self._verifying, progress)
         self.chooser.compile(progress)
 
-    def longest_joined(self) -> tuple[int, float]:
-        """Return the most prompt tokens that one program of the model takes, wherever they are."""
-        return max([1, *self.decoder.options.buckets.context]), math.inf
-
-    def seconds(self) -> dict[int, float]:
-        """Return nothing: steps are not measured."""
-        return {}
+    def longest_prompt(self) -> int:
+        """Return the most prompt tokens that one program of the model takes."""
+        return max([1, *self.decoder.options.buckets.context])
 
     def most_samples(self) -> int:
         """Return all tokens that there can be: the host sees the logits of a step."""
         return self.decoder.slots * self.decoder.options.buckets.longest
-
-    def most_rounds(self) -> int:
-        """Return 1: requests that come wait for one token."""
-        return 1
 
     def reset(self) -> None:
         """Forget all sequences."""
