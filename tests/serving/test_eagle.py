@@ -1,7 +1,8 @@
-"""EAGLE-3 heads in an engine: draft tokens are those of the paper's equations, and tokens those without a head."""
+"""EAGLE heads: draft tokens are those of the papers' equations, and tokens those without a head."""
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,10 @@ from transformers_neuronx import (
     SamplingParams,
 )
 from transformers_neuronx.errors import CheckpointError, ConfigError
+from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.runtimes.xla import XlaRuntime
+from transformers_neuronx.speculation import SpeculativeGenerator
+from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 
 LONGEST, VOCAB, LAYERS, HIDDEN, GUESSES = 128, 97, 5, 64, 3
 SIZES = dict(rows=4, step_tokens=16, joined_tokens=16, draft_tokens=GUESSES)  # of all engines, so they share programs
@@ -123,12 +128,61 @@ class Head:
     def layer(self, embedded, features):
         normed = self.normed(self.block + "hidden_norm", features)
         x = torch.cat([self.normed(self.block + "input_layernorm", embedded), normed], -1)
+        return self.fed(self.attended(x) + (normed if self.normed_residual else features))
+
+    def attended(self, x):
         q, k, v = (self.linear(f"self_attn.{p}_proj", x).view(len(x), -1, 16).transpose(0, 1) for p in "qkv")
         y = scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True, enable_gqa=True)
-        y = self.linear("self_attn.o_proj", y.transpose(0, 1).flatten(1))
-        x = y + (normed if self.normed_residual else features)
+        return self.linear("self_attn.o_proj", y.transpose(0, 1).flatten(1))
+
+    def fed(self, x):
         y = self.normed(self.block + "post_attention_layernorm", x)
         return x + self.linear("mlp.down_proj", silu(self.linear("mlp.gate_proj", y)) * self.linear("mlp.up_proj", y))
+
+
+@dataclass
+class First(Head):
+    """A head of the first EAGLE, which predicts the hidden states that the target's head is applied to."""
+
+    block: str = "layers.0."
+    own_head: bool = False
+
+    def __post_init__(self):
+        torch.manual_seed(1)
+        h, inner, block = HIDDEN, LAYER["intermediate_size"], self.block
+        sizes = {
+            "fc": (h, 2 * h), block + "self_attn.q_proj": (64, h), block + "self_attn.k_proj": (32, h),
+            block + "self_attn.v_proj": (32, h), block + "self_attn.o_proj": (h, 64),
+            block + "mlp.gate_proj": (inner, h), block + "mlp.up_proj": (inner, h), block + "mlp.down_proj": (h, inner),
+        }  # fmt: skip
+        sizes |= {"lm_head": (VOCAB, h)} if self.own_head else {}
+        self.weights = {f"{name}.weight": torch.randn(size) * size[1] ** -0.5 for name, size in sizes.items()}
+        self.weights[block + "post_attention_layernorm.weight"] = 1 + 0.2 * torch.randn(h)
+        if self.bias:
+            biased = ["fc", *(f"{block}self_attn.{part}_proj" for part in "qkv")]
+            self.weights |= {f"{name}.bias": 0.2 * torch.randn(sizes[name][0]) for name in biased}
+        if self.own_embedding:
+            self.weights["embed_tokens.weight"] = torch.randn(VOCAB, h)
+
+    def save(self, directory):
+        directory.mkdir()
+        own = dict(architectures=["LlamaForCausalLM"], hidden_size=HIDDEN, qkv_bias=self.bias)
+        (directory / "config.json").write_text(json.dumps(LAYER | own))
+        save_file(self.weights, directory / "model.safetensors")
+        return directory
+
+    def drafts(self, target, tokens, count):
+        with torch.no_grad():
+            features, found = target.model(torch.tensor([tokens[:-1]])).last_hidden_state[0], []
+            embedding = self.weights.get("embed_tokens.weight", target.model.embed_tokens.weight)
+            head = self.weights.get("lm_head.weight", target.lm_head.weight)
+            for _ in range(count):
+                both = torch.cat([embedding[torch.tensor([*tokens[1:], *found])], features], -1)
+                x = linear(both, self.weights["fc.weight"], self.weights.get("fc.bias"))
+                last = self.fed(x + self.attended(x))[-1]
+                found.append(int(linear(last, head).argmax()))
+                features = torch.cat([features, last[None]])
+        return found
 
 
 def turned(x):
@@ -143,6 +197,8 @@ HEADS = {
     "some tokens": Head(drafted=41, depths=(1, 2, 4), block="layers.0."),
     "own size": Head(h=48, drafted=50, own_embedding=True, normed_residual=True, norm_features=True, bias=True),
     "nested": Head(normed_residual=True, nested=True, block="model.layers.0."),
+    "the first EAGLE": First(),
+    "the first EAGLE, with its own": First(own_embedding=True, own_head=True, bias=True, block="model.layers.0."),
 }
 
 
@@ -210,9 +266,9 @@ def test_drafts_are_those_of_the_head(kind, model, reference, tmp_path):
         assert drafts == head.drafts(reference, tokens, len(drafts))
 
 
-@pytest.mark.parametrize("cache_tokens", [None, LONGEST])
-def test_tokens_and_logprobs_are_those_without(cache_tokens, model, tmp_path):
-    draft = EagleDraft.from_pretrained(HEADS["some tokens"].save(tmp_path / "head"))
+@pytest.mark.parametrize(("kind", "cache_tokens"), [("some tokens", None), ("the first EAGLE", LONGEST)])
+def test_tokens_and_logprobs_are_those_without(kind, cache_tokens, model, tmp_path):
+    draft = EagleDraft.from_pretrained(HEADS[kind].save(tmp_path / "head"))
     with Engine(model, **SIZES) as engine:
         wanted = answers(engine)
     with Engine(model, **SIZES, cache_tokens=cache_tokens, draft=draft) as engine:
@@ -242,11 +298,12 @@ def test_models_of_all_kinds(kind, tmp_path):
         str(tmp_path / "target"), n_positions=LONGEST, amp="bf16", neuron_config=switches
     )
     model.to_neuron(ahead=False)
-    draft = EagleDraft.from_pretrained(HEADS["some tokens"].save(tmp_path / "head"))
     with Engine(model, **SIZES) as engine:
         wanted = answers(engine)
-    with Engine(model, **SIZES, draft=draft) as engine:
-        assert [tokens for tokens, _ in answers(engine)] == [tokens for tokens, _ in wanted]
+    for name in ("some tokens", "the first EAGLE"):
+        draft = EagleDraft.from_pretrained(HEADS[name].save(tmp_path / name))
+        with Engine(model, **SIZES, draft=draft) as engine:
+            assert [tokens for tokens, _ in answers(engine)] == [tokens for tokens, _ in wanted]
 
 
 @pytest.mark.parametrize(
@@ -275,3 +332,89 @@ def test_a_head_without_a_weight(model, tmp_path):
     save_file(weights, directory / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lacks model\.layers\.0\.mlp\.up_proj\.weight"):
         Engine(model, **SIZES, draft=EagleDraft.from_pretrained(directory))
+
+
+TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
+OPTIONS = [dict(top_k=1), dict(seed=1), dict(top_k=1, repetition_penalty=1.3)]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    model = GPT2ForSampling.from_pretrained(TINY_KJV, n_positions=[64, 128], batch_size=3)
+    model.to_neuron()
+    return model
+
+
+@pytest.fixture(scope="module")
+def eagle():
+    return EagleDraft.from_pretrained(TINY_KJV.with_name("tiny-kjv-eagle"))
+
+
+@pytest.fixture(scope="module")
+def speculative(eagle, trained):
+    return SpeculativeGenerator(eagle, trained, 4)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_calls_with_a_head(options, speculative, trained, monkeypatch):
+    """Twice, as slots are used again; rows of different lengths; fewer steps than tokens."""
+    steps, start = [], speculative._head_calls._steps.start
+    monkeypatch.setattr(speculative._head_calls._steps, "start", lambda packed: steps.append(1) or start(packed))
+    ids = torch.tensor([[0, 0, 302, 392, 342], [65, 66, 67, 68, 69]])
+    options = options | dict(attention_mask=torch.tensor([[0, 0, 1, 1, 1], [1] * 5]), eos_token_override=-1)
+    want = trained.sample(ids, 100, **options)
+    before = len(trained.decoder.store.executables)
+    for _ in range(2):
+        steps.clear()
+        assert torch.equal(speculative.sample(ids, 100, **options), want)
+        assert len(steps) < 80
+    assert before == len(trained.decoder.store.executables), "nothing compiles"
+
+
+def test_a_head_follows_what_calls_feed(reference, checkpoint, tmp_path):
+    """Draft tokens are those of the equations also after a prompt of several steps."""
+    model = LlamaForSampling.from_pretrained(checkpoint, n_positions=LONGEST, context_length_estimate=16)
+    draft, seen = EagleDraft.from_pretrained(HEADS["plain"].save(tmp_path / "head")), []
+    speculative = SpeculativeGenerator(draft, model, GUESSES)
+    model.to_neuron(ahead=False)
+    speculative.to_neuron()
+    guesser = speculative._head_calls._guesser
+    guess = guesser.guess
+
+    def noted(works):
+        found = guess(works)
+        seen.extend(([*work.request.tokens], drafts) for work, drafts in zip(works, found, strict=True))
+        return found
+
+    guesser.guess = noted
+    prompt, _ = request(3)
+    got = speculative.sample([prompt], len(prompt) + 20, top_k=1, eos_token_id=-1)
+    assert torch.equal(got, model.sample([prompt], len(prompt) + 20, top_k=1, eos_token_override=-1))
+    assert sum(len(drafts) for _, drafts in seen) > 20
+    for tokens, drafts in seen:
+        assert drafts == HEADS["plain"].drafts(reference, tokens, len(drafts))
+    model.to_neuron(ahead=False)  # which may give it another decoder
+    assert torch.equal(got, speculative.sample([prompt], len(prompt) + 20, top_k=1, eos_token_id=-1))
+
+
+def test_the_name_of_the_original(eagle, trained):
+    from transformers_neuronx.eagle_speculation import EagleSpeculativeDecoder
+
+    want = trained.sample([[302, 392, 342]], 60, top_k=1, eos_token_override=5)
+    decoder = EagleSpeculativeDecoder(eagle, trained, token_tree={0: [1, 2], 1: [3, 4], 3: [5]}, eos_token_id=5)
+    assert decoder.k == 3 and torch.equal(decoder.sample([[302, 392, 342]], 60, top_k=1), want)
+    for tree in ({}, {1: [2]}, {0: []}):
+        with pytest.raises(ConfigError, match="token_tree must"):
+            EagleSpeculativeDecoder(eagle, trained, token_tree=tree)
+    with pytest.raises(ConfigError, match="draft must be an EAGLE head"):
+        EagleSpeculativeDecoder(trained, trained)
+    with pytest.raises(ConfigError, match="draft must be a model, got"):
+        FusedSpeculativeDecoder(eagle, trained)
+
+
+def test_calls_over_slots_have_no_head(eagle, monkeypatch):
+    monkeypatch.setattr(XlaRuntime, "pages", False)
+    model = GPT2ForSampling.from_pretrained(TINY_KJV, n_positions=64)
+    model.to_neuron(ahead=False)
+    with pytest.raises(ConfigError, match="a draft head needs a decoder whose slots are over pages"):
+        SpeculativeGenerator(eagle, model)

@@ -92,7 +92,7 @@ DraftModel = Annotated[
     str | None,
     o.option(
         "--draft", metavar="MODEL|text", panel=o.HOW,
-        help="What proposes draft tokens: a smaller model, an EAGLE-3 head, or the text so far.",
+        help="What proposes draft tokens: a smaller model, an EAGLE head, or the text so far.",
     ),
 ]  # fmt: skip
 DraftTokens = Annotated[

@@ -25,9 +25,8 @@ from transformers_neuronx.server.running import Running
 from transformers_neuronx.server.settings import Settings
 from transformers_neuronx.serving.engine import Engine
 from transformers_neuronx.speculation import EagleDraft, PromptLookup
-from transformers_neuronx.speculation.eagle.draft import is_eagle
+from transformers_neuronx.speculation.eagle.draft import is_head
 from transformers_neuronx.weights.adapters import open_adapter
-from transformers_neuronx.weights.directories import load_config
 
 if TYPE_CHECKING:
     from transformers_neuronx.server.on_ray import Replicas
@@ -47,7 +46,7 @@ class Loras:
 
 @dataclass(frozen=True)
 class Draft:
-    """What proposes draft tokens: the path or name of a smaller model or an EAGLE-3 head, TEXT or nothing; how many."""
+    """What proposes draft tokens: the path or name of a smaller model or an EAGLE head, TEXT or nothing; how many."""
 
     path: str | None
     tokens: int
@@ -56,7 +55,7 @@ class Draft:
         """Return what proposes, with no weights read yet. Raises CheckpointError if there is no such model."""
         if self.path is None or self.path == TEXT:
             return PromptLookup() if self.path else None
-        if is_eagle(load_config(self.path, cache_dir)):
+        if is_head(self.path, cache_dir):
             return EagleDraft.from_pretrained(self.path, cache_dir)
         return o.Source(self.path, cache_dir)
 

@@ -269,9 +269,9 @@ class NeuronConfig(Switches):
     cast_logits_dtype: str = works("float32", _DTYPE)
     shard_over_sequence: bool = works(False, TRUTH)
     expert_parallel: bool = works(False, TRUTH)
-    is_eagle_target: bool = refused(False, "any model is one: Engine(model, draft=EagleDraft.from_pretrained(...))")
-    is_eagle_draft: bool = refused(False, "an EAGLE-3 head is opened by EagleDraft.from_pretrained, for an Engine")
-    has_pre_attention_norm: bool = refused(True, "heads without it, those of the first EAGLE, are not supported")
+    is_eagle_target: bool = idle(False)
+    is_eagle_draft: bool = refused(False, "a head is opened by EagleDraft.from_pretrained, without a NeuronConfig")
+    has_pre_attention_norm: bool = refused(True, "EagleDraft.from_pretrained opens heads without it, too")
 
     on_device_embedding: bool = idle(False)
     group_query_attention: GQA | str | None = idle(None, or_none(one_of(*GQA)))

@@ -32,6 +32,8 @@ from transformers_neuronx.weights.parameters import declare
 from transformers_neuronx.weights.quantization import in_panels, quantized
 from transformers_neuronx.weights.rows import Weight, with_whole_experts
 
+LAST = -1  # among features: the hidden states that the head is applied to
+
 
 class Programs:
     """Writes the HLO modules of a family's model for `degree` devices.
@@ -123,7 +125,7 @@ class Programs:
 
     def over(self, cache: CacheLayout, adapters: AdapterLayout | None = None, features: tuple[int, ...] = ()) -> Self:
         """Return the programs for a cache of this layout, and for adapters that rows of steps may have. Features of a
-        token are the hidden states before these layers, side by side.
+        token are the hidden states before these layers, or LAST ones, side by side.
         """
         others = copy(self)
         others.cache, others.adapters, others.features = cache, adapters, features

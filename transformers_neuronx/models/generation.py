@@ -17,6 +17,7 @@ from transformers_neuronx.engine.rules import Rules
 from transformers_neuronx.errors import EngineError, InputError
 from transformers_neuronx.layers.sampling import BROKEN, NOTHING
 from transformers_neuronx.serving.calls import call_loop, guesser_of
+from transformers_neuronx.serving.head_calls import HeadCalls
 from transformers_neuronx.serving.loop import Loop
 from transformers_neuronx.serving.request import Request, SamplingParams
 
@@ -131,7 +132,10 @@ class Generation:
 
         Each row is a request. Steps generate up to `steps` tokens of each, or verify up to `guesses` of a `draft`.
         """
-        self._loop = loop = call_loop(self.decoder, steps, None if draft is None else guesser_of(draft), guesses)
+        if isinstance(draft, HeadCalls):
+            self._loop = loop = draft.loop()
+        else:
+            self._loop = loop = call_loop(self.decoder, steps, None if draft is None else guesser_of(draft), guesses)
         prompts, given = len(self.prompts.tokens), 0
         states = self.decoder.programs.cache.has_states
         if states:  # a last token of a prompt that is fed again would change them twice

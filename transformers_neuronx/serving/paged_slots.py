@@ -6,6 +6,7 @@ Calls of the model start, continue, copy and read these sequences: see `Decoder`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from weakref import proxy
@@ -24,7 +25,7 @@ from transformers_neuronx.engine.programs import Programs
 from transformers_neuronx.engine.rectangles import SampleKey
 from transformers_neuronx.engine.rules import GREEDY, penalty_of
 from transformers_neuronx.engine.slots import SlotDecoder
-from transformers_neuronx.engine.store import Built
+from transformers_neuronx.engine.store import Built, ProgramStore
 from transformers_neuronx.layers.rows import joined
 from transformers_neuronx.layers.sampling import NOTHING
 from transformers_neuronx.runtimes.base import Runtime
@@ -69,12 +70,22 @@ class PagedDecoder(Decoder):
 
     def __init__(self, family: Family, config: DecoderConfig, runtime: Runtime, options: CompileOptions) -> None:
         super().__init__(family, config, runtime, options)
-        keys = call_keys(_sizes(options), self.slots, self.programs.pages)
-        own = proxy(self)  # a reference of its steps would let both wait for the garbage collector
-        pools = [0] * len(self.programs.cache.windows)
-        self.steps = PagedSteps(own, self.store, self.memory, keys, pools, overlaps=False, adjustments=False)
+        self.steps = self._steps(self.store, call_keys(_sizes(options), self.slots, self.programs.pages))
         self.caches = self.steps.caches
         self._forget()
+
+    def _steps(self, store: ProgramStore, keys: Sequence[TokensKey]) -> PagedSteps:
+        own = proxy(self)  # a reference of its steps would let both wait for the garbage collector
+        pools = [0] * len(self.programs.cache.windows)
+        return PagedSteps(own, store, self.memory, keys, pools, overlaps=False, adjustments=False)
+
+    def steps_with(self, features: tuple[int, ...]) -> PagedSteps:
+        """Return steps over the same cache that return features, too: see `Programs.over`."""
+        keys = [replace(key, features=True) for key in self.steps.keys]
+        steps = self._steps(self.store.over(self.programs.cache, features=features), keys)
+        steps.caches = self.caches
+        steps.forget()
+        return steps
 
     def _forget(self) -> None:
         self.pool = Pages(self.slots * self.programs.pages, self.programs.page)

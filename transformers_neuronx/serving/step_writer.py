@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from transformers_neuronx import hlo
 from transformers_neuronx.engine.kv_cache import CacheLayout, flattened, in_place
 from transformers_neuronx.engine.loops import EOS_COLUMNS, ends, looped
-from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.engine.programs import LAST, Programs
 from transformers_neuronx.layers.rows import Row, columns, declare_joined, field, row_of
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample
 from transformers_neuronx.layers.step import SEGMENT, Cache, Step, located
@@ -93,9 +93,12 @@ class StepWriter:
         more: dict[str, Any] = dict(places=places, adapters=adapters, placed=self.placed, features=features)
         step = Step(hlo.reshape(ids, -1, 1), position, one, end, slots, 0, **more)
         segments, programs = segments_of(self.layout, sequences), self.programs
-        fewer = wanted is not None and wanted.sizes[0] < self.size
+        last = LAST in programs.features
+        fewer = wanted is not None and wanted.sizes[0] < self.size and not last
         where, before = (None, caches, step, segments, wanted if fewer else None), list[Tensor]()
         x, after = programs.body(self.scribe, programs.whole, self.shared, self.weights, *where, before)
+        if last:
+            before.append(programs.last_hidden(self.scribe, self.shared, x))
         if programs.features:
             self.features = [hlo.concatenate([before[layer] for layer in programs.features], 2)]
         return (x if fewer or wanted is None else hlo.take(x, wanted)), after

@@ -17,7 +17,9 @@ from transformers_neuronx.engine.inputs import Integers
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.models.generation import Generation, Streamer
 from transformers_neuronx.models.sampling import ForSampling
+from transformers_neuronx.serving.draft_heads import DraftHead
 from transformers_neuronx.serving.guesses import PromptLookup
+from transformers_neuronx.serving.head_calls import HeadCalls
 from transformers_neuronx.speculation.acceptors import (
     Accepting,
     DefaultTokenAcceptor,
@@ -32,8 +34,9 @@ Array = np.ndarray[Any, Any]
 class SpeculativeGenerator:
     """Speculative decoding: the same tokens as `target.sample`, in fewer steps of the target.
 
-    - `draft`: a smaller model with the target's `batch_size` and vocabulary, and at least its `n_positions`; or a
-      `PromptLookup`, which finds draft tokens in the text itself. None, for a `PromptLookup()`, is also allowed.
+    - `draft`: a smaller model with the target's `batch_size` and vocabulary, and at least its `n_positions`; an
+      `EagleDraft` for the target, whose cache must be in pages; or a `PromptLookup`, which finds draft tokens in the
+      text itself. None, for a `PromptLookup()`, is also allowed.
     - `target`: the model whose tokens are generated.
     - `k`: number of draft tokens that the target verifies in one step, at least 1. Default 4.
     - `acceptor`: decides which draft tokens are accepted, from the logits of both models. Then, and if `draft` is a
@@ -41,12 +44,13 @@ class SpeculativeGenerator:
       token is accepted if the target samples it.
 
     Compiles the program that verifies draft tokens if the target is on its devices; otherwise the target's `to_neuron`
-    does. Raises ConfigError if `k` is below 1 or the models do not fit each other.
+    does, or with an `EagleDraft`, the first call. Raises ConfigError if `k` is below 1 or the models do not fit each
+    other.
     """
 
     def __init__(
         self,
-        draft: ForSampling | PromptLookup | DraftProvider | None,
+        draft: ForSampling | DraftHead | PromptLookup | DraftProvider | None,
         target: ForSampling,
         k: int = 4,
         acceptor: TokenAcceptor | None = None,
@@ -65,7 +69,16 @@ class SpeculativeGenerator:
             self._accepting = Accepting(provider, acceptor or DefaultTokenAcceptor(), k)
             return
         self.draft = draft or PromptLookup()
-        target.compile_also(("verify", k), lambda decoder: decoder.verifying(k))
+        self._head_calls: HeadCalls | None = None
+        if not isinstance(draft, DraftHead):
+            target.compile_also(("verify", k), lambda decoder: decoder.verifying(k))
+        elif target.is_on_device:
+            self.to_neuron()
+
+    def to_neuron(self, workers: int | None = None) -> None:
+        """Load an `EagleDraft`, and compile the programs for it. The target must be on its devices."""
+        if isinstance(self.draft, DraftHead):
+            self._head_calls = HeadCalls(self.draft, self.target, self.k)
 
     @property
     def models(self) -> list[ForSampling]:
@@ -106,6 +119,10 @@ class SpeculativeGenerator:
         """Yield blocks as `Generation.on_devices` does, by verifying up to `k` draft tokens of each row at a time."""
         if self._accepting is not None:
             return self._accepting.blocks(generation, count)
+        if isinstance(self.draft, DraftHead):
+            if self._head_calls is None or self._head_calls.decoder is not generation.decoder:
+                self.to_neuron()
+            return generation.on_devices(count, 1, self._head_calls, self.k)
         return generation.on_devices(count, 1, self.draft, self.k)
 
 
@@ -132,6 +149,8 @@ def closed_up(
 
 def check_pair(draft: ForSampling, target: ForSampling) -> None:
     """Raise ConfigError unless the draft fits the target."""
+    if not isinstance(draft, ForSampling):
+        raise ConfigError(f"draft must be a model, got {draft!r:.80}")
     if draft is target:
         raise ConfigError("a draft must be another model than its target: both would write to the same caches")
     if draft.family.images:

@@ -1,15 +1,43 @@
-"""The fields of an EAGLE-3 head's configuration that its graph and weights need."""
+"""The fields of an EAGLE head's configuration that its graph and weights need."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from transformers_neuronx.config import hf
+from transformers_neuronx.engine.programs import LAST
 from transformers_neuronx.layers import ACTIVATIONS
 from transformers_neuronx.llama.like import LlamaLike
 
 
 @dataclass(frozen=True)
+class FirstConfig(LlamaLike):
+    """A head of the first EAGLE, which reads what the model's own head is applied to."""
+
+    activation: str = hf("hidden_act", among=ACTIVATIONS)
+    attention_bias: bool = hf("attention_bias", False)
+    qkv_bias: bool = hf("qkv_bias", False)
+    mlp_bias: bool = hf("mlp_bias", False)
+    combined_bias: bool | None = hf("bias", None)  # by default as its checkpoint has it
+
+    tied = False
+    norms: ClassVar = {"mlp_norm": "post_attention_layernorm"}
+    FIXED: ClassVar = {"num_hidden_layers": 1}
+    WITHOUT_EFFECT: ClassVar = frozenset({"pretraining_tp", "tie_word_embeddings"})
+
+    @property
+    def features(self) -> int:
+        return self.hidden_size
+
+    of_size = features  # of the model's hidden states
+
+    def depths_in(self, layers: int) -> tuple[int, ...]:
+        return (LAST,)
+
+
+@dataclass(frozen=True)
 class EagleConfig(LlamaLike):
+    """A head of EAGLE-3, which reads hidden states of three depths."""
+
     activation: str = hf("hidden_act", among=ACTIVATIONS)
     attention_bias: bool = hf("attention_bias", False)
     mlp_bias: bool = hf("mlp_bias", False)
@@ -29,7 +57,12 @@ class EagleConfig(LlamaLike):
     @property
     def features(self) -> int:
         """Number of features of a token: those of all hidden states that it reads."""
-        return len(self.depths or range(3)) * (self.target_size or self.hidden_size)
+        return len(self.depths or range(3)) * self.of_size
+
+    @property
+    def of_size(self) -> int:
+        """Size of the model's hidden states."""
+        return self.target_size or self.hidden_size
 
     def depths_in(self, layers: int) -> tuple[int, ...]:
         """The layers whose inputs it reads, of a model with so many."""

@@ -1,4 +1,4 @@
-"""The weight table of an EAGLE-3 head."""
+"""The weight tables of EAGLE heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 
 from transformers_neuronx.llama import weights
 from transformers_neuronx.llama.feedforward import feed_forward
-from transformers_neuronx.speculation.eagle.config import EagleConfig
+from transformers_neuronx.speculation.eagle.config import EagleConfig, FirstConfig
 from transformers_neuronx.weights import COLUMNS, Weight, also_named, attention, linear, norm, parts_of
 
 BLOCK = weights.BLOCK
@@ -25,12 +25,33 @@ def places(vocab_size: int, offsets: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Table:
-    """The table, where the `embedding` has the rows of the model's; None if the head has its own. It is `some` tokens
-    that are drafted, or all.
+class FirstTable:
+    """The table of a head of the first EAGLE: `shared` rows of the model, its embedding, head or both, and a layer of
+    LLaMA's, without the norm before attention, after a linear layer, `biased` or not.
     """
 
-    embedding: Sequence[Weight] | None
+    shared: Sequence[Weight]
+    biased: bool
+
+    PREFIX = weights.PREFIX
+    __name__ = __name__
+
+    def table(self, config: FirstConfig) -> list[Weight]:
+        h, others = config.hidden_size, {"final_norm.weight", *(row.name for row in self.shared)}
+        layer = [row for row in weights.table(config) if row.name not in others]
+        return [*self.shared, *layer, *linear("combined", self.PREFIX + "fc", h, 2 * h, COLUMNS, bias=self.biased)]
+
+    def ignored(self, config: FirstConfig) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class Table:
+    """The table of a head of EAGLE-3: `shared` rows of the model's embedding, unless it has its own. It is `some`
+    tokens that are drafted, or all.
+    """
+
+    shared: Sequence[Weight]
     some: bool
 
     PREFIX = weights.PREFIX
@@ -53,7 +74,7 @@ class Table:
         mapped = [Weight("places", "d2t", (vocab,), partial(places, vocab), dtype="s32")] if self.some else []
         own = [Weight("embed", prefix + "embed_tokens.weight", (vocab, h), split=COLUMNS)]
         return [
-            *(own if self.embedding is None else self.embedding),
+            *(self.shared or own),
             *also_named(rows, {"layers.{}.": "midlayer."}),
             *mapped,
         ]
