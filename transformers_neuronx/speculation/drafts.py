@@ -48,6 +48,9 @@ class SpeculativeGenerator:
     other.
     """
 
+    eos_token_id: int | None = None  # of calls that name none
+    pad_token_id: int = 0
+
     def __init__(
         self,
         draft: ForSampling | DraftHead | PromptLookup | DraftProvider | None,
@@ -108,10 +111,12 @@ class SpeculativeGenerator:
         options |= dict(streamer=streamer)
         if self._accepting is not None:  # the acceptor samples all tokens but the first
             options.setdefault("top_k", 1)
+        eos_token_id = self.eos_token_id if eos_token_id is None else eos_token_id
         if eos_token_id is not None:
             options["eos_token_override"] = eos_token_id
         if attention_mask is not None and padded_on_the_right(attention_mask):
-            return closed_up(self, input_ids, attention_mask, sequence_length, pad_token_id or 0, **options)
+            pad = self.pad_token_id if pad_token_id is None else pad_token_id
+            return closed_up(self, input_ids, attention_mask, sequence_length, pad, **options)
         options |= dict(speculator=self, attention_mask=attention_mask)
         return self.target.sample(input_ids, sequence_length, start_ids, **options)
 

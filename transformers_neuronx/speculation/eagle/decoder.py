@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers_neuronx.engine.inputs import Integers
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator
@@ -44,11 +43,6 @@ class EagleSpeculativeDecoder(SpeculativeGenerator):
             raise ConfigError(f"draft must be an EAGLE head, EagleDraft.from_pretrained(...), got {draft!r:.80}")
         super().__init__(draft, target, k if token_tree is None else _depth(token_tree))
         self.pad_token_id, self.eos_token_id, self.token_tree = pad_token_id, eos_token_id, token_tree
-
-    def sample(self, input_ids: Integers, sequence_length: int, *arguments: Any, **options: Any) -> Any:
-        """Generate tokens as `SpeculativeGenerator.sample` does."""
-        options = dict(eos_token_id=self.eos_token_id, pad_token_id=self.pad_token_id) | options
-        return super().sample(input_ids, sequence_length, *arguments, **options)
 
 
 def _depth(tree: Mapping[int, Sequence[int]]) -> int:
