@@ -66,11 +66,11 @@ def test_costs_follow_what_steps_take():
         drafting.took(4, True, 1.8 * 1.2 * busy)
         for _ in range(5):
             drafting.took(1, False, busy)
-    assert drafting._steps.extra == pytest.approx(1.8, rel=0.1)
+    assert drafting._slowdown.times == pytest.approx(1.8, rel=0.1)
     assert drafting.counts(1, [Odds(1.0, 0.5)], [3]) == [0]
-    before = drafting._steps.extra
+    before = drafting._slowdown.times
     drafting.took(4, True, 1e6)
-    assert drafting._steps.extra < before + 0.1, "it took so long for another reason"
+    assert drafting._slowdown.times < before + 0.1, "it took so long for another reason"
 
 
 def test_now_and_then_a_step_has_no_drafts_to_compare_with():

@@ -57,18 +57,18 @@ class Odds:
             self._tried = FADE * self._tried + min(right + 1, guesses)
 
 
-def worthwhile(costs: Costs, tokens: int, gains: Sequence[Sequence[float]], extra: float = 1.0) -> list[int]:
+def worthwhile(costs: Costs, tokens: int, gains: Sequence[Sequence[float]], slowdown: float = 1.0) -> list[int]:
     """Return the numbers of draft tokens of rows with which a step makes the most tokens in its time.
 
     The step has so many `tokens` without them. Each row has room for as many draft tokens as it has `gains`, which say
-    how many tokens each of them adds on average, later ones fewer. A step with some takes `extra` times what it costs.
+    how many tokens each of them adds on average, later ones fewer. A step with some takes `slowdown` times its cost.
     """
     each = sorted(((gain, row) for row, own in enumerate(gains) for gain in own), key=lambda gain: -gain[0])
     made, chosen = float(len(gains)), 0
     best = made / costs.of(tokens)
     for count, (gain, _) in enumerate(each, 1):
         made += gain
-        if (rate := made / (costs.of(tokens + count, drafted=True) * extra)) > best:
+        if (rate := made / (costs.of(tokens + count, drafted=True) * slowdown)) > best:
             best, chosen = rate, count
     counts = [0] * len(gains)
     for _, row in each[:chosen]:
@@ -76,29 +76,29 @@ def worthwhile(costs: Costs, tokens: int, gains: Sequence[Sequence[float]], extr
     return counts
 
 
-class StepsWith:
+class Slowdown:
     """How many times longer steps with draft tokens take, as they do not overlap, than measured costs tell beside those
     without. Only steps that follow each other are compared: the machine may be slower at some times than at others.
     """
 
     def __init__(self) -> None:
-        self._extra = 1.0
+        self._mean = 1.0
         self._drafted: bool | None = None  # whether the last step had draft tokens
-        self._times: dict[bool, float] = {}  # what lately steps with and without took, as multiples of their costs
+        self._costs: dict[bool, float] = {}  # what lately steps with and without took, as multiples of their costs
 
     @property
-    def extra(self) -> float:
-        return max(self._extra, 1.0)
+    def times(self) -> float:
+        return max(self._mean, 1.0)
 
-    def note(self, drafted: bool, times: float) -> None:
-        """Take note of how many times its cost a step took."""
+    def note(self, drafted: bool, costs: float) -> None:
+        """Take note of how many times its cost a step took, which had room for draft tokens or not."""
         if drafted == self._drafted:
-            self._times[drafted] = FADE * self._times[drafted] + (1 - FADE) * times
+            self._costs[drafted] = FADE * self._costs[drafted] + (1 - FADE) * costs
             return
-        self._drafted, self._times[drafted] = drafted, times
-        if len(self._times) == 2:
-            extra = min(max(self._times[True] / self._times[False], 1 / MOST), MOST)
-            self._extra = FADE * self._extra + (1 - FADE) * extra
+        self._drafted, self._costs[drafted] = drafted, costs
+        if len(self._costs) == 2:
+            slower = self._costs[True] / self._costs[False]
+            self._mean = FADE * self._mean + (1 - FADE) * min(max(slower, 1 / MOST), MOST)
 
 
 class Drafting:
@@ -110,7 +110,7 @@ class Drafting:
         self.costs = costs
         self.odds = Odds()  # of all rows
         self.pays = True
-        self._steps = StepsWith()
+        self._slowdown = Slowdown()
         self._without = 0  # tokens of a row since there was room for draft tokens
         self._with = 0  # steps that had some since one had none
 
@@ -121,7 +121,7 @@ class Drafting:
         if self.costs is None or not any(rooms):
             return [*rooms]
         gains = [(own or self.odds).gains(room) for own, room in zip(odds, rooms, strict=True)]
-        counts = worthwhile(self.costs, tokens, gains, self._steps.extra)
+        counts = worthwhile(self.costs, tokens, gains, self._slowdown.times)
         self._without = 0 if any(counts) else self._without + 1
         if self._without >= TRIED:
             counts = [min(room, 1) for room in rooms]
@@ -131,8 +131,8 @@ class Drafting:
 
     def took(self, tokens: int, drafted: bool, seconds: float) -> None:
         """Take note how long a step of so many tokens took, which had room for draft tokens or not."""
-        if self.costs:
-            self._steps.note(drafted, seconds / self.costs.of(tokens, drafted))
+        assert self.costs
+        self._slowdown.note(drafted, seconds / self.costs.of(tokens, drafted))
 
     def passed(self, tokens: int) -> None:
         """Take note that rows got so many tokens without draft tokens."""

@@ -25,7 +25,7 @@ class Work:
 
     If they reach the end of what is known, the next token is sampled. The last one may then be pending: sampled in the
     step before, and known to the devices alone. Or `guesses` draft tokens come after it, with one more sample for each.
-    There may have been `room` for more. With `rounds`, what is sampled is computed in the same step, and samples again,
+    There was `room` for so many. With `rounds`, what is sampled is computed in the same step, and samples again,
     until there are so many. After the first `scored` tokens, log-probabilities of those that follow in the prompt are
     kept. `preempted` is how often the request had lost its pages when it was planned.
     """
@@ -147,7 +147,8 @@ class Scheduler:
             step = self._with_room_for_guesses(step)
         if self.overlaps and self.limits.rounds > 1 and not self.waiting and all(work.may_run_on for work in step):
             step = [self._with_rounds(work) for work in step]
-            self.drafting.passed(max((work.rounds for work in step), default=1) - 1)
+            if self.limits.guesses:
+                self.drafting.passed(max((work.rounds for work in step), default=1) - 1)
         for work in step:
             work.request.pending += work.rounds if work.samples else 0
             if work.of_prompt:
@@ -179,7 +180,7 @@ class Scheduler:
 
     def took(self, step: list[Work], seconds: float) -> None:
         """Take note how long a step took."""
-        if not any(work.of_prompt for work in step):
+        if self.drafting.costs and not any(work.of_prompt for work in step):
             tokens, drafted = sum(work.count for work in step), any(work.room for work in step)
             self.drafting.took(tokens, drafted, seconds / max(work.rounds for work in step))
 
