@@ -19,7 +19,7 @@ from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig,
 from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.errors import ConfigError, EngineError, InputError, QueueFullError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.serving.handles import Handle
+from transformers_neuronx.serving.handles import Handle, changes, wake
 from transformers_neuronx.serving.request import Request
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
@@ -329,6 +329,32 @@ def test_tokens_come_one_by_one_to_threads_and_event_loops(engine):
         assert asyncio.run(all_of_them()) == [wanted] * 3
         assert [each.result() for each in by_thread] == [wanted] * 2
     assert list(handle) == wanted, "also after its end"
+
+
+@pytest.mark.parametrize("patience", [None, 15.0])
+@pytest.mark.parametrize("turns", range(6))
+def test_a_reader_ends_when_it_is_cancelled_while_it_is_told(turns, patience):
+    """A deadline may pass in any turn of the event loop after a token came."""
+    request = Request(0, [5], SamplingParams(max_tokens=9))
+    handle = Handle(request, lambda _: None)
+    seen = []
+
+    async def read():
+        async for _ in changes([handle], patience):
+            seen.append(len(handle.tokens))
+
+    async def cancelled():
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0.01)
+        request.append(7)
+        wake(handle.tell(ended=False))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.wait([reader], timeout=1)
+        return reader.cancelled()
+
+    assert asyncio.run(cancelled()) and seen in ([0], [0, 1])
 
 
 def test_a_reader_may_give_up_while_it_is_told():

@@ -177,7 +177,8 @@ async def changes(handles: Sequence[Handle], patience: float | None = None) -> A
                 return
             while not changed.is_set():
                 try:
-                    await asyncio.wait_for(changed.wait(), patience)
+                    async with asyncio.timeout(patience):  # wait_for of Python 3.11 may lose a cancellation
+                        await changed.wait()
                 except TimeoutError:
                     yield False
 
