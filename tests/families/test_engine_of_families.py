@@ -66,7 +66,7 @@ def test_draft_tokens_change_nothing(family, tmp_path):
     params = SamplingParams(max_tokens=15, temperature=0, ignore_eos=True)
     itself = [] if family in WITH_STATES else [model]  # wrong tokens would stay in states of a draft model
     for draft in (*itself, PromptLookup(ngram=1)):
-        with Engine(model, rows=4, step_tokens=16, draft=draft, draft_tokens=3) as engine:
+        with Engine(model, rows=4, step_tokens=16, joined_tokens=16, draft=draft, draft_tokens=3) as engine:
             handles = [engine.submit(prompt, params) for prompt in PROMPTS]
             assert [handle.result() for handle in handles] == wanted
             accepted = sum(handle.usage.accepted_tokens for handle in handles)

@@ -86,7 +86,7 @@ def test_requests_together_where_layers_read_the_keys_of_others(draft, degree, t
     model = opened(tmp_path, tp_degree=degree)
     assert [len(arrays) for arrays in model.decoder.programs.cache.by_layer(model.decoder.caches)] == [2, 2, 0, 0]
     params = SamplingParams(max_tokens=15, temperature=0, ignore_eos=True)
-    with Engine(model, rows=4, step_tokens=16, draft=draft) as engine:
+    with Engine(model, rows=4, step_tokens=16, joined_tokens=16, draft=draft) as engine:
         handles = [engine.submit(row, params) for row in rows]
         assert [handle.result() for handle in handles] == continuations(reference, rows)
         handle = engine.embed(rows[2])

@@ -63,7 +63,7 @@ def test_requests_together_past_chunks(tmp_path, compiled_when_needed):
     tensors = [torch.tensor([row]) for row in rows]
     made = [reference.generate(x, attention_mask=x >= 0, max_new_tokens=17, **greedy)[0] for x in tensors]
     params = SamplingParams(max_tokens=17, temperature=0, ignore_eos=True)
-    with Engine(model, rows=4, step_tokens=16, draft=PromptLookup(ngram=1)) as engine:
+    with Engine(model, rows=4, step_tokens=16, joined_tokens=16, draft=PromptLookup(ngram=1)) as engine:
         handles = [engine.submit(row, params) for row in rows]
         assert [handle.result() for handle in handles] == [tokens[-17:].tolist() for tokens in made]
 

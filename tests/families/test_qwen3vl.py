@@ -317,7 +317,8 @@ def test_images_in_an_engine(wide):
     want = [alone(reference, *job) for job in jobs]
     assert want[2] != want[3]
     for draft in (None, PromptLookup(ngram=1)):
-        with Engine(model, rows=4, step_tokens=32, cache_tokens=2048, draft=draft, adjustments=False) as engine:
+        sizes = dict(rows=4, step_tokens=32, joined_tokens=32, cache_tokens=2048)
+        with Engine(model, draft=draft, adjustments=False, **sizes) as engine:
             handles = [submitted(engine, *job) for job in jobs]
             assert [handle.result() for handle in handles] == want
             again = [submitted(engine, *job) for job in jobs]

@@ -185,7 +185,7 @@ def test_families_quantized_weights_and_two_devices_in_a_process(checkpoints, na
 def test_a_draft_model_of_the_same_workers(checkpoints, gpt2):
     with Engine(gpt2[1], rows=2) as engine:
         wanted = generated(engine)
-    with Engine(gpt2[0], rows=2, draft=made(checkpoints / "gpt2", TWO)) as engine:
+    with Engine(gpt2[0], rows=2, joined_tokens=256, draft=made(checkpoints / "gpt2", TWO)) as engine:
         assert generated(engine) == wanted
 
 

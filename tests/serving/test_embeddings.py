@@ -22,7 +22,7 @@ from transformers_neuronx.weights.directories import load_pooling
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 LONGEST = 192
-SIZES = dict(rows=4, step_tokens=32)
+SIZES = dict(rows=4, step_tokens=32, joined_tokens=32)
 DRAW = np.random.default_rng(0)
 PROMPTS = [DRAW.integers(0, 1000, count).tolist() for count in (1, 2, 5, 33, 70, 100, 31, 64, 65, 190)]
 

@@ -156,7 +156,8 @@ def test_cached_prompts_are_those_of_the_same_adapter(engine, directories):
 
 @pytest.mark.slow
 def test_draft_tokens_are_verified_with_the_adapter(model, merged, directories):
-    with Engine(model, rows=2, step_tokens=64, max_loras=1, draft=PromptLookup(), adjustments=False) as engine:
+    sizes = dict(rows=2, step_tokens=64, joined_tokens=64)
+    with Engine(model, max_loras=1, draft=PromptLookup(), adjustments=False, **sizes) as engine:
         engine.load_adapter("one", directories["adapter-1"])
         ids = prompt(4) * 2
         assert [engine.submit(ids, greedy("one", 24)).result()] == alone(merged("adapter-1"), ids, count=24)

@@ -114,7 +114,8 @@ def test_draft_tokens_change_nothing(engine, model, tokenizer):
     prompt = tokenizer('{"city": "Jerusalem", "unit": "celsius"}, {"city": "Bethlehem", "unit": "cel').input_ids[-40:]
     wanted = [engine.submit(prompt, each).result() for each in params]
     for guesser in (PromptLookup(), draft):
-        with Engine(model, rows=4, step_tokens=32, tokenizer=tokenizer, draft=guesser, draft_tokens=3) as drafting:
+        sizes = dict(rows=4, step_tokens=32, joined_tokens=32, draft_tokens=3)  # all of them, whether they pay or not
+        with Engine(model, tokenizer=tokenizer, draft=guesser, **sizes) as drafting:
             handles = [drafting.submit(prompt, each) for each in params]
             assert [handle.result() for handle in handles] == wanted
             assert sum(handle.usage.accepted_tokens for handle in handles[:9]) > 0, "they had draft tokens"
