@@ -42,7 +42,8 @@ INSIDE = {
     "serving": [
         "text", "structured", "adapters", "drafting", "limits", "request", "pages", "kv_cache", "scheduler",
         "step_writer", "steps", "blocks", "choices", "pooling", "paged", "step_times", "paged_slots", "slots",
-        "guesses", "draft_heads", "loop", "calls", "records", "handles", "parts", "head_calls", "engine",
+        "guesses", "draft_models", "draft_heads", "loop", "calls", "records", "handles", "parts", "head_calls",
+        "engine",
     ],
     "models": [
         "weight_loading", "block_calls", "generation", "base", "methods", "sampling", "encoder_decoder", "vision",

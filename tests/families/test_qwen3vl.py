@@ -316,7 +316,9 @@ def test_images_in_an_engine(wide):
     ]  # fmt: skip
     want = [alone(reference, *job) for job in jobs]
     assert want[2] != want[3]
-    for draft in (None, PromptLookup(ngram=1)):
+    textual = NeuronAutoModelForCausalLM.from_pretrained(model._weights.directory, n_positions=256)
+    textual.to_neuron(ahead=False)
+    for draft in (None, PromptLookup(ngram=1), textual):
         sizes = dict(rows=4, step_tokens=32, joined_tokens=32, cache_tokens=2048)
         with Engine(model, draft=draft, adjustments=False, **sizes) as engine:
             handles = [submitted(engine, *job) for job in jobs]

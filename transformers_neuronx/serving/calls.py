@@ -9,9 +9,8 @@ import numpy as np
 
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.inputs import Rows
-from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.serving.guesses import Guesser, PromptLookup, TextGuesser
-from transformers_neuronx.serving.kv_cache import Copy, KVCache
+from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.loop import Loop, Steps
 from transformers_neuronx.serving.paged_slots import PagedDecoder
@@ -49,22 +48,17 @@ def guesser_of(draft: Any) -> Guesser:
     return TextGuesser(draft) if isinstance(draft, PromptLookup) else CallGuesser(draft.decoder)
 
 
-class CallGuesser:
+class CallGuesser(Guesser):
     """Draft tokens from a smaller model, in its own slots, with the rules and random numbers of each request.
 
     A request has the slot of its number, if that is free.
     """
 
-    programs = 0
-
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self._fed: dict[int, tuple[int, int]] = {}  # for each slot, whose tokens it holds, and how many
 
-    def compile(self, progress: Progress) -> None:
-        """Do nothing: the model has all programs."""
-
-    def guess(self, works: Sequence[Work]) -> list[list[int]]:
+    def guess(self, works: Sequence[Work]) -> Sequence[list[int] | None]:
         drafting = {self._slot(work.request, works): work for work in works if work.guesses}
         if not drafting:
             return [[] for _ in works]
@@ -116,16 +110,6 @@ class CallGuesser:
     def forget(self, numbers: Sequence[int]) -> None:
         """Forget what was fed of these requests."""
         self._fed = {slot: (owner, end) for slot, (owner, end) in self._fed.items() if owner not in numbers}
-
-    def copy(self, copies: Sequence[Copy]) -> None:
-        """Do nothing: pages are the target's."""
-
-    def follow(self, step: Sequence[Work], started: Any) -> None:
-        """Do nothing: `guess` feeds what is missing."""
-
-    def seconds(self) -> float:
-        """Return none: the target's steps are not measured either."""
-        return 0.0
 
     def reset(self) -> None:
         self._fed.clear()

@@ -28,6 +28,7 @@ from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor, dtype_
 from transformers_neuronx.pyhlo.dtypes import element_type
 from transformers_neuronx.runtimes.base import DeviceTensor
 from transformers_neuronx.serving.choices import sampled_rows, seen_by
+from transformers_neuronx.serving.guesses import Guesser
 from transformers_neuronx.serving.kv_cache import Copy, KVCache
 from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.paged import Started, steps_over
@@ -140,7 +141,7 @@ class Before(NamedTuple):
     features: DeviceTensor
 
 
-class HeadGuesser:
+class HeadGuesser(Guesser):
     """Draft tokens from a head, with the rules and random numbers of each request. Its cache has the target's pages."""
 
     def __init__(
@@ -165,7 +166,7 @@ class HeadGuesser:
     def compile(self, progress: Progress) -> None:
         self._steps.store.compile([*self._keys, CopyKey()], progress)
 
-    def guess(self, works: Sequence[Work]) -> list[list[int]]:
+    def guess(self, works: Sequence[Work]) -> Sequence[list[int] | None]:
         drafting = {work.request.id: work.guesses for work in works if work.guesses}
         found = self._caught_up(drafting)
         return [list(takewhile(lambda token: token >= 0, found.get(work.request.id, []))) for work in works]

@@ -140,7 +140,7 @@ class Loop:
 
     def took(self, seconds: float) -> None:
         """Take note how long after the step before it the last one was finished."""
-        if len(self._finished) == 1:
+        if len(self._finished) == 1 and not (self.guesser and self.guesser.behind):
             self.scheduler.took(self._finished[0], seconds)
 
     def _packed(self, step: list[Work]) -> Any:

@@ -16,8 +16,9 @@ from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.runtimes.base import want_all_here
 from transformers_neuronx.serving.calls import guesser_of
 from transformers_neuronx.serving.draft_heads import DraftHead, HeadGuesser
+from transformers_neuronx.serving.draft_models import ModelGuesser, want_fitting
 from transformers_neuronx.serving.drafting import Costs
-from transformers_neuronx.serving.guesses import Compiled, Guesser, ModelGuesser, PromptLookup, want_fitting
+from transformers_neuronx.serving.guesses import Compiled, Guesser, PromptLookup
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.paged import PagedSteps, steps_over
@@ -55,7 +56,7 @@ def steps_of(
 ) -> PagedSteps | SlotSteps:
     decoder, features = model.decoder, draft.depths_in(model) if isinstance(draft, DraftHead) else ()
     if decoder.programs.reads_pages:
-        overlaps = draft is None or isinstance(draft, PromptLookup)  # others must see the tokens of each step
+        overlaps = not isinstance(draft, DraftHead)  # a head must see the tokens of each step
         return steps_over(decoder, cache, limits, adjustments, adapters, features, overlaps)
     return SlotSteps(decoder, limits.guesses, adjustments)
 
