@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -59,8 +60,9 @@ class Computed:
 class ModelGuesser(Guesser):
     """Draft tokens from a smaller model, with the rules and random numbers of each request.
 
-    Its cache has the target's pages. It computes nothing of a sequence until it drafts for it. Then it computes what is
-    missing, at most a step of tokens at a time, and drafts for the requests of which it knows all.
+    Its cache has the target's pages. While requests get draft tokens, it computes prompts as the target does. Otherwise
+    it computes nothing of a sequence until it drafts for it. Then it computes what is missing, at most a step of tokens
+    at a time, and drafts for the requests of which it knows all.
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, limits: Limits) -> None:
@@ -69,6 +71,8 @@ class ModelGuesser(Guesser):
         self._pages = cache.pools[self._pool].count, cache.size
         self._computed = Computed(*self._pages)
         self._behind = False
+        self._drafts = True  # whether running rows got draft tokens when there were some last
+        self._prompts: PackedTokens | None = None  # those of the target's step
 
     @property
     def programs(self) -> int:
@@ -86,7 +90,7 @@ class ModelGuesser(Guesser):
 
     def guess(self, works: Sequence[Work]) -> Sequence[list[int] | None]:
         self._catch_up(works)
-        ready = [work for work in works if self._end(work) == _last(work)]
+        ready = [work for work in works if self._end(work, _last(work)) == _last(work)]
         drafts = self._next(ready).numpy().tolist() if ready else []
         found = {work.request.id: tokens for work, tokens in zip(ready, drafts, strict=False)}
         return [
@@ -96,9 +100,17 @@ class ModelGuesser(Guesser):
 
     def plan(self, step: Sequence[Work]) -> None:
         """Take note of new tokens. If there are draft tokens, all were computed but the last one."""
+        if running := [work for work in step if work.samples and not work.of_prompt]:
+            self._drafts = any(work.guesses for work in running)
         for work in step:
-            end, computed = work.start + max(work.count, work.rounds), work.count - 1 if work.guesses else 0
-            self._computed.note(work.request.tables[self._pool], work.start, end, computed)
+            self._note(work, work.count - 1 if work.guesses else 0)
+        prompts = [work for work in step if work.of_prompt and not work.pools] if self._drafts else []
+        known = [work for work in prompts if self._end(work, work.start) == work.start]
+        self._prompts = self._packed(known) if known else None
+
+    def follow(self, step: Sequence[Work], started: Any) -> None:
+        if self._prompts:
+            self._steps.start(self._prompts)
 
     def copy(self, copies: Sequence[Copy]) -> None:
         self._steps.copy(copies)
@@ -107,15 +119,26 @@ class ModelGuesser(Guesser):
 
     def reset(self) -> None:
         self._steps.reset()
-        self._computed = Computed(*self._pages)
+        self._computed, self._prompts = Computed(*self._pages), None
 
-    def _end(self, work: Work) -> int:
-        """Return how many of the tokens before a work's last one are computed."""
-        return self._computed.end(work.request.tables[self._pool], _last(work))
+    def _end(self, work: Work, most: int) -> int:
+        """Return how many of the first tokens of a work's sequence are computed."""
+        return self._computed.end(work.request.tables[self._pool], most)
+
+    def _note(self, work: Work, computed: int) -> None:
+        """Take note that a work's tokens are new, the first `computed` of which it knows."""
+        end = work.start + max(work.count, work.rounds)
+        self._computed.note(work.request.tables[self._pool], work.start, end, computed)
+
+    def _packed(self, step: Sequence[Work]) -> PackedTokens:
+        """Take note that tokens are computed, and bring them into the form of a program that samples nothing."""
+        for work in step:
+            self._note(work, work.count)
+        return self._steps.pack([replace(work, samples=0, scored=0) for work in step])
 
     def _catch_up(self, works: Sequence[Work]) -> None:
         """Compute tokens that are missing in one step, as far as there is room: first where the fewest are."""
-        missing = [(work.request, (end := self._end(work)), _last(work) - end) for work in works]
+        missing = [(work.request, (end := self._end(work, _last(work))), _last(work) - end) for work in works]
         step, room = [], self._steps.most_tokens
         for request, start, count in sorted(missing, key=lambda each: each[2]):
             if start < request.prompt_length:  # its tokens are not computed together with those after them
@@ -125,9 +148,7 @@ class ModelGuesser(Guesser):
                 room -= count
         self._behind = sum(work.count for work in step) > len(works)
         if step:
-            self._steps.start(self._steps.pack(step))
-        for work in step:
-            self._computed.note(work.request.tables[self._pool], work.start, work.start + work.count, work.count)
+            self._steps.start(self._packed(step))
 
     def _next(self, works: Sequence[Work]) -> DeviceTensor:
         """Feed each request's last token, and then what is guessed. Return the tokens of all rounds, s32[·, rounds]."""
