@@ -62,6 +62,11 @@ class Work:
         return bool(self.samples) and self.count == 1 and not self.of_prompt and self.request.may_run_on
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it computes one generated token, which only the devices know, and samples once."""
+        return self.count == self.samples == self.rounds == 1 and self.start >= len(self.request.tokens)
+
+    @property
     def of_prompt(self) -> bool:
         return self.start < self.request.prompt_length
 
