@@ -318,8 +318,8 @@ def test_images_in_an_engine(wide):
     assert want[2] != want[3]
     textual = NeuronAutoModelForCausalLM.from_pretrained(model._weights.directory, n_positions=256)
     textual.to_neuron(ahead=False)
+    sizes = dict(rows=4, step_tokens=32, joined_tokens=32, cache_tokens=2048)
     for draft in (None, PromptLookup(ngram=1), textual):
-        sizes = dict(rows=4, step_tokens=32, joined_tokens=32, cache_tokens=2048)
         with Engine(model, draft=draft, adjustments=False, **sizes) as engine:
             handles = [submitted(engine, *job) for job in jobs]
             assert [handle.result() for handle in handles] == want

@@ -113,8 +113,8 @@ def test_draft_tokens_change_nothing(engine, model, tokenizer):
     params += [SamplingParams(max_tokens=40, frequency_penalty=0.3, logit_bias={7: 2.0}, **kind) for kind in kinds[:2]]
     prompt = tokenizer('{"city": "Jerusalem", "unit": "celsius"}, {"city": "Bethlehem", "unit": "cel').input_ids[-40:]
     wanted = [engine.submit(prompt, each).result() for each in params]
+    sizes = dict(rows=4, step_tokens=32, joined_tokens=32, draft_tokens=3)  # all of them, whether they pay or not
     for guesser in (PromptLookup(), draft):
-        sizes = dict(rows=4, step_tokens=32, joined_tokens=32, draft_tokens=3)  # all of them, whether they pay or not
         with Engine(model, tokenizer=tokenizer, draft=guesser, **sizes) as drafting:
             handles = [drafting.submit(prompt, each) for each in params]
             assert [handle.result() for handle in handles] == wanted

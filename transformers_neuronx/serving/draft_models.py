@@ -70,7 +70,6 @@ class ModelGuesser(Guesser):
         self._pool = min(self._steps.pools, key=lambda pool: cache.pools[pool].window is not None)
         self._pages = cache.pools[self._pool].count, cache.size
         self._computed = Computed(*self._pages)
-        self._behind = False
         self._drafts = True  # whether running rows got draft tokens when there were some last
         self._prompts: PackedTokens | None = None  # those of the target's step
 
@@ -83,10 +82,6 @@ class ModelGuesser(Guesser):
 
     def seconds(self) -> float:
         return StepTimes(self._steps).one_round() * self._guesses
-
-    @property
-    def behind(self) -> bool:
-        return self._behind
 
     def guess(self, works: Sequence[Work]) -> Sequence[list[int] | None]:
         self._catch_up(works)
@@ -146,7 +141,7 @@ class ModelGuesser(Guesser):
             if count := min(count, room):
                 step.append(Work(request, start, count, samples=0))
                 room -= count
-        self._behind = sum(work.count for work in step) > len(works)
+        self.behind = sum(work.count for work in step) > len(works)
         if step:
             self._steps.start(self._packed(step))
 

@@ -27,7 +27,12 @@ class Compiled(Protocol):
 
 
 class Guesser:
-    """Makes draft tokens. It sees each step of the target, in order; by default it keeps nothing of them."""
+    """Makes draft tokens. It sees each step of the target, in order; by default it keeps nothing of them.
+
+    It is `behind` if the last draft tokens took longer than others, as much had to be computed before them.
+    """
+
+    behind = False
 
     @property
     def programs(self) -> int:
@@ -40,11 +45,6 @@ class Guesser:
     def seconds(self) -> float:
         """Measure how long it takes to make draft tokens for a step."""
         return 0.0
-
-    @property
-    def behind(self) -> bool:
-        """Whether the last draft tokens took longer than others, as much had to be computed before them."""
-        return False
 
     def guess(self, works: Sequence[Work]) -> Sequence[list[int] | None]:
         """Return draft tokens for each of these works: at most as many as it has room for. None if it is not ready to

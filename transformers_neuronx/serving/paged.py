@@ -84,7 +84,7 @@ class PagedSteps:
     ) -> None:  # fmt: skip
         self.decoder, self.store, self.keys, self.overlaps = decoder, store, list(keys), overlaps
         self.layout, self.pools = store.programs.cache, pools
-        self._page = next(iter(self.layout.kinds.values())).positions
+        self.page = next(iter(self.layout.kinds.values())).positions  # positions of a page
         self._row = sequence_row(self.layout, self.keys[0].pages)
         self.memory = memory
         self.adapters = DeviceAdapters(decoder.runtime, store)
@@ -195,11 +195,12 @@ class PagedSteps:
         tokens["position"][:count] += 1
         tokens["end"][:count] += 1
         samples["position"][:count] += 1
-        for row in np.flatnonzero(start % self._page == 0).tolist():  # those that begin a page
+        for row in np.flatnonzero(start % self.page == 0).tolist():  # those that begin a page
             self.place(segments[row : row + 1], requests[row : row + 1], [False])
         return replace(before, tokens=tokens, segments=segments, samples=samples, seen=self.seen(before.key, requests))
 
     def _packed(self, step: Sequence[Work]) -> PackedTokens:
+        """Bring any step into the form of its program."""
         requests = [work.request for work in step for _ in range(work.samples)]
         scored, pools = scored_of(step), [work for work in step if work.pools]
         numbers = [(work.start, work.count, work.samples, work.request.prompt_length) for work in step]

@@ -42,7 +42,7 @@ class StepTimes:
             if seconds > SLOWER * shortest:
                 break
             most, taken = key, seconds
-        start = min(most.pages * next(iter(self._steps.layout.kinds.values())).positions, FAR) - most.tokens
+        start = min(most.pages * self._steps.page, FAR) - most.tokens
         if start < most.tokens or not self._steps.pools:
             return most.tokens, math.inf
         near = (taken - shortest) * most.tokens / max(most.tokens - base.tokens, 1)
