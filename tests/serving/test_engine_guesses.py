@@ -88,10 +88,11 @@ def test_right_draft_tokens_save_steps(model, small):
         engine._loop.steps.start = lambda packed, start=engine._loop.steps.start: steps.append(packed) or start(packed)
         handle = engine.submit([5, 6, 7], params)
         tokens = handle.result()
-    assert len(steps) == 1 + 40 / 4 and handle.usage.accepted_tokens == 30
+    assert len(steps) == 1 + 40 / 4 and handle.usage.accepted_tokens == engine._records.draft_tokens == 30
     with Engine(model, **SIZES, draft=small) as engine:
         handle = engine.submit([5, 6, 7], params)
         assert handle.result() == tokens and 0 < handle.usage.accepted_tokens < 40
+    assert engine._records.draft_tokens > engine._records.accepted_tokens == handle.usage.accepted_tokens
 
 
 @pytest.mark.parametrize("source", ["text", "model", "head"])

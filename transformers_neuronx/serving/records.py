@@ -39,6 +39,7 @@ class Records:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    draft_tokens: int = 0
     accepted_tokens: int = 0
     ended: Counter[str] = field(default_factory=Counter)  # requests by the reason of their end
     steps: Histogram = field(default_factory=Histogram)
@@ -78,6 +79,7 @@ class Records:
     def end(self, times: Times, request: Request, now: float) -> None:
         """Note that a request ended."""
         self.ended[request.reason or ""] += 1
+        self.draft_tokens += request.drafted
         self.accepted_tokens += request.accepted
         self.whole.add(now - times.submitted)
         if request.pooling and request.reason == "stop":
@@ -121,6 +123,7 @@ class EngineMetrics(Collector):
             prompt_tokens=("Tokens of prompts.", records.prompt_tokens),
             cached_prompt_tokens=("Tokens of prompts that were in the cache.", records.cached_tokens),
             generated_tokens=("Generated tokens.", records.generated_tokens),
+            draft_tokens=("Draft tokens that were verified.", records.draft_tokens),
             accepted_draft_tokens=("Generated tokens that were draft tokens.", records.accepted_tokens),
             preemptions=("Times that a request lost its pages, and started again.", self.scheduler.preemptions),
         )

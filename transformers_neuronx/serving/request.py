@@ -158,6 +158,7 @@ class Request:
     given: Given | None = None  # what its caller has filled, up to `computed`
     computed: int = 0
     guesses: list[int] = field(default_factory=list)
+    drafted: int = 0  # draft tokens that steps verified
     accepted: int = 0  # generated tokens that were draft tokens
     odds: Odds | None = None  # how often its draft tokens were right, once it had some
     cached: int = 0  # tokens of the prompt that were in the cache when it was first admitted
@@ -327,6 +328,7 @@ class Request:
                 return 0
         sampled = sampled[rounds - 1 :]
         guesses, self.guesses = self.guesses, []
+        self.drafted += len(guesses)
         for token, guess in zip(sampled, [*guesses, None], strict=False):
             self.append(token)
             if self.reason is not None or token != guess:
