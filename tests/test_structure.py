@@ -22,8 +22,8 @@ ORDER = [
 INSIDE = {
     "support": ["progress", "files", "arguments", "turns", "entropy", "user_cache", "interrupts", "torch_threads"],
     "config": [
-        "constants", "sparse_attention", "kept", "attributes", "multimodal", "declarations", "workers", "switches",
-        "gguf_metadata", "gguf_positions", "gguf", "published",
+        "constants", "sparse_attention", "token_trees", "kept", "attributes", "multimodal", "declarations", "workers",
+        "switches", "gguf_metadata", "gguf_positions", "gguf", "published",
     ],
     "pyhlo": [
         "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",
@@ -49,7 +49,7 @@ INSIDE = {
         "weight_loading", "block_calls", "generation", "base", "methods", "sampling", "encoder_decoder", "vision",
         "worker",
     ],
-    "speculation": ["acceptors", "drafts", "fused", "eagle"],
+    "speculation": ["acceptors", "drafts", "trees", "fused", "eagle"],
     "huggingface": ["auto", "tokenizers", "device_cache", "speech", "vision", "adapter"],
     "server": [
         "errors", "fields", "settings", "logs", "tool_formats", "calls", "tools", "parameters", "pictures", "prompts",

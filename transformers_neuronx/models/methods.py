@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from transformers_neuronx.config import Buckets
+from transformers_neuronx.config.token_trees import Tree, draft_tokens
 from transformers_neuronx.engine.artifacts import holds_artifact
-from transformers_neuronx.errors import InputError, NotSupportedError
+from transformers_neuronx.errors import InputError
 from transformers_neuronx.models.base import Model
 from transformers_neuronx.weights.checkpoint import checkpoint_in_memory, open_checkpoint
 from transformers_neuronx.weights.directories import PathOrName
@@ -63,21 +64,31 @@ class NeuronModelBase(Model):
         self,
         speculation_length: int | Sequence[int],
         batch_sizes: int | Sequence[int] | None = None,
-        token_tree: object = None,
+        token_tree: Tree | None = None,
     ) -> None:
         """Let `to_neuron` compile programs of so many tokens, for `speculative_forward`.
 
         `batch_sizes` are accepted: a program takes any number of rows up to `batch_size`. Without this call, or after
-        `to_neuron`, `speculative_forward` uses the program of the next larger `context_length_estimate`. Raises
-        NotSupportedError for a `token_tree`.
+        `to_neuron`, `speculative_forward` uses the program of the next larger `context_length_estimate`. With a
+        `token_tree`, this is `enable_token_tree_decoder`.
         """
         if token_tree is not None:
-            raise NotSupportedError("token trees are not supported yet: call enable_speculative_decoder without one")
+            self.enable_token_tree_decoder(token_tree, batch_sizes)
+            return
         rows = self.options.batch_size if batch_sizes is None else batch_sizes
         lengths = [speculation_length] if isinstance(speculation_length, int) else speculation_length
         self._speculated |= {(k, b) for k in lengths for b in ([rows] if isinstance(rows, int) else rows)}
         if not self.is_on_device:
             self._settle()
+
+    def enable_token_tree_decoder(self, token_tree: Tree, batch_sizes: int | Sequence[int] | None = None) -> None:
+        """Let `to_neuron` compile the programs that verify the draft tokens of a `TreeSpeculativeGenerator`.
+
+        `batch_sizes` are accepted: a program takes any number of rows up to `batch_size`. Raises ConfigError for a
+        `token_tree` that is none.
+        """
+        count = draft_tokens(token_tree)
+        self.compile_also(("verify", count), lambda decoder: decoder.verifying(count))
 
     def enable_window_context_decoder(
         self, window_context_length: int | Sequence[int], unroll: int | None = None

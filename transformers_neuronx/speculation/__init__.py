@@ -10,3 +10,4 @@ from transformers_neuronx.speculation.acceptors import (
 )
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator as SpeculativeGenerator
 from transformers_neuronx.speculation.eagle.draft import EagleDraft as EagleDraft
+from transformers_neuronx.speculation.trees import TreeSpeculativeGenerator as TreeSpeculativeGenerator

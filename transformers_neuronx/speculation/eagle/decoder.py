@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from transformers_neuronx.config.token_trees import Tree, draft_tokens
 from transformers_neuronx.errors import ConfigError
 from transformers_neuronx.models.sampling import ForSampling
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator
@@ -20,8 +21,7 @@ class EagleSpeculativeDecoder(SpeculativeGenerator):
     - `k`: number of draft tokens that the target verifies in one step, at least 1. Default 2.
     - `pad_token_id`: what follows the tokens of a row that was padded on the right. Default 0.
     - `eos_token_id`: the token that ends a row. Default: the configuration's.
-    - `token_tree`: the children of each node, 0 being the root; `k` is then its depth. One draft token is made for each
-      level, not one for each node.
+    - `token_tree`: as for a `TreeSpeculativeGenerator`; it sets `k`.
     - `buckets`: accepted and ignored: the sizes of programs are the target's.
 
     Raises ConfigError if the head does not fit the target, and for a `token_tree` that is none.
@@ -35,23 +35,11 @@ class EagleSpeculativeDecoder(SpeculativeGenerator):
         pad_token_id: int = 0,
         eos_token_id: int | None = None,
         buckets: Sequence[int] | None = None,
-        token_tree: Mapping[int, Sequence[int]] | None = None,
+        token_tree: Tree | None = None,
         **unknown: Any,
     ) -> None:
         mention_unknown(type(self).__name__, unknown, ("pad_token_id", "eos_token_id", "buckets", "token_tree"))
         if not isinstance(draft, EagleDraft):
             raise ConfigError(f"draft must be an EAGLE head, EagleDraft.from_pretrained(...), got {draft!r:.80}")
-        super().__init__(draft, target, k if token_tree is None else _depth(token_tree))
+        super().__init__(draft, target, k if token_tree is None else draft_tokens(token_tree))
         self.pad_token_id, self.eos_token_id, self.token_tree = pad_token_id, eos_token_id, token_tree
-
-
-def _depth(tree: Mapping[int, Sequence[int]]) -> int:
-    """Return the number of levels below the root of a tree, whose nodes are numbered level by level."""
-    levels = {0: 0}
-    for node in sorted(tree):
-        if node not in levels or not tree[node]:
-            raise ConfigError(f"token_tree must name the children of nodes, from the root 0 on, got {dict(tree)}")
-        levels |= dict.fromkeys(tree[node], levels[node] + 1)
-    if not tree:
-        raise ConfigError("token_tree must have nodes besides its root")
-    return max(levels.values())
