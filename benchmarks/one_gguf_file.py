@@ -1,10 +1,12 @@
-"""Run one GGUF file in this project and in llama.cpp's server: a token, a prompt, the start and the memory.
+"""Run one GGUF file in an engine of this project and in llama.cpp's server: tokens, prompts, the start and the memory.
 
-    python benchmarks/one_gguf_file.py FILE [--rounds 3] [--amp bf16] [--llama-server PATH]
+    python benchmarks/one_gguf_file.py FILE [--rounds 3] [--amp bf16] [--llama-server PATH] [--out results.json]
 
-Engines take turns, a process each. A token is the mean of 127 after a prompt of 16, greedily; a prompt has 512 random
-tokens. Both are medians of four runs in each round. Starts are of whole processes: ours has Python and its imports, and
-takes programs from the compile cache if an earlier run left them. `benchmarks/serving.py` builds llama.cpp's server.
+FILE may be Q4_K_M, Q4_0 or Q8_0: then it is made, with random weights in the shape of TinyLlama 1.1B. Engines take
+turns, a process each. Prompts are random, and new each time. A token is the mean of 127 after a prompt of 16, greedily,
+of one request or of eight at once. A prompt is the time to its first token. All are medians of the runs in a round, and
+of the rounds. A start is of a whole process, until it can answer: ours has Python and its imports, and takes programs
+from the compile cache if an earlier run left them. `benchmarks/serving.py` builds llama.cpp's server.
 """
 
 import argparse
@@ -13,87 +15,94 @@ import json
 import os
 import random
 import resource
-import socket
 import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+from peers.common import free_port
+from peers.results import machine
+from tqdm import tqdm
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "transformers_neuronx-benchmarks")
 SERVER = CACHE / "environments" / "llama_server" / "bin" / "llama-server"
-PROMPT, SHORT, COUNT, RUNS = 512, 16, 128, 4
-POSITIONS = 1024
+PROMPTS, SHORT, COUNT, ROWS, RUNS = (128, 1024), 16, 128, 8, 3
+POSITIONS = 2048
+MIXES = ("Q4_K_M", "Q4_0", "Q8_0")
 
 
-def drawn(seed, count):
-    draw = random.Random(seed)
+def drawn(number, count):
+    draw = random.Random(number)
     return [draw.randrange(20, 20_000) for _ in range(count)]
 
 
-def measured(began, prompt, tokens, peak):
-    """Measure with `prompt(ids)` and `tokens(ids)`, which return milliseconds, of a token for the second."""
-    start = time.time() - began
-    runs = [(prompt(drawn(number, PROMPT)), tokens(drawn(-number - 1, SHORT))) for number in range(RUNS)]
-    prompts, each = (statistics.median(values) for values in zip(*runs, strict=True))
-    return dict(token_ms=each, prompt_ms=prompts, start_s=start, peak_mib=peak())
+def measured(began, answered, peak):
+    """Measure with `answered(ids, count)`, which returns the seconds from the request to each of so many tokens."""
+    found, start, numbers = {}, time.time() - began, iter(range(1, 1_000_000))
+
+    def asked(length, count, _=None):
+        return answered(drawn(next(numbers), length), count)
+
+    def each(times):
+        return (times[-1] - times[0]) / (len(times) - 1) * 1e3
+
+    asked(SHORT, 2)
+    with ThreadPoolExecutor(ROWS) as clients:
+        for _ in range(RUNS):
+            for length in PROMPTS:
+                found.setdefault(f"prompt of {length}, ms", []).append(asked(length, 1)[0] * 1e3)
+            found.setdefault("token, ms", []).append(each(asked(SHORT, COUNT)))
+            rows = [*clients.map(lambda number: asked(SHORT, COUNT, number), range(ROWS))]
+            found.setdefault(f"token of {ROWS} requests, ms", []).append(statistics.mean(map(each, rows)))
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    return medians | {"start, s": start, "peak, MiB": peak()}
 
 
 def ours(arguments):
     """Measure in this process, which began at a given time."""
-    import torch
+    from transformers_neuronx import Engine, NeuronAutoModelForCausalLM, SamplingParams
 
-    from transformers_neuronx import NeuronAutoModelForCausalLM
+    model = NeuronAutoModelForCausalLM.from_pretrained(arguments.file, amp=arguments.amp, n_positions=POSITIONS)
+    model.to_neuron(ahead=False)
+    with Engine(model, rows=ROWS) as engine:
 
-    sizes = dict(n_positions=POSITIONS, context_length_estimate=PROMPT)
-    model = NeuronAutoModelForCausalLM.from_pretrained(arguments.file, amp=arguments.amp, **sizes)
-    model.to_neuron()
+        def answered(ids, count):
+            began = time.perf_counter()
+            handle = engine.submit(ids, SamplingParams(max_tokens=count, temperature=0, ignore_eos=True))
+            return [time.perf_counter() - began for _ in handle]
 
-    def prompt(ids):
-        began = time.perf_counter()
-        model(torch.tensor([ids])).argmax()
-        return (time.perf_counter() - began) * 1e3
-
-    def tokens(ids):
-        times = []
-        watch = dict(stopping_criteria_list=lambda *_: times.append(time.perf_counter()) or False)
-        model.sample(torch.tensor([ids]), len(ids) + COUNT, top_k=1, eos_token_override=-1, **watch)
-        return (times[-1] - times[0]) / (COUNT - 1) * 1e3
-
-    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # noqa: E731
-    print(json.dumps(measured(arguments.ours, prompt, tokens, peak)))
+        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # noqa: E731
+        print(json.dumps(measured(arguments.ours, answered, peak)))
 
 
 def llama_cpp(arguments):
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
-    threads = len(os.sched_getaffinity(0))
-    sizes = {"--threads": threads, "--parallel": 1, "--ctx-size": POSITIONS, "--port": port, "--host": "127.0.0.1"}
+    port, threads = free_port(), len(os.sched_getaffinity(0))
+    sizes = {"--threads": threads, "--parallel": ROWS, "--ctx-size": POSITIONS * ROWS // 4, "--port": port}
     switches = [str(part) for pair in sizes.items() for part in pair]
-    command = [arguments.llama_server, "--model", arguments.file, "--no-ui", *switches]
+    command = [arguments.llama_server, "--model", arguments.file, "--no-ui", "--host", "127.0.0.1", "--kv-unified"]
     began = time.time()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-
-        def ask(path, body=None):
-            with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-                connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
-                response = connection.getresponse()
-                return response.status, json.loads(response.read())
-
-        def answered(ids, count):
-            rules = dict(temperature=0, ignore_eos=True, cache_prompt=False)
-            return ask("/completion", dict(prompt=ids, n_predict=count) | rules)[1]["timings"]
+    with subprocess.Popen([*command, *switches], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
 
         def is_ready():
             try:
-                return ask("/health")[0] == 200
+                with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+                    connection.request("GET", "/health")
+                    return connection.getresponse().status == 200
             except ConnectionError:
                 return False
 
-        def tokens(ids):
-            timings = answered(ids, COUNT)
-            return timings["predicted_ms"] / timings["predicted_n"]
+        def answered(ids, count):
+            rules = dict(temperature=0, ignore_eos=True, cache_prompt=False, stream=True, return_tokens=True)
+            began, times = time.perf_counter(), []
+            with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+                connection.request("POST", "/completion", json.dumps(dict(prompt=ids, n_predict=count) | rules))
+                for line in connection.getresponse():
+                    if line.startswith(b"data: {"):
+                        times += [time.perf_counter() - began] * len(json.loads(line[6:])["tokens"])
+            return times
 
         def peak():
             status = Path(f"/proc/{process.pid}/status").read_text()
@@ -103,7 +112,7 @@ def llama_cpp(arguments):
             if process.poll() is not None:
                 sys.exit(f"llama-server ended with {process.returncode}")
             time.sleep(0.02)
-        found = measured(began, lambda ids: answered(ids, 1)["prompt_ms"], tokens, peak)
+        found = measured(began, answered, peak)
         process.kill()
     return found
 
@@ -114,26 +123,48 @@ def in_another_process(arguments):
     return json.loads(ran.stdout.strip().rpartition("\n")[2])
 
 
+def made(mix):
+    """Return a file of random weights, which is made once."""
+    from peers.random_gguf import write
+
+    path = CACHE / "files" / f"tinyllama-{mix}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path.with_suffix(".part"), mix)
+        path.with_suffix(".part").rename(path)
+    return str(path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--amp", default="bf16")
     parser.add_argument("--llama-server", default=SERVER)
+    parser.add_argument("--out", help="JSON file to which this run is added")
     parser.add_argument("--ours", type=float, help=argparse.SUPPRESS)  # when the process began that measures ours
     arguments = parser.parse_args()
     if arguments.ours:
         ours(arguments)
         return
-    engines = {"llama.cpp": llama_cpp, "ours": in_another_process}
-    found = {name: [] for name in engines}
-    for number in range(arguments.rounds):
-        for name, measure in engines.items():
-            found[name].append(measure(arguments))
-            print(number, name, {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True)
-    for key in found["ours"][0]:
-        theirs, own = (statistics.median(each[key] for each in found[name]) for name in engines)
-        print(f"{key:10} llama.cpp {theirs:9.2f}  ours {own:9.2f}  theirs / ours {theirs / own:.2f}")
+    name, engines = arguments.file, {"llama.cpp": llama_cpp, "ours": in_another_process}
+    arguments.file = made(name) if name in MIXES else name
+    found = {engine: [] for engine in engines}
+    for _ in tqdm(range(arguments.rounds), leave=False):
+        for engine, measure in engines.items():
+            found[engine].append(measure(arguments))
+    print(f"| {name} | llama.cpp | ours | theirs / ours |\n|---|---|---|---|")
+    medians = {
+        engine: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for engine, runs in found.items()
+    }
+    for key, own in medians["ours"].items():
+        theirs = medians["llama.cpp"][key]
+        print(f"| {key} | {theirs:.2f} | {own:.2f} | {theirs / own:.2f} |")
+    if arguments.out:
+        out = Path(arguments.out)
+        runs = json.loads(out.read_text()) if out.exists() else []
+        runs.append(dict(file=Path(name).name, amp=arguments.amp, rounds=arguments.rounds, **machine()) | medians)
+        out.write_text(json.dumps(runs, indent=1) + "\n")
 
 
 if __name__ == "__main__":
