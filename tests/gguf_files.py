@@ -1,8 +1,10 @@
 """Writes GGUF files of Transformers' models as llama.cpp's converter does, with the names and types of gguf."""
 
+import itertools
 import math
 import re
 import struct
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -12,18 +14,27 @@ from safetensors.torch import save_file
 
 # Others have the name of the model type.
 ARCHITECTURES = dict(
-    mistral="llama", ministral3="mistral3", mixtral="llama", gemma3_text="gemma3", olmo3="olmo2", qwen3_moe="qwen3moe",
-    qwen3_5_text="qwen35", qwen3_5_moe_text="qwen35moe", gpt_oss="gpt-oss",
+    mistral="llama", ministral3="mistral3", mixtral="llama", gemma3_text="gemma3", gemma4_text="gemma4", olmo3="olmo2",
+    qwen3_moe="qwen3moe", qwen3_next="qwen3next", qwen3_5_text="qwen35", qwen3_5_moe_text="qwen35moe",
+    gpt_oss="gpt-oss",
 )  # fmt: skip
+WITH_DELTA = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+PLUS_ONE = ("gemma", "gemma2", "gemma3_text", *WITH_DELTA)
 PAIRED = ("granite", "llama", "mistral", "ministral3", "mixtral", "smollm3")
 # Files say how large heads are.
 OF_HEADS = (
-    "gemma", "gemma2", "gemma3_text", "gpt_oss", "qwen3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_moe", "seed_oss",
+    "gemma", "gemma2", "gemma3_text", "gpt_oss", "qwen3", *WITH_DELTA, "qwen3_moe", "seed_oss",
 )  # fmt: skip
 OF_GRANITE = dict(
     attention_scale="attention_multiplier", embedding_scale="embedding_multiplier",
     residual_scale="residual_multiplier", logit_scale="logits_scaling",
 )  # fmt: skip
+# Tensors of Gemma 4's layers that the package has no names for, or not these.
+OF_GEMMA4 = {
+    "layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale", "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+}  # fmt: skip
 # The places in a block of its scale and, after it, of the scale of minima, and how large that is beside the first.
 SCALES = dict(
     Q4_0=[(0, 1)], Q4_1=[(0, 1), (2, -7.5)], Q5_0=[(0, 1)], Q5_1=[(0, 1), (2, -15.5)], Q8_0=[(0, 1)],
@@ -50,7 +61,7 @@ def write_gguf(path, model, types="F32", change=None, split=0):
         data, numbers = encoded(tensor, kind, generator)
         writer.add_tensor(stored, data, raw_dtype=Types[kind])
         held |= zip(names, undo(numbers), strict=True)
-    if factors := llama3_factors(config):
+    if factors := llama3_factors(config) + gemma4_factors(config):
         writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     for name in ("long", "short") if config.model_type == "phi3" else ():
         if factors := config.rope_parameters.get(f"{name}_factor"):
@@ -61,6 +72,8 @@ def write_gguf(path, model, types="F32", change=None, split=0):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if config.model_type == "qwen3_next":
+        of_pieces(held, config.linear_num_key_heads, config.linear_key_head_dim)
     return in_turns(held)
 
 
@@ -74,6 +87,9 @@ def with_numbers(model, held, directory):
 
 def describe(writer, config):
     """Write the metadata that llama.cpp's converter writes for such a model."""
+    if config.model_type == "gemma4_text":
+        describe_gemma4(writer, config)
+        return
     rope, family = getattr(config, "rope_parameters", None) or {}, config.model_type
     rope = rope.get("full_attention", rope)
     writer.add_type("model")
@@ -110,7 +126,7 @@ def describe(writer, config):
         size = config.hidden_size // config.num_attention_heads
         writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * size))
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
-    if family.startswith("qwen3_5"):
+    if family in WITH_DELTA:
         writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
         writer.add_ssm_state_size(config.linear_key_head_dim)
         writer.add_ssm_group_count(config.linear_num_key_heads)
@@ -118,15 +134,19 @@ def describe(writer, config):
         writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
         writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
         writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+    if family.startswith("qwen3_5"):
         writer.add_rope_dimension_sections([11, 11, 10, 0])
+    if family == "qwen3_next":
+        linear = [kind == "linear_attention" for kind in config.layer_types]
+        writer.add_array("qwen3next.attention.recurrent_layers", linear)
     if family == "granite":
         for key, name in OF_GRANITE.items():
             getattr(writer, f"add_{key}")(getattr(config, name))
-    if family == "qwen3_5_moe_text":
+    if family in ("qwen3_5_moe_text", "qwen3_next"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if family in ("qwen3_moe", "qwen3_5_moe_text"):
+    if family in ("qwen3_moe", "qwen3_5_moe_text", "qwen3_next"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "gpt_oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
@@ -141,6 +161,43 @@ def describe(writer, config):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     describe_scaling(writer, config, rope)
     describe_tokens(writer, config)
+
+
+def describe_gemma4(writer, config):
+    config = SimpleNamespace(**config.to_dict())  # the model's own sizes, which layers may have otherwise
+    kinds, readers, size = config.layer_types, config.num_kv_shared_layers, config.intermediate_size
+    full, rope = of_full_attention(vars(config)), config.rope_parameters
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(len(kinds))
+    sizes = [size] * (len(kinds) - readers) + [size * (1 + config.use_double_wide_mlp)] * readers
+    writer.add_feed_forward_length(sizes if config.use_double_wide_mlp else size)
+    writer.add_head_count(config.num_attention_heads)
+    heads, of_full = config.num_key_value_heads, full.get("num_key_value_heads")
+    of_each = [of_full if kind == "full_attention" else heads for kind in kinds]
+    writer.add_head_count_kv(of_each if of_full else heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    for end, number in ("", full["head_dim"]), ("_swa", config.head_dim):
+        for key in ("add_key_length", "add_value_length", "add_rope_dimension_count"):
+            getattr(writer, f"{key}{end}")(number)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    writer.add_shared_kv_layers(readers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    describe_tokens(writer, config)
+
+
+def of_full_attention(config):
+    """The sizes of Gemma 4's layers without windows, where they differ from the others', and of their heads."""
+    return dict(head_dim=config["head_dim"]) | next(iter(config["per_layer_config"].values()))
 
 
 def describe_scaling(writer, config, rope):
@@ -195,8 +252,20 @@ def converted(model):
         if ".mlp.experts." in name and config.model_type == "gpt_oss":
             yield from of_gpt_oss(name, tensor)
             continue
+        if config.model_type == "qwen3_next" and name.endswith("in_proj_qkvz.weight") and ".layers.0." not in name:
+            yield from of_qwen3_next(config, name, tensor)
+            continue
         if name.endswith("self_attn.sinks"):
             yield f"blk.{name.split('.')[2]}.attn_sinks.weight", [name], tensor, lambda numbers: [numbers]
+            continue
+        if config.model_type == "gemma4_text" and (part := OF_GEMMA4.get(name.split(".", 3)[-1])):
+            matrices = [f"{name} {number}" for number in range(len(tensor))] if ".experts." in name else None
+            yield (
+                f"blk.{name.split('.')[2]}.{part}",
+                matrices or [name],
+                tensor,
+                list if matrices else lambda own: [own],
+            )
             continue
         if ".mlp.experts." in name:
             yield from stacked(config.model_type, names, name, tensor)
@@ -230,6 +299,25 @@ def of_gpt_oss(name, tensor):
         yield stored, [f"{name} {part}"], own.contiguous(), lambda numbers: [numbers]
 
 
+def of_qwen3_next(config, name, tensor):
+    """Yield two tensors of a delta net, as `converted` does. Layer 0 has the checkpoint's one, as in older files."""
+    heads, key = config.linear_num_key_heads, config.linear_key_head_dim
+    values = config.linear_value_head_dim * config.linear_num_value_heads // heads
+    pieces = tensor.unflatten(0, (heads, -1)).split([key, key, values, values], 1)
+    *qkv, z = (piece.flatten(0, 1) for piece in pieces)
+    for part, stored in (("attn_qkv", torch.cat(qkv)), ("attn_gate", z)):
+        yield f"blk.{name.split('.')[2]}.{part}.weight", [f"{name} {part}"], stored, lambda numbers: [numbers]
+
+
+def of_pieces(held, keys, key):
+    """Join the two tensors again in a checkpoint's one."""
+    for name in [name.removesuffix(" attn_gate") for name in held if name.endswith(" attn_gate")]:
+        qkv, z = held.pop(f"{name} attn_qkv"), held.pop(f"{name} attn_gate")
+        parts = *qkv.split([keys * key, keys * key, len(qkv) - 2 * keys * key]), z
+        held[name] = torch.cat([part.unflatten(0, (keys, -1)) for part in parts], 1).flatten(0, 1)
+    return held
+
+
 def in_turns(held):
     """Join the halves of gpt-oss's experts again, in a checkpoint's tensors."""
     for name in [name.removesuffix(" down") for name in held if name.endswith(" down")]:
@@ -239,6 +327,10 @@ def in_turns(held):
         gate, up = held.pop(f"{name} gate"), held.pop(f"{name} up")
         both = torch.stack([gate, up], 2).flatten(1, 2)
         held[name] = both if both.ndim == 2 else both.mT
+    for name in [name for name in held if name.endswith("_proj 0")]:  # Gemma 4's experts
+        name = name.removesuffix(" 0")
+        numbers = (f"{name} {number}" for number in itertools.count())
+        held[name] = torch.stack([held.pop(each) for each in itertools.takewhile(held.__contains__, numbers)])
     return held
 
 
@@ -249,11 +341,17 @@ def one(config, name, tensor):
         back = torch.empty_like(rows)
         back[rows] = torch.arange(len(rows))
         return [name], tensor[rows], lambda numbers: [numbers[back]]
+    if config.model_type == "qwen3_next" and name.endswith(("A_log", "conv1d.weight")):
+        rates = name.endswith("A_log")
+        undo = (lambda numbers: [(-numbers).log()]) if rates else (lambda numbers: [numbers.unsqueeze(1)])
+        return [name], -tensor.exp() if rates else tensor.squeeze(1), undo
+    if config.model_type in PLUS_ONE and name.endswith("linear_attn.norm.weight"):
+        return [name], tensor, lambda numbers: [numbers]
     if config.model_type.startswith("qwen3_5") and ".linear_attn." in name:
         return [name], *of_delta(config, name.split(".linear_attn.")[1], tensor)
     if config.model_type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return [name], tensor.T.contiguous(), lambda numbers: [numbers.T]
-    if config.model_type.startswith(("gemma", "qwen3_5")) and name.endswith("norm.weight"):
+    if config.model_type in PLUS_ONE and name.endswith("norm.weight"):
         return [name], tensor + 1, lambda numbers: [numbers - 1]
     if name.endswith("layers.1.mlp.shared_expert_gate.weight"):  # older converters drop axes of one
         return [name], tensor.squeeze(0), lambda numbers: [numbers.unsqueeze(0)]
@@ -276,8 +374,6 @@ def of_delta(config, part, tensor):
     order = torch.arange(heads * width).reshape(keys, heads // keys, width).swapaxes(0, 1).flatten()
     order = torch.cat([torch.arange(first), first + order])
     back = torch.argsort(order)
-    if part == "norm.weight":
-        return tensor, lambda numbers: [numbers]
     if part == "out_proj.weight":
         return tensor[:, order].contiguous(), lambda numbers: [numbers[:, back]]
     if part == "A_log":
@@ -343,6 +439,15 @@ def llama3_factors(config):
         between = 1 / ((1 - smooth) / rope["factor"] + smooth)
         factors.append(float(1 if turns > high else rope["factor"] if turns < low else between))
     return factors
+
+
+def gemma4_factors(config):
+    """The factors that llama.cpp's converter writes for Gemma 4's layers without windows; none for other models."""
+    if config.model_type != "gemma4_text":
+        return []
+    full = of_full_attention(config.to_dict())["head_dim"]
+    rotating = int(full * config.rope_parameters["full_attention"]["partial_rotary_factor"] / 2)
+    return [1.0] * rotating + [1e30] * (full // 2 - rotating)
 
 
 # Files written by hand, right or wrong.

@@ -23,7 +23,7 @@ INSIDE = {
     "support": ["progress", "files", "arguments", "turns", "entropy", "user_cache", "interrupts", "torch_threads"],
     "config": [
         "constants", "sparse_attention", "token_trees", "kept", "attributes", "multimodal", "declarations", "workers",
-        "switches", "gguf_metadata", "gguf_positions", "gguf", "published",
+        "switches", "gguf_metadata", "gguf_positions", "gguf_gemma", "gguf", "published",
     ],
     "pyhlo": [
         "hlo_pb2", "dtypes", "opcodes", "shapes", "computations", "tensors", "literals", "scribe", "rewriting",

@@ -89,9 +89,9 @@ def test_a_gguf_file(tmp_path, model_type):
     assert own(TEXTS[0]).input_ids == AutoTokenizer.from_pretrained(TINY_KJV)(TEXTS[0]).input_ids
 
 
-@pytest.mark.parametrize("model_type", ["lfm2", "olmo2", "qwen3_5_text", "qwen3_5_moe_text", "seed_oss"])
+@pytest.mark.parametrize("model_type", ["lfm2", "olmo2", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "seed_oss"])
 def test_a_gguf_file_whose_model_transformers_may_not_read(tmp_path, model_type):
-    kinds = dict(layer_types=["full_attention"]) if "qwen3_5" in model_type else {}
+    kinds = dict(layer_types=["full_attention"]) if model_type.startswith(("qwen3_5", "qwen3_next")) else {}
     own = tokenizer_of_gguf(with_tokens(tmp_path / "model.gguf", model_type, **kinds))
     assert own(TEXTS[0]).input_ids == AutoTokenizer.from_pretrained(TINY_KJV)(TEXTS[0]).input_ids
     assert own.decode(own(TEXTS[0]).input_ids) == TEXTS[0]

@@ -23,7 +23,7 @@ TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 FAMILIES = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "gemma", "gemma3_text", "qwen3_moe",
     "granite", "smollm3", "gpt_oss", "lfm2", "olmo2", "olmo3", "qwen3_5_text",
-    "qwen3_5_moe_text", "seed_oss", "ministral3",
+    "qwen3_5_moe_text", "seed_oss", "ministral3", "gemma4_text", "qwen3_next",
 )  # fmt: skip
 SIZES = dict(
     vocab_size=96, hidden_size=192, intermediate_size=192, num_hidden_layers=3, num_attention_heads=6,
@@ -61,7 +61,33 @@ OF_FAMILY = dict(
     ),
     lfm2=dict(layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
     olmo3=dict(num_hidden_layers=5, sliding_window=5),
+    gemma4_text=dict(
+        num_hidden_layers=6,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        global_head_dim=64,
+        num_global_key_value_heads=3,
+        attention_k_eq_v=True,
+        sliding_window=5,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=96,
+        final_logit_softcapping=3.0,
+        enable_moe_block=True,
+        num_experts=3,
+        top_k_experts=2,
+        moe_intermediate_size=96,
+    ),
     qwen3_5_text=OF_QWEN35,
+    qwen3_next=OF_QWEN35
+    | dict(
+        num_experts=3,
+        num_experts_per_tok=2,
+        moe_intermediate_size=96,
+        shared_expert_intermediate_size=64,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        num_hidden_layers=4,
+    ),
     qwen3_5_moe_text=OF_QWEN35
     | dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=96, shared_expert_intermediate_size=64),
     gpt_oss=dict(
@@ -119,7 +145,7 @@ def test_logits_are_those_of_the_file(family, tmp_path, compiled_when_needed):
     assert wanted == {text for plan in stored.values() for text in plan if text != "plain"}
     assert any(len(plan) > 1 for plan in stored.values()), "a layer must differ from others"
     experts = {"moe.gate.weight", "moe.up.weight", "moe.down.weight"}
-    mixture = family in ("mixtral", "qwen3_moe", "qwen3_5_moe_text", "gpt_oss")
+    mixture = family in ("mixtral", "qwen3_moe", "qwen3_5_moe_text", "gpt_oss", "gemma4_text", "qwen3_next")
     assert not mixture or experts <= stored.keys(), "experts stay in few bits"
 
 

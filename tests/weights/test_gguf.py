@@ -33,6 +33,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     GPT2Config,
     GptOssConfig,
@@ -116,6 +117,13 @@ def gemma3(**changes):
     return Gemma3TextConfig(**SIZES | own | changes)
 
 
+def gemma4(**changes):
+    kinds = ["sliding_attention", "full_attention"] * 2
+    own = dict(num_hidden_layers=4, layer_types=kinds, head_dim=16, global_head_dim=32, sliding_window=5)
+    own |= dict(num_global_key_value_heads=1, attention_k_eq_v=True, hidden_size_per_layer_input=0)
+    return Gemma4TextConfig(**SIZES | own | changes)
+
+
 def granite(**changes):
     own = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=4.0)
     return GraniteConfig(**SIZES | own | changes)
@@ -168,6 +176,19 @@ MODELS = {
     "gemma3_text": gemma3,
     "gemma3_text of 62 layers": lambda: gemma3(
         num_hidden_layers=62, query_pre_attn_scalar=16, hidden_size=64, rope_parameters=GEMMA3_SCALED
+    ),
+    "gemma4_text": gemma4,
+    "gemma4_text, small": lambda: gemma4(
+        num_global_key_value_heads=None,
+        attention_k_eq_v=False,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=40,
+        final_logit_softcapping=30.0,
+    ),
+    "gemma4_text, experts": lambda: gemma4(
+        enable_moe_block=True, num_experts=3, top_k_experts=2, moe_intermediate_size=48
     ),
     "qwen3_moe": lambda: sized(Qwen3MoeConfig, head_dim=24, **OF_MOE),
     "granite": granite,
@@ -369,8 +390,10 @@ def large(family):
     config = MODELS[family]()
     changes = dict(num_hidden_layers=1, hidden_size=256, intermediate_size=256, head_dim=64, layer_types=None)
     changes |= dict(moe_intermediate_size=256, shared_expert_intermediate_size=256)
-    if first := dict(lfm2="conv", qwen3_5_text="linear_attention", qwen3_5_moe_text="linear_attention").get(family):
+    kinds = dict(lfm2="conv", gemma4_text="sliding_attention")
+    if first := (kinds | dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), "linear_attention")).get(family):
         changes |= dict(num_hidden_layers=2, layer_types=[first, "full_attention"], linear_value_head_dim=128)
+    changes |= dict(per_layer_config={1: dict(head_dim=64, num_key_value_heads=1)})
     sizes = dict(n_layer=1, n_embd=256, n_inner=1024) if family == "gpt2" else changes
     given = config.to_dict()
     torch.manual_seed(0)
@@ -468,13 +491,13 @@ def test_the_configuration_is_that_of_the_model(name, tmp_path):
     assert found == want
 
 
-NOT_READ = "istral|mixtral|3.1|3.2|linear|yarn|gemma$|granite|smollm3|gpt_oss|olmo|seed_oss|qwen3_5"
+NOT_READ = "istral|mixtral|3.1|3.2|linear|yarn|gemma$|gemma4|granite|smollm3|gpt_oss|olmo|seed_oss|qwen3_5"
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if not re.search(NOT_READ, name)])
 def test_what_transformers_reads_of_a_file(name, tmp_path):
     """It does not read scaled positions, Mistral's windows, Mixtral's experts, gpt-oss's positions, OLMo, Seed-OSS,
-    Qwen 3.5, and more: see `GGUF_CONFIG_MAPPING`.
+    Qwen 3.5, what differs by layer in Gemma 4, and more: see `GGUF_CONFIG_MAPPING`.
 
     Of Gemma 3, it does not read which positions are scaled.
     """
@@ -539,6 +562,12 @@ def test_ends_of_turns_are_ends_too(tmp_path):
     assert attributes_of(changed(path, "llama", **ends))["eos_token_id"] == [2, 7]
     ends |= dict(tokenizer__ggml__eom_token_id=(9, U32), tokenizer__ggml__eos_token_id=(7, U32))
     assert attributes_of(changed(path, "llama", **ends))["eos_token_id"] == [7, 9]
+    tokens = [f"<{number}>" for number in range(40)]
+    tokens[6], tokens[11], tokens[12] = "<|end|>", "<end_of_turn>", "<|end of turn|>"
+    texts = dict(tokenizer__ggml__tokens=(tokens, ARRAY, STRING))
+    assert attributes_of(changed(path, "llama", **texts))["eos_token_id"] == [2, 6, 11]
+    assert attributes_of(changed(path, "llama", **texts | ends))["eos_token_id"] == [7, 9, 6, 11]
+    assert attributes_of(changed(path, "gpt_oss", **texts))["eos_token_id"] == [2, 11]
     none = {f"tokenizer__ggml__{name}_token_id": None for name in ("bos", "eos", "padding")}
     found = attributes_of(changed(path, "llama", **none))
     assert [found[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [None] * 3
@@ -549,7 +578,7 @@ REFUSED = {
     "'qwen2.embedding_length'": ("qwen2", dict(embedding_length=None)),
     "'gpt2.attention.layer_norm_epsilon'": ("gpt2", dict(attention__layer_norm_epsilon=None)),
     "'llama.expert_used_count'": ("mixtral", dict(expert_used_count=None)),
-    "the architecture 'bert' cannot be read: supported are gemma, gemma2, gemma3, gpt2, granite, lfm2, llama": (
+    "the architecture 'bert' cannot be read: supported are gemma, gemma2, gemma3, gemma4, gpt2, granite": (
         "llama",
         dict(general__architecture=("bert", STRING)),
     ),
@@ -615,6 +644,32 @@ REFUSED = {
     ),
     "expected rows of 8 heads with 16 features": ("llama", dict(attention__head_count=(8, U32))),
     "expected matrices of 4 experts": ("mixtral", dict(expert_count=(4, U32))),
+    "expected layers with and without windows, got 1 kind": (
+        "gemma4_text",
+        dict(attention__sliding_window_pattern=([True] * 4, ARRAY, BOOL)),
+    ),
+    "4 layers that read the keys of others, of 4": ("gemma4_text", dict(attention__shared_kv_layers=(4, U32))),
+    "in all layers with windows, and in all others, got [2, 1, 2, 2]": (
+        "gemma4_text",
+        dict(attention__head_count_kv=([2, 1, 2, 2], ARRAY, U32)),
+    ),
+    "in keys as in values, which all have positions, got 32, 16 and 32": (
+        "gemma4_text",
+        dict(attention__value_length=(16, U32)),
+    ),
+    "which all have positions, got 16, 16 and 8": ("gemma4_text", dict(rope__dimension_count_swa=(8, U32))),
+    "feed-forward blocks of the sizes [96, 96, 96, 100]": (
+        "gemma4_text",
+        dict(feed_forward_length=([96, 96, 96, 100], ARRAY, U32)),
+    ),
+    "feed-forward blocks of the sizes [96, 96, 96, 192]": (  # in two readers of keys or in none
+        "gemma4_text, small",
+        dict(feed_forward_length=([96, 96, 96, 192], ARRAY, U32)),
+    ),
+    "rope.scaling.type = 'linear' is not supported with": (
+        "gemma4_text",
+        dict(rope__scaling__type=("linear", STRING)),
+    ),
 }
 
 
@@ -650,6 +705,35 @@ def test_heads_of_values_must_have_whole_groups(tmp_path):
     write_gguf(path, model, {"linear_attn.out_proj": "Q8_0"})
     with pytest.raises(CheckpointError, match="Q8_0, where 32 inputs share a scale, has heads of 16 inputs"):
         open_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        ([1.0, 2.0, *[1e30] * 14], "expected ones in rope_freqs.weight, and then numbers above 1e+29"),
+        ([1e30] * 16, "expected ones in rope_freqs.weight"),
+        ([1e30, *[1.0] * 15], "expected ones in rope_freqs.weight"),
+        ([1.0] * 8, "expected rope_freqs.weight with 16 numbers"),
+    ],
+)
+def test_factors_of_gemma4_say_which_features_rotate(factors, said, tmp_path):
+    def change(writer):
+        del writer.tensors[0]["rope_freqs.weight"]
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+    write_gguf(tmp_path / "model.gguf", model_of("gemma4_text"), change=change)
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        attributes_of(tmp_path / "model.gguf")
+
+
+def test_values_of_gemma4_are_in_all_layers_or_in_none(tmp_path):
+    def change(writer):
+        del writer.tensors[0]["blk.3.attn_v.weight"]
+
+    model = AutoModelForCausalLM.from_config(gemma4(attention_k_eq_v=False), dtype=torch.float32)
+    write_gguf(tmp_path / "model.gguf", model, change=change)
+    with pytest.raises(CheckpointError, match="expected values in all layers without windows that have keys"):
+        attributes_of(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])

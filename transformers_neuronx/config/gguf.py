@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from transformers_neuronx.config.gguf_gemma import CAPS_OF_GEMMA2, KNOWN_OF_GEMMA4, of_gemma, of_gemma4
 from transformers_neuronx.config.gguf_metadata import OTHER, Described
 from transformers_neuronx.config.gguf_positions import positions
 
@@ -80,13 +81,12 @@ _SIZES_OF_DELTA = {
 }
 _KNOWN_OF_DELTA = (
     *_SIZES_OF_DELTA,
+    "attention.recurrent_layers",
     "ssm.inner_size",
     "full_attention_interval",
     "nextn_predict_layers",
     "rope.dimension_sections",  # of images: all sections of a text have the same positions
 )
-# Layers of the models of Gemma 2 and 3 with 27 billion weights, where queries are scaled otherwise, as in llama.cpp.
-_LARGEST = dict(gemma2=46, gemma3_text=62)
 _KNOWN = frozenset(
     """
     attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_epsilon
@@ -101,17 +101,19 @@ _MAY_HAVE_BIASES = (
     "llama", "qwen3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_moe", "granite", "olmo2", "olmo3", "seed_oss",
     "smollm3",
 )  # fmt: skip
-_CAPS_OF_GEMMA2 = dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)  # by default
+_KNOWN_OF_EXPERTS = (*_KNOWN_OF_DELTA, "expert_feed_forward_length", "expert_shared_feed_forward_length")
 _KNOWN_OF: Mapping[str, Collection[str]] = dict(
-    gemma2=_CAPS_OF_GEMMA2,
+    gemma2=CAPS_OF_GEMMA2,
     gemma3=["rope.freq_base_swa"],
+    gemma4=KNOWN_OF_GEMMA4,
     granite=_SCALES_OF_GRANITE,
     lfm2=["shortconv.l_cache"],
     mistral3=["attention.temperature_scale", "rope.scaling.yarn_log_multiplier"],
     olmo2=["attention.sliding_window_pattern"],
     qwen35=_KNOWN_OF_DELTA,
-    qwen35moe=[*_KNOWN_OF_DELTA, "expert_feed_forward_length", "expert_shared_feed_forward_length"],
+    qwen35moe=_KNOWN_OF_EXPERTS,
     qwen3moe=["expert_feed_forward_length"],
+    qwen3next=_KNOWN_OF_EXPERTS,
 ) | {"gpt-oss": ["expert_feed_forward_length"]}
 
 
@@ -129,17 +131,15 @@ def attributes(file: Described) -> dict[str, Any]:
         raise file.refused(
             f"expected tensors of {count} layers, as {start}block_count says, got those of {len(layers)}"
         )
-    # Ends of a text, of a turn, and of a call of a tool. The vocabulary's size is that of the tensor: llama.cpp may
-    # have another, of tokens without those that only fill the tensor up.
-    ends = [end for end in map(file.token, ("eos", "eot", "eom")) if end is not None]
+    ends = file.ends
     return dict(
         model_type=file.model_type,
-        vocab_size=embeddings[0],
+        vocab_size=embeddings[0],  # llama.cpp may have another, of tokens without those that only fill the tensor up
         tie_word_embeddings="output.weight" not in file.shapes,
         bos_token_id=file.token("bos"),
-        eos_token_id=list(dict.fromkeys(ends)) if len(set(ends)) > 1 else next(iter(ends), None),
+        eos_token_id=ends if len(ends) > 1 else next(iter(ends), None),
         pad_token_id=file.token("padding"),
-        **(_of_gpt2(file) if file.architecture == "gpt2" else _of_a_rotated(file)),
+        **dict(gpt2=_of_gpt2, gemma4=of_gemma4).get(file.architecture, _of_a_rotated)(file),
     )
 
 
@@ -160,7 +160,7 @@ def _of_a_rotated(file: Described) -> dict[str, Any]:
     values = file.whole("attention.value_length", size)
     if size < 1 or size != values:
         raise file.refused(f"expected heads with as many features in keys as in values, got {size} and {values}", OTHER)
-    without = "feed_forward_length" if file.architecture == "qwen35moe" else ""  # all layers have experts
+    without = "feed_forward_length" if file.model_type == "qwen3_5_moe_text" else ""  # all layers have experts
     return {name: file.whole(key) for key, name in _SIZES.items() if key != without} | dict(
         num_hidden_layers=file.layers,
         num_attention_heads=heads,
@@ -200,7 +200,7 @@ def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
     """The attributes that not every model with rotary positions has."""
     family = file.model_type
     if family.startswith("gemma"):
-        return _of_gemma(file, head_dim)
+        return of_gemma(file, head_dim)
     own: dict[str, Any] = dict(hidden_act="silu")
     if family in ("mistral", "ministral3", "mixtral", "phi3"):
         own |= dict(sliding_window=file.window)
@@ -229,13 +229,18 @@ def _of_family(file: Described, head_dim: int) -> dict[str, Any]:
 
 
 def _of_delta(file: Described) -> dict[str, Any]:
-    """The attributes of a model whose layers have a gated delta net but for each fourth, or as the file says."""
+    """The attributes of a model whose layers have a gated delta net but for each fourth, or as the file says.
+
+    Newer files have a list of the layers.
+    """
     found, inner = {name: file.whole(key) for key, name in _SIZES_OF_DELTA.items()}, file.whole("ssm.inner_size")
     heads, interval = found["linear_num_value_heads"], file.whole("full_attention_interval", 4)
     if inner % heads or heads % found["linear_num_key_heads"]:
         of_keys = found["linear_num_key_heads"]
         raise file.refused(f"{inner} features of {heads} heads of values, for {of_keys} of keys, cannot be divided")
-    kinds = ["linear_attention" if i % interval < interval - 1 else "full_attention" for i in range(file.layers)]
+    default = [i % interval < interval - 1 for i in range(file.whole("block_count"))]
+    linear = file.of_layers("attention.recurrent_layers", default)[: file.layers]
+    kinds = ["linear_attention" if each else "full_attention" for each in linear]
     return found | dict(linear_value_head_dim=inner // heads, layer_types=kinds)
 
 
@@ -251,15 +256,3 @@ def _biases(file: Described) -> dict[str, Any]:
     if family == "seed_oss":
         own |= dict(attention_out_bias="blk.0.attn_output.bias" in file.shapes)
     return own
-
-
-def _of_gemma(file: Described, head_dim: int) -> dict[str, Any]:
-    family, gelu = file.model_type, "gelu_pytorch_tanh"
-    if family == "gemma":
-        return dict(hidden_act=gelu)
-    share = file.whole("embedding_length") // file.whole("attention.head_count")
-    scale = share if file.whole("block_count") == _LARGEST[family] else head_dim
-    own = dict(hidden_activation=gelu, query_pre_attn_scalar=scale, sliding_window=file.window)
-    if family == "gemma3_text":
-        return own | dict(rope_local_base_freq=file.real("rope.freq_base_swa", 10000.0))
-    return own | {name: file.real(name, default) for name, default in _CAPS_OF_GEMMA2.items()}

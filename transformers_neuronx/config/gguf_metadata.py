@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers_neuronx.errors import CheckpointError
 
 # Architectures, and the model types of Transformers that they are. Mistral's and Mixtral's are llama, too, and OLMo 3's
-# is olmo2.
+# is olmo2. Qwen3-Next is Qwen 3.5 with experts, with the same matrices in fewer tensors.
 ARCHITECTURES = dict(
-    gemma="gemma", gemma2="gemma2", gemma3="gemma3_text", gpt2="gpt2", granite="granite", lfm2="lfm2", llama="llama",
-    mistral3="ministral3", olmo2="olmo2", phi3="phi3", qwen2="qwen2", qwen3="qwen3", qwen35="qwen3_5_text",
-    qwen35moe="qwen3_5_moe_text", qwen3moe="qwen3_moe", seed_oss="seed_oss", smollm3="smollm3",
+    gemma="gemma", gemma2="gemma2", gemma3="gemma3_text", gemma4="gemma4_text", gpt2="gpt2", granite="granite",
+    lfm2="lfm2", llama="llama", mistral3="ministral3", olmo2="olmo2", phi3="phi3", qwen2="qwen2", qwen3="qwen3",
+    qwen35="qwen3_5_text", qwen35moe="qwen3_5_moe_text", qwen3moe="qwen3_moe", qwen3next="qwen3_5_moe_text",
+    seed_oss="seed_oss", smollm3="smollm3",
 ) | {"gpt-oss": "gpt_oss"}  # fmt: skip
+# Texts of tokens that end a text, a turn, or a call of a tool, as llama.cpp knows them: files name one or two of these.
+ENDS = frozenset(
+    """
+    <eos> </s> <|endoftext|> <|end_of_text|> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <end_of_turn>
+    <turn|> <|tool_response>
+    """.split()
+)
 AGAIN = "download or convert it again"
 OTHER = "take another model"
 _REQUIRED: Any = object()
@@ -24,12 +32,15 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class Described:
-    """What a file says of its model: metadata, shapes of tensors, and what reads the numbers of a small tensor."""
+    """What a file says of its model: metadata, shapes of tensors, what reads the numbers of a small tensor, and what
+    finds tokens by their texts.
+    """
 
     path: str
     metadata: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     numbers: Callable[[str], Sequence[float]]
+    places: Callable[[Collection[str]], Sequence[int]]
 
     def refused(self, wrong: str, advice: str = AGAIN) -> CheckpointError:
         return CheckpointError(f"{self.path}: {wrong}; {advice}")
@@ -99,6 +110,13 @@ class Described:
         """Return the number of a special token, if the file has it."""
         found = self._value(f"tokenizer.ggml.{name}_token_id", int, -1)
         return int(found) if found >= 0 else None
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end a text, a turn, or a call of a tool: by the metadata, and then by their texts."""
+        named = [end for end in map(self.token, ("eos", "eot", "eom")) if end is not None]
+        texts = ENDS - {"<|end|>"} if self.architecture == "gpt-oss" else ENDS  # there, it ends a part of an answer
+        return list(dict.fromkeys([*named, *self.places(texts)]))
 
     def _value(self, key: str, kind: type | tuple[type, ...], default: Any = _REQUIRED) -> Any:
         found = self.metadata.get(key, default)

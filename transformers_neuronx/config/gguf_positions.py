@@ -20,7 +20,7 @@ def positions(file: Described, head_dim: int) -> dict[str, Any]:
     found: dict[str, Any] = dict(rope_theta=theta)
     if file.architecture == "phi3":
         found["original_max_position_embeddings"] = file.whole("rope.scaling.original_context_length", 4096)
-    if file.architecture in ("phi3", "qwen35", "qwen35moe"):
+    if file.architecture in ("phi3", "qwen35", "qwen35moe", "qwen3next"):
         found |= dict(partial_rotary_factor=dim / head_dim) if dim < head_dim else {}
     if int(head_dim * found.get("partial_rotary_factor", 1.0)) != dim or dim % 2:
         raise file.refused(f"{dim} of the {head_dim} features of a head rotate, which is not supported", OTHER)

@@ -1,6 +1,7 @@
 """The weight table of Gemma 4: LLaMA's for each kind of layer, and what a layer has of each token."""
 
 import functools
+from dataclasses import replace
 
 import torch
 
@@ -48,11 +49,17 @@ def _inputs(config: Gemma4TextConfig) -> list[Weight]:
 
 def _mixture(config: Gemma4TextConfig) -> list[Weight]:
     h, count = config.hidden_size, config.n_expert
+    rows = experts("moe", BLOCK, count, "router.proj", (), EXPERTS, config.expert_size, h)
     return [
-        *experts("moe", BLOCK, count, "router.proj", (), EXPERTS, config.expert_size, h),
+        *(replace(row, source=_also_numbered(row.source)) if row.experts else row for row in rows),
         Weight("moe.router.scale", BLOCK + "router.per_expert_scale", (count,), dtype="f32"),
         Weight("router_norm.weight", BLOCK + "router.scale", (h,), times(h**-0.5), dtype="f32"),
     ]
+
+
+def _also_numbered(source: str) -> str:
+    """Return the name of a tensor with all experts, and of those with one: in few bits, experts are matrices."""
+    return f"{source}|{source.replace('experts', 'experts.#')}"
 
 
 @functools.cache

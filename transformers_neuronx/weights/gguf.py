@@ -34,12 +34,13 @@ from transformers_neuronx.weights.gguf_names import (
     OF_FEATURES,
     OF_HEADS,
     PAIRED,
+    PIECES,
     PLUS_ONE,
     RATES,
     ROWS,
     TURNED,
 )
-from transformers_neuronx.weights.layouts import Layout, as_is, pairs_as_halves, turns_as_heads
+from transformers_neuronx.weights.layouts import Layout, as_is, pairs_as_halves, section_per_head, turns_as_heads
 from transformers_neuronx.weights.packed import Packed, PackedReaders, Unread
 
 TYPES = dict(F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
@@ -48,7 +49,7 @@ MOST_LAYERS = 4096  # values of an array of the metadata that is read as a list
 
 @dataclass(frozen=True)
 class _Source:
-    """What a tensor of the checkpoint is made of: a stored one with its rows in another order, changed `after`.
+    """What a tensor of the checkpoint is made of: rows of a stored one in the order that `rows` says, changed `after`.
 
     Or several, of one type and shape. They take turns with their features, which are the last axis in the checkpoint.
     `inputs` orders the inputs of a matrix, of which each `run` stays together.
@@ -69,7 +70,9 @@ class _Source:
     def shape(self) -> tuple[int, ...]:
         *lead, last = self.tensors[0].shape[::-1] if self.transposed else self.tensors[0].shape
         sizes = (*lead, len(self.tensors) * last)
-        return sizes if self.after is as_is else tuple(self.after(torch.empty(sizes, device="meta")).shape)
+        if self.rows is self.after is as_is:
+            return sizes
+        return tuple(self.after(self.rows(torch.empty(sizes, device="meta"))).shape)
 
     @property
     def in_few_bits(self) -> bool:
@@ -78,8 +81,8 @@ class _Source:
     def in_outputs(self) -> Unread:
         kind, blocks = self.kind, [tensor.rows().numpy() for tensor in self.tensors]
         inputs, count = self.tensors[0].shape[1], len(blocks)
-        outputs = count * len(blocks[0])
-        order, columns = self.rows(torch.arange(outputs).unsqueeze(1))[:, 0], self.inputs(torch.arange(inputs))
+        order = self.rows(torch.arange(count * len(blocks[0])).unsqueeze(1))[:, 0]
+        columns = self.inputs(torch.arange(inputs))
 
         def read(numbers: torch.Tensor) -> Packed:
             # NumPy copies row by row. PyTorch would wait for a thread on each core.
@@ -93,7 +96,7 @@ class _Source:
                 taken[here] = each.take(places[here] // count, 0)
             return packed(kind, torch.from_numpy(taken))
 
-        return Unread((outputs, inputs), read, self.transposed)
+        return Unread((len(order), inputs), read, self.transposed)
 
     def numbers(self) -> torch.Tensor:
         if self.in_few_bits:
@@ -158,7 +161,9 @@ def _described(file: GgufFile) -> Described:
 
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     metadata = {key: _of_layers(key, value) for key, value in file.metadata.items()}
-    return Described(str(file.path), metadata, shapes, numbers)
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    places = tokens.places if isinstance(tokens, Elements) else lambda texts: []
+    return Described(str(file.path), metadata, shapes, numbers, places)
 
 
 def _of_layers(key: str, value: Any) -> Any:
@@ -190,14 +195,17 @@ def _named(file: Described, facts: Mapping[str, Any], tensor: StoredTensor) -> I
     if not known.keys() & {key if end else "", f"{key}.{end}"}:
         raise file.refused(f"{tensor.name!r} is none of the tensors of a {family} model", OTHER)
     start = LAYERS.get(family, "model.layers.{}.").format(layer) if layer else ""
-    name = start + (known[key] + f".{end}" if key in known else known[f"{key}.{end}"])
-    if not key.endswith("_exps") or "{}" not in name:
-        yield name.format(int(expert or 0)), tensor
+    if key in known:
+        names = [f"{start}{name}.{end}" for name in known[key].split("|")]
+    else:
+        names = [start + known[f"{key}.{end}"]]
+    if not key.endswith("_exps") or "{}" not in names[0]:
+        yield from ((name.format(int(expert or 0)), tensor) for name in names)
         return
     count = file.whole("expert_count")
     if len(tensor.shape) != 3 or tensor.shape[0] != count:
         raise file.refused(f"{tensor.name!r} has sizes {list(tensor.shape)}, expected matrices of {count} experts")
-    yield from ((name.format(number), tensor.part(number)) for number in range(count))
+    yield from ((names[0].format(number), tensor.part(number)) for number in range(count))
 
 
 def _source(file: Described, facts: Mapping[str, Any], name: str, *tensors: StoredTensor) -> _Source:
@@ -212,6 +220,8 @@ def _source(file: Described, facts: Mapping[str, Any], name: str, *tensors: Stor
             what = f"rows of {heads} heads with {size} features"
             raise file.refused(f"{tensor.name!r} has sizes {list(tensor.shape)}, expected {what}")
         return replace(source, rows=pairs_as_halves(size, size))
+    if family in OF_DELTA and file.architecture == "qwen3next":
+        return _with_pieces_of_heads(file, facts, name, source)
     return _with_heads_of_values(file, facts, source) if family in OF_DELTA else source
 
 
@@ -266,3 +276,18 @@ def _with_heads_of_values(file: Described, facts: Mapping[str, Any], source: _So
         what = f"{tensor.name!r} in {source.kind}, where {stored.group} inputs share a scale"
         raise file.refused(f"{what}, has heads of {width} inputs", OTHER)
     return replace(source, inputs=order, run=width)
+
+
+def _with_pieces_of_heads(file: Described, facts: Mapping[str, Any], name: str, source: _Source) -> _Source:
+    """Return a tensor of a delta net of Qwen3-Next. Some have all that each head of keys has, piece after piece."""
+    (tensor,) = source.tensors
+    keys, heads = facts["linear_num_key_heads"], facts["linear_num_value_heads"]
+    key, values = facts["linear_key_head_dim"], facts["linear_value_head_dim"] * heads // keys
+    of_each = {".ssm_ba.": (heads // keys,) * 2, ".ssm_in.": (key, key, values, values)}
+    sizes = next((sizes for part, sizes in of_each.items() if part in tensor.name), None)
+    if sizes is None:
+        return source
+    if tensor.shape[0] != keys * sum(sizes):
+        raise file.refused(f"{tensor.name!r} has sizes {list(tensor.shape)}, expected {keys * sum(sizes)} rows")
+    pieces = [section_per_head(number, sizes) for number in PIECES[name.split(".")[-2]]]
+    return replace(source, rows=lambda rows: torch.cat([piece(rows) for piece in pieces]))

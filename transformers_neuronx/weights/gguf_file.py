@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -103,6 +103,19 @@ class Elements:
     def read(self) -> list[Any]:
         with _reader(self.path, self.start) as reader:
             return [reader.value(self.kind, "an array of the metadata") for _ in range(self.count)]
+
+    def places(self, texts: Collection[str]) -> list[int]:
+        """Return the numbers of those that are one of these texts, without making texts of the others."""
+        wanted, found = {text.encode() for text in texts}, []
+        lengths, at = {len(text) for text in wanted}, self.start
+        with _reader(self.path, at) as reader:
+            data, length = reader.data, struct.Struct("<Q").unpack_from
+            for number in range(self.count if self.kind == STRING else 0):
+                [size] = length(data, at)
+                if size in lengths and data[at + 8 : at + 8 + size] in wanted:
+                    found.append(number)
+                at += 8 + size
+        return found
 
 
 @dataclass(frozen=True)

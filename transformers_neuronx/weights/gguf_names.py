@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 # The layer's number, a name, an expert's number, and what it is.
 NAME = re.compile(
-    r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_0-9]+|shortconv\.[a-z_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias))?"
+    r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_0-9]+|shortconv\.[a-z_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias|scale))?"
 )
 
 # Names in the file and in the checkpoint, by model type. Those in "blk" are of a layer, which `LAYERS` begins. "*" and
 # "{}" stand for the number of an expert; the experts of "_exps" are stacked in one tensor. A name with its end is for a
-# whole name in the checkpoint, and one with a dot at its end is for a name without an end.
+# whole name in the checkpoint, and one with a dot at its end is for a name without an end. "|" is between the names of
+# parts of a tensor.
 _LLAMA = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -68,6 +69,8 @@ _DELTA = {
     "blk.attn_gate": "linear_attn.in_proj_z",
     "blk.ssm_beta": "linear_attn.in_proj_b",
     "blk.ssm_alpha": "linear_attn.in_proj_a",
+    "blk.ssm_ba": "linear_attn.in_proj_b|linear_attn.in_proj_a",
+    "blk.ssm_in": "linear_attn.in_proj_qkv|linear_attn.in_proj_z",
     "blk.ssm_conv1d": "linear_attn.conv1d",
     "blk.ssm_a.": "linear_attn.A_log",
     "blk.ssm_dt.bias": "linear_attn.dt_bias",
@@ -78,6 +81,23 @@ _NORMS_OF_HEADS = {"blk.attn_q_norm": "self_attn.q_norm", "blk.attn_k_norm": "se
 _SANDWICH = _NORM_AFTER_ATTENTION | {
     "blk.ffn_norm": "pre_feedforward_layernorm",
     "blk.post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA4 = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "blk.inp_gate": "per_layer_input_gate",
+    "blk.proj": "per_layer_projection",
+    "blk.post_norm": "post_per_layer_input_norm",
+    "blk.layer_output_scale.weight": "layer_scalar",
+    "blk.pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "blk.post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "blk.post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "blk.ffn_gate_inp.weight": "router.proj.weight",
+    "blk.ffn_gate_inp.scale": "router.scale",
+    "blk.ffn_gate_up_exps.weight": "experts.{}.gate_up_proj",
+    "blk.ffn_down_exps.weight": "experts.{}.down_proj",
+    "blk.ffn_down_exps.scale": "router.per_expert_scale",
 }
 _OLMO2 = {name: own for name, own in _LLAMA.items() if name not in ("blk.attn_norm", "blk.ffn_norm")}
 _OLMO2 |= _NORM_AFTER_ATTENTION | {"blk.post_ffw_norm": "post_feedforward_layernorm"}
@@ -103,6 +123,7 @@ NAMES: Mapping[str, Mapping[str, str]] = dict(
     gemma=_LLAMA,
     gemma2=_LLAMA | _SANDWICH,
     gemma3_text=_LLAMA | _SANDWICH | _NORMS_OF_HEADS,
+    gemma4_text=_LLAMA | _SANDWICH | _NORMS_OF_HEADS | _GEMMA4,
     phi3=_LLAMA | {"blk.attn_qkv": "self_attn.qkv_proj", "blk.ffn_up": "mlp.gate_up_proj"},
     gpt_oss={name: own for name, own in _LLAMA.items() if ".ffn_" not in name} | _GPT_OSS,
     gpt2={
@@ -138,3 +159,5 @@ OF_DELTA = ("qwen3_5_text", "qwen3_5_moe_text")
 OF_HEADS = ("ssm_a", "ssm_dt", "ssm_alpha", "ssm_beta")
 OF_FEATURES = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_out")
 AFTER_KEYS = ("attn_qkv", "ssm_conv1d")
+# Which of the pieces of each head of keys a part of Qwen3-Next's tensors has: b and a, or query, key, values and gates.
+PIECES = dict(in_proj_b=[0], in_proj_a=[1], in_proj_qkv=[0, 1, 2], in_proj_z=[3])
