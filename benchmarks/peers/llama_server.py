@@ -14,6 +14,7 @@ from pathlib import Path
 
 from peers.common import free_port, run, serve
 from peers.gguf_files import write
+from peers.results import machine
 
 SOURCE = "llama-cpp-python==0.3.36"
 TOOLS = Path(sys.executable).parent
@@ -23,6 +24,7 @@ SWITCHES = dict(
     LLAMA_BUILD_EXAMPLES="OFF", LLAMA_BUILD_APP="OFF", LLAMA_USE_PREBUILT_UI="OFF", LLAMA_OPENSSL="OFF",
     CMAKE_MAKE_PROGRAM=TOOLS / "ninja",
 )  # fmt: skip
+WITHOUT_AMX = "-mno-amx-int8 -mno-amx-tile"  # its code for AMX ends with an illegal instruction in 0.3.36
 
 
 def prepare(task):
@@ -38,7 +40,8 @@ def build(directory):
     with tarfile.open(archive) as files:
         files.extractall(directory, filter="data")
     [source] = directory.glob("*/vendor/llama.cpp")
-    switches = [f"-D{name}={value}" for name, value in SWITCHES.items()]
+    flags = dict(CMAKE_CXX_FLAGS=WITHOUT_AMX) if "amx_tile" in machine()["instructions"] else {}
+    switches = [f"-D{name}={value}" for name, value in (SWITCHES | flags).items()]
     call(TOOLS / "cmake", "-G", "Ninja", "-S", source, "-B", directory / "objects", *switches)
     call(TOOLS / "cmake", "--build", directory / "objects", "--target", "llama-server")
     (directory / "objects" / "bin" / "llama-server").rename(SERVER)

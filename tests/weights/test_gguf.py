@@ -644,11 +644,15 @@ REFUSED = {
     ),
     "expected rows of 8 heads with 16 features": ("llama", dict(attention__head_count=(8, U32))),
     "expected matrices of 4 experts": ("mixtral", dict(expert_count=(4, U32))),
-    "expected layers with and without windows, got 1 kind": (
+    "with and without windows, which have keys of their own, got 4 with keys, of 4": (
         "gemma4_text",
         dict(attention__sliding_window_pattern=([True] * 4, ARRAY, BOOL)),
     ),
-    "4 layers that read the keys of others, of 4": ("gemma4_text", dict(attention__shared_kv_layers=(4, U32))),
+    "with and without windows, which have keys of their own, got 1 with keys, of 4": (
+        "gemma4_text",
+        dict(attention__shared_kv_layers=(3, U32)),
+    ),
+    "which have keys of their own, got 0 with keys, of 4": ("gemma4_text", dict(attention__shared_kv_layers=(9, U32))),
     "in all layers with windows, and in all others, got [2, 1, 2, 2]": (
         "gemma4_text",
         dict(attention__head_count_kv=([2, 1, 2, 2], ARRAY, U32)),

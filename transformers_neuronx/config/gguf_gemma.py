@@ -38,15 +38,14 @@ def of_gemma4(file: Described) -> dict[str, Any]:
     """The attributes of Gemma 4, whose layers with windows have heads of another size than those without."""
     windowed = file.of_layers("attention.sliding_window_pattern")
     kinds = [SLIDING if each else FULL for each in windowed]
-    if set(kinds) != {SLIDING, FULL}:
-        raise file.refused(f"expected layers with and without windows, got {len(set(kinds))} kind", OTHER)
     readers = file.whole("attention.shared_kv_layers", 0)
-    if readers >= len(kinds):
-        raise file.refused(f"the metadata has {readers} layers that read the keys of others, of {len(kinds)}")
-    with_keys = kinds[: len(kinds) - readers]
+    with_keys = kinds[: max(len(kinds) - readers, 0)]
+    if set(with_keys) != {SLIDING, FULL}:
+        wanted = "layers with and without windows, which have keys of their own"
+        raise file.refused(f"expected {wanted}, got {len(with_keys)} with keys, of {len(kinds)}", OTHER)
     values = {f"blk.{n}.attn_v.weight" in file.shapes for n, kind in enumerate(with_keys) if kind == FULL}
     if len(values) != 1:
-        raise file.refused("expected values in all layers without windows that have keys, or in none of them", OTHER)
+        raise file.refused("expected values in all layers without windows that have keys, or in none", OTHER)
     heads, inputs = _heads(file, kinds), file.shapes.get("per_layer_token_embd.weight")
     return dict(
         hidden_size=file.whole("embedding_length"),

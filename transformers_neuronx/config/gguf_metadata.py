@@ -40,7 +40,7 @@ class Described:
     metadata: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     numbers: Callable[[str], Sequence[float]]
-    places: Callable[[Collection[str]], Sequence[int]]
+    find_tokens: Callable[[Collection[str]], Sequence[int]]
 
     def refused(self, wrong: str, advice: str = AGAIN) -> CheckpointError:
         return CheckpointError(f"{self.path}: {wrong}; {advice}")
@@ -116,7 +116,7 @@ class Described:
         """The tokens that end a text, a turn, or a call of a tool: by the metadata, and then by their texts."""
         named = [end for end in map(self.token, ("eos", "eot", "eom")) if end is not None]
         texts = ENDS - {"<|end|>"} if self.architecture == "gpt-oss" else ENDS  # there, it ends a part of an answer
-        return list(dict.fromkeys([*named, *self.places(texts)]))
+        return list(dict.fromkeys([*named, *self.find_tokens(texts)]))
 
     def _value(self, key: str, kind: type | tuple[type, ...], default: Any = _REQUIRED) -> Any:
         found = self.metadata.get(key, default)

@@ -162,8 +162,8 @@ def _described(file: GgufFile) -> Described:
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     metadata = {key: _of_layers(key, value) for key, value in file.metadata.items()}
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    places = tokens.places if isinstance(tokens, Elements) else lambda texts: []
-    return Described(str(file.path), metadata, shapes, numbers, places)
+    find = tokens.find if isinstance(tokens, Elements) else lambda texts: []
+    return Described(str(file.path), metadata, shapes, numbers, find)
 
 
 def _of_layers(key: str, value: Any) -> Any:
@@ -220,7 +220,7 @@ def _source(file: Described, facts: Mapping[str, Any], name: str, *tensors: Stor
             what = f"rows of {heads} heads with {size} features"
             raise file.refused(f"{tensor.name!r} has sizes {list(tensor.shape)}, expected {what}")
         return replace(source, rows=pairs_as_halves(size, size))
-    if family in OF_DELTA and file.architecture == "qwen3next":
+    if file.architecture == "qwen3next":
         return _with_pieces_of_heads(file, facts, name, source)
     return _with_heads_of_values(file, facts, source) if family in OF_DELTA else source
 

@@ -104,7 +104,7 @@ class Elements:
         with _reader(self.path, self.start) as reader:
             return [reader.value(self.kind, "an array of the metadata") for _ in range(self.count)]
 
-    def places(self, texts: Collection[str]) -> list[int]:
+    def find(self, texts: Collection[str]) -> list[int]:
         """Return the numbers of those that are one of these texts, without making texts of the others."""
         wanted, found = {text.encode() for text in texts}, []
         lengths, at = {len(text) for text in wanted}, self.start
