@@ -40,7 +40,7 @@ def test_the_page_has_the_numbers_of_the_json(command, tmp_path):
 
 
 def test_a_module_and_its_hlo(command, model, tmp_path):
-    modules = {module.name: module for module, _ in model.decoder.store.executables.values()}
+    modules = {program.name: program.module for program in model.decoder.store.stored.values()}
     (tmp_path / "loop.pb").write_bytes(modules["step_tokens1_sequences1_samples1"].SerializeToString())
     printed, _ = command("inspect", "loop.pb")
     assert printed.startswith("step_tokens1_sequences1_samples1\n")

@@ -150,7 +150,7 @@ def test_exactly_what_the_cpu_computes(name, degree, quant, checkpoint):
     switches = dict(quant=quant and QuantizationConfig(quant))
     model = made(checkpoint(name), name, "neuron", degree, **switches)
     assert "NeuronCore" in model.decoder.runtime.description
-    assert set(standin_device.loads) == {degree} and len(standin_device.loads) == len(model.decoder.store.executables)
+    assert set(standin_device.loads) == {degree} and len(standin_device.loads) == len(model.decoder.store.stored)
     want = results(name, made(checkpoint(name), name, "cpu", degree, **switches))
     assert all(torch.isfinite(each).all() for each in want) and not torch.equal(want[-1], want[-2])
     assert same(results(name, model), want)
@@ -219,7 +219,7 @@ def test_artifacts_hold_neffs_that_are_not_compiled_again(checkpoint, tmp_path, 
     want = logits("llama", model)
     model.save(tmp_path / "artifact", sharded_weights=True)
     neffs = list((tmp_path / "artifact").glob("program-*.neff"))
-    assert len(neffs) == len(model.decoder.store.executables) and all(
+    assert len(neffs) == len(model.decoder.store.stored) and all(
         path.read_bytes().startswith(standin_device.MAGIC) for path in neffs
     )
     monkeypatch.setenv("NEURONX_RUNTIME", "neuron")

@@ -507,6 +507,7 @@ from tqdm import tqdm
 from transformers_neuronx.engine.artifact_saving import save_artifact
 from transformers_neuronx.engine.artifact_weights import key_of
 from transformers_neuronx.engine.artifacts import open_artifact
+from transformers_neuronx.engine.store import StoredProgram
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.pyhlo import HloModuleProto
@@ -515,15 +516,17 @@ from transformers_neuronx.pyhlo.dtypes import torch_to_numpy
 def decoder_like(source):
     artifact, model = open_artifact(source), GPT2ForSampling.from_pretrained(source)
     held = lambda name: artifact.verified(name).read_bytes()
-    executables = {
-        identity: (HloModuleProto.FromString(held(of["hlo"])), made_of(serialize=lambda of=of: held(of["executable"])))
+    stored = {
+        identity: StoredProgram.of(
+            HloModuleProto.FromString(held(of["hlo"])), made_of(serialize=lambda of=of: held(of["executable"]))
+        )
         for identity, of in artifact.manifest["programs"].items()
     }
     held_by = lambda pieces: made_of(shards=lambda: [torch_to_numpy(piece) for piece in pieces()])
     tensors = [(names, held_by(pieces)) for names, pieces in artifact.tensors()]
     return artifact.manifest["files"], model.config.to_dict(), made_of(
         family=model.family, config=model.model_config, options=model.options,
-        store=made_of(executables=executables, identities=artifact.manifest["keys"]),
+        store=made_of(stored=stored, identities=artifact.manifest["keys"]),
         runtime=made_of(
             fingerprint=artifact.manifest["runtime"], suffix="executable", here=range(1), device_count=1
         ),

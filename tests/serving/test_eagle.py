@@ -272,9 +272,9 @@ def test_tokens_and_logprobs_are_those_without(kind, cache_tokens, model, tmp_pa
     with Engine(model, **SIZES) as engine:
         wanted = answers(engine)
     with Engine(model, **SIZES, cache_tokens=cache_tokens, draft=draft) as engine:
-        before = len(model.decoder.store.executables)
+        before = len(model.decoder.store.stored)
         got = answers(engine)
-        assert before == len(model.decoder.store.executables), "nothing compiles"
+        assert before == len(model.decoder.store.stored), "nothing compiles"
         assert engine.scheduler.cache.unused
     assert got == wanted
 
@@ -363,12 +363,12 @@ def test_calls_with_a_head(options, speculative, trained, monkeypatch):
     ids = torch.tensor([[0, 0, 302, 392, 342], [65, 66, 67, 68, 69]])
     options = options | dict(attention_mask=torch.tensor([[0, 0, 1, 1, 1], [1] * 5]), eos_token_override=-1)
     want = trained.sample(ids, 100, **options)
-    before = len(trained.decoder.store.executables)
+    before = len(trained.decoder.store.stored)
     for _ in range(2):
         steps.clear()
         assert torch.equal(speculative.sample(ids, 100, **options), want)
         assert len(steps) < 80
-    assert before == len(trained.decoder.store.executables), "nothing compiles"
+    assert before == len(trained.decoder.store.stored), "nothing compiles"
 
 
 def test_a_head_follows_what_calls_feed(reference, checkpoint, tmp_path):

@@ -101,9 +101,9 @@ def test_what_many_get_is_what_each_gets_alone(cache_tokens, model):
     """With room for all, and with so little that requests start again."""
     wanted = {n: sampled(model, prompt(n, 40 * (n % 4)), 12, **params(n)[1]) for n in range(40)}
     with Engine(model, rows=8, step_tokens=32, cache_tokens=cache_tokens) as engine:
-        before = dict(model.decoder.store.executables)
+        before = dict(model.decoder.store.stored)
         assert together(engine, range(40)) == wanted
-        assert model.decoder.store.executables.keys() == before.keys(), "nothing compiles"
+        assert model.decoder.store.stored.keys() == before.keys(), "nothing compiles"
         assert not len(engine.scheduler) and engine.scheduler.cache.unused
 
 
@@ -118,9 +118,9 @@ def slots():
 def test_without_pages_the_slots_of_the_model_serve(slots, model):
     wanted = {n: sampled(model, prompt(n, 40 * (n % 4)), 12, **params(n)[1]) for n in range(20)}
     with Engine(slots, step_tokens=32) as engine:
-        before = dict(slots.decoder.store.executables)
+        before = dict(slots.decoder.store.stored)
         assert together(engine, range(20)) == wanted
-        assert slots.decoder.store.executables.keys() == before.keys(), "nothing compiles"
+        assert slots.decoder.store.stored.keys() == before.keys(), "nothing compiles"
         biased = engine.submit([5, 6], SamplingParams(max_tokens=5, logit_bias={777: 100}, logprobs=2))
         assert biased.result() == [777] * 5 and len(biased.logprobs) == 5
         scored = engine.submit(STEM[:50], SamplingParams(max_tokens=2, prompt_logprobs=0))

@@ -74,9 +74,9 @@ def wanted(model):
 def test_tokens_and_logprobs_are_those_without(source, cache_tokens, model, small, wanted):
     draft = PromptLookup() if source == "text" else small
     with Engine(model, **SIZES, cache_tokens=cache_tokens, draft=draft) as engine:
-        before = set(model.decoder.store.executables) | set(small.decoder.store.executables)
+        before = set(model.decoder.store.stored) | set(small.decoder.store.stored)
         assert answers(engine, range(40)) == wanted
-        assert before == set(model.decoder.store.executables) | set(small.decoder.store.executables), "nothing compiles"
+        assert before == set(model.decoder.store.stored) | set(small.decoder.store.stored), "nothing compiles"
         assert engine.scheduler.cache.unused
 
 

@@ -106,7 +106,7 @@ def artifact(tmp_path_factory):
 def parts(model):
     """Objects that must be freed when a model leaves the devices."""
     decoder = model.decoder
-    executables = [executable for _, executable in decoder.store.executables.values()]
+    executables = [program.executable for program in decoder.store.stored.values()]
     assert executables and decoder.weights and decoder.caches
     return [weakref.ref(part) for part in (decoder, *executables, *decoder.weights.values(), *decoder.caches)]
 

@@ -97,7 +97,7 @@ def test_a_thousand_requests_get_what_each_gets_alone(kind, draft, tmp_path):
         wanted = [answer(engine.submit(*request(number))) for number in range(DIFFERENT)]
     sizes = dict(rows=8, step_tokens=48, joined_tokens=40, cache_tokens=600)  # requests start again, too
     with Engine(model, draft=draft, **sizes) as engine, ThreadPoolExecutor(5) as pool:
-        before = dict(model.decoder.store.executables)
+        before = dict(model.decoder.store.stored)
 
         def thread(first):
             handles = [(number, engine.submit(*request(number))) for number in range(first, COUNT, 5)]
@@ -110,5 +110,5 @@ def test_a_thousand_requests_get_what_each_gets_alone(kind, draft, tmp_path):
         for number, tokens in looped.result().items():
             whole = wanted[number % DIFFERENT][0]
             assert tokens == whole[: len(tokens)] and (number % 7 == 0 or len(tokens) == len(whole))
-        assert model.decoder.store.executables.keys() == before.keys(), "nothing compiles"
+        assert model.decoder.store.stored.keys() == before.keys(), "nothing compiles"
         assert engine.scheduler.cache.unused and not len(engine.scheduler)

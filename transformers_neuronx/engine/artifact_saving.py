@@ -67,9 +67,9 @@ def want_place(directory: PathOrName) -> Path:
 
 def _save_programs(decoder: Decoder, stage: Path) -> dict[str, dict[str, str]]:
     programs = {}
-    for identity, (module, executable) in list(decoder.store.executables.items()):
-        stem = f"program-{re.sub(r'[^-_A-Za-z0-9]', '_', module.name)}-{identity[:12]}"
+    for identity, program in list(decoder.store.stored.items()):
+        stem = f"program-{re.sub(r'[^-_A-Za-z0-9]', '_', program.name)}-{identity[:12]}"
         programs[identity] = dict(hlo=f"{stem}.hlo.pb", executable=f"{stem}.{decoder.runtime.suffix}")
-        files.write(stage / f"{stem}.hlo.pb", module.SerializeToString(deterministic=True))
-        files.write(stage / programs[identity]["executable"], executable.serialize())
+        files.write(stage / f"{stem}.hlo.pb", program.module.SerializeToString(deterministic=True))
+        files.write(stage / programs[identity]["executable"], program.executable.serialize())
     return programs

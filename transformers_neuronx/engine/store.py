@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import TypeVar
@@ -27,13 +29,30 @@ K = TypeVar("K", bound=ProgramKey)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class StoredProgram:
+    """An executable, and its module as bytes: as a message, it would take several times the executable's memory."""
+
+    name: str
+    executable: Executable
+    packed: bytes
+
+    @classmethod
+    def of(cls, module: HloModuleProto, executable: Executable) -> StoredProgram:
+        return cls(module.name, executable, zlib.compress(module.SerializeToString(deterministic=True), 1))
+
+    @property
+    def module(self) -> HloModuleProto:
+        return HloModuleProto.FromString(zlib.decompress(self.packed))
+
+
 class ProgramStore:
     """The programs of a model by key, with at most `workers` compiled at a time: None, as many as there are cores."""
 
     def __init__(self, runtime: Runtime, programs: Programs, workers: int | None) -> None:
         self.source: ArtifactSource | None = None  # programs from an artifact
         self.before: WrittenModules | None = None  # modules that were written before
-        self.executables: dict[str, tuple[HloModuleProto, Executable]] = {}  # by module identity
+        self.stored: dict[str, StoredProgram] = {}  # by module identity
         self.identities: dict[str, str] = {}  # module identities, by `artifact_key`
         self.programs = programs
         self._seconds: list[float] = []  # of each compilation
@@ -154,7 +173,7 @@ class ProgramStore:
         """
         name = identity(module)
         executable = build(self._runtime, module, name, self.source)
-        self.executables[name] = module, executable
+        self.stored[name] = StoredProgram.of(module, executable)
         if entry:
             self.identities[entry] = name
         return executable
@@ -168,7 +187,7 @@ class ProgramStore:
     @property
     def temporaries(self) -> int:
         """Bytes of temporaries of the largest program so far, on one device."""
-        return max((executable.memory().temporaries for _, executable in self.executables.values()), default=0)
+        return max((program.executable.memory().temporaries for program in self.stored.values()), default=0)
 
     @contextmanager
     def watched(self, watch: Callable[[str, Executable], Executable]) -> Iterator[None]:

@@ -339,7 +339,7 @@ class Model(PretrainedModel):
     def programs(self) -> list[str]:
         """The names of the programs compiled so far. Raises ConfigError before `to_neuron` or `cpu_compile`."""
         decoder = self._made
-        return sorted(module.name for module, _ in decoder.store.executables.values())
+        return sorted(program.name for program in decoder.store.stored.values())
 
     def _source(self) -> Artifact | Checkpoint:
         """The artifact or checkpoint that has the weights."""

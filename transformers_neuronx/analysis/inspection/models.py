@@ -74,8 +74,8 @@ def facts_of_model(decoder: Decoder) -> ModelFacts:
     """Return the facts of a decoder's planned programs. Nothing needs to be compiled or loaded."""
 
     def built(entry: str) -> HloModuleProto | None:
-        identity = decoder.store.identities.get(entry, "")
-        return decoder.store.executables[identity][0] if identity in decoder.store.executables else None
+        program = decoder.store.stored.get(decoder.store.identities.get(entry, ""))
+        return program.module if program else None
 
     def written(key: ProgramKey, segment: Segment) -> HloModuleProto:
         module = key.written(decoder.programs, segment)
