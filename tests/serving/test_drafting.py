@@ -1,10 +1,11 @@
 """How many draft tokens rows get: as many as make the most tokens in the time of a step."""
 
-from itertools import product
+from itertools import accumulate, chain, product
 
 import pytest
 from hypothesis import given, strategies as st
 
+from transformers_neuronx.serving import step_times
 from transformers_neuronx.serving.drafting import CONTROL, TRIED, Costs, Drafting, Odds, worthwhile as best
 
 FLAT = Costs([1, 64], [1.0, 1.2], 0.0)  # where reading weights is all that takes time
@@ -127,3 +128,11 @@ def test_drafts_that_are_seldom_found_gain_little():
 
 def test_without_costs_there_is_all_that_there_is_room_for():
     assert Drafting(None).counts(1, [Odds(0.0), None], [4, 2]) == [4, 2]
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [([0.01, 0.03, 0.02], 3), ([0.06, 0.05, 0.04], 2), ([9.0, 9.5], 2)])
+def test_calls_that_take_long_are_measured_twice(seconds, calls, monkeypatch):
+    called, now = [], iter(accumulate(chain(*((0, taken) for taken in seconds))))
+    monkeypatch.setattr(step_times, "perf_counter", lambda: next(now))
+    assert step_times.shortest(lambda: called.append(1)) == pytest.approx(min(seconds[:calls]))
+    assert len(called) == calls
