@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,15 +34,15 @@ class StoredProgram:
 
     name: str
     executable: Executable
-    packed: bytes
+    data: bytes
 
     @classmethod
     def of(cls, module: HloModuleProto, executable: Executable) -> StoredProgram:
-        return cls(module.name, executable, zlib.compress(module.SerializeToString(deterministic=True), 1))
+        return cls(module.name, executable, module.SerializeToString(deterministic=True))
 
     @property
     def module(self) -> HloModuleProto:
-        return HloModuleProto.FromString(zlib.decompress(self.packed))
+        return HloModuleProto.FromString(self.data)
 
 
 class ProgramStore:

@@ -102,17 +102,13 @@ def measured(limits: Limits, steps: PagedSteps | SlotSteps, guesser: Guesser | N
         rounds = times.most_rounds()
         if joined is None:
             joined, doubled = times.longest_joined()
-            costs = costs_of(times, guesser) if guesser else None
+            if guesser:
+                seconds = times.by_tokens()
+                costs = Costs([*seconds], [*seconds.values()], guesser.seconds())
     elif joined is None:
         joined = steps.longest_prompt()
     most = min(max(joined, limits.rows), limits.tokens)
     return replace(limits, joined=most, doubled=doubled, rounds=rounds, samples=steps.most_samples(), costs=costs)
-
-
-def costs_of(times: StepTimes, guesser: Guesser) -> Costs:
-    """Measure what draft tokens cost."""
-    seconds = times.by_tokens()
-    return Costs([*seconds], [*seconds.values()], guesser.seconds())
 
 
 def compile_parts(tag: str, *parts: Compiled | None) -> None:
