@@ -119,6 +119,16 @@ _KNOWN_OF: Mapping[str, Collection[str]] = dict(
 
 def attributes(file: Described) -> dict[str, Any]:
     """Return the attributes that config.json would have. CheckpointError if one is missing or not supported."""
+    ends = file.ends
+    return of_weights(file) | dict(
+        bos_token_id=file.token("bos"),
+        eos_token_id=ends if len(ends) > 1 else next(iter(ends), None),
+        pad_token_id=file.token("padding"),
+    )
+
+
+def of_weights(file: Described) -> dict[str, Any]:
+    """Return the attributes but those of tokens, which weights do not depend on."""
     start = f"{file.architecture}."
     own = [key.removeprefix(start) for key in file.metadata if key.startswith(start)]
     if unknown := [start + key for key in own if key not in _KNOWN.union(_KNOWN_OF.get(file.architecture, ()))]:
@@ -131,14 +141,10 @@ def attributes(file: Described) -> dict[str, Any]:
         raise file.refused(
             f"expected tensors of {count} layers, as {start}block_count says, got those of {len(layers)}"
         )
-    ends = file.ends
     return dict(
         model_type=file.model_type,
         vocab_size=embeddings[0],  # llama.cpp may have another, of tokens without those that only fill the tensor up
         tie_word_embeddings="output.weight" not in file.shapes,
-        bos_token_id=file.token("bos"),
-        eos_token_id=ends if len(ends) > 1 else next(iter(ends), None),
-        pad_token_id=file.token("padding"),
         **dict(gpt2=_of_gpt2, gemma4=of_gemma4).get(file.architecture, _of_a_rotated)(file),
     )
 

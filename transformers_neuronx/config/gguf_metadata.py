@@ -18,7 +18,7 @@ ARCHITECTURES = dict(
     qwen35="qwen3_5_text", qwen35moe="qwen3_5_moe_text", qwen3moe="qwen3_moe", qwen3next="qwen3_5_moe_text",
     seed_oss="seed_oss", smollm3="smollm3",
 ) | {"gpt-oss": "gpt_oss"}  # fmt: skip
-# Texts of tokens that end a text, a turn, or a call of a tool, as llama.cpp knows them: files name one or two of these.
+# Texts of tokens that end a text, a turn, or a call of a tool, also in llama.cpp: files name one or two of these.
 ENDS = frozenset(
     """
     <eos> </s> <|endoftext|> <|end_of_text|> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <end_of_turn>

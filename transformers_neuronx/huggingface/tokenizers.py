@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers_neuronx.support.files import read_json
-from transformers_neuronx.weights.gguf import attributes_of
+from transformers_neuronx.weights.gguf import model_type_of
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
@@ -30,7 +30,7 @@ def tokenizer_of_gguf(file: Path) -> Any:
     where: dict[str, Any] = dict(gguf_file=file.name)
     if (file.parent / TOKENIZER_CONFIG).exists():
         return AutoTokenizer.from_pretrained(file.parent, **where)
-    name = TOKENIZER_MAPPING_NAMES.get(attributes_of(file)["model_type"])
+    name = TOKENIZER_MAPPING_NAMES.get(model_type_of(file))
     kind = tokenizer_class_from_name(name) if name not in (None, "MistralCommonBackend") else None
     return (kind or TokenizersBackend).from_pretrained(file.parent, **where)
 

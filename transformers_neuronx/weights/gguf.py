@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformers_neuronx.config.gguf import GGUF, STORED, attributes
+from transformers_neuronx.config.gguf import GGUF, STORED, attributes, of_weights
 from transformers_neuronx.config.gguf_metadata import OTHER, Described
 from transformers_neuronx.config.gguf_positions import FACTORS
 from transformers_neuronx.config.published import QUANTIZATION
@@ -119,7 +119,7 @@ def open_gguf(path: Path) -> tuple[Readers, PackedReaders, dict[str, tuple[int, 
     """
     file = open_files(path)
     described = _described(file)
-    sources = _sources(file, described, attributes(described))
+    sources = _sources(file, described, of_weights(described))
 
     def read(name: str) -> torch.Tensor:
         return sources[name].numbers()
@@ -148,6 +148,11 @@ def attributes_of(path: Path) -> dict[str, Any]:
         return found | {"dtype": "bfloat16", QUANTIZATION: dict(quant_method=GGUF, matrices=kinds)}
     usual = Counter(kinds.values()).most_common(1)[0][0]
     return found | dict(dtype=str(TYPES[usual]).removeprefix("torch."))
+
+
+def model_type_of(path: Path) -> str:
+    """Return the model type in Transformers. Raises as `open_gguf` does."""
+    return _described(open_files(path)).model_type
 
 
 def _described(file: GgufFile) -> Described:
