@@ -1,14 +1,13 @@
 """The weight table of Gemma 4: LLaMA's for each kind of layer, and what a layer has of each token."""
 
 import functools
-from dataclasses import replace
 
 import torch
 
 from transformers_neuronx.gemma4text.config import READS, Gemma4TextConfig
 from transformers_neuronx.llama import weights
 from transformers_neuronx.llama.weights import BLOCK, PREFIX as PREFIX, ignored as ignored
-from transformers_neuronx.weights import COLUMNS, Layout, Weight, experts, norm, of_kinds
+from transformers_neuronx.weights import COLUMNS, Layout, Weight, also_named, experts, norm, of_kinds
 
 OF_KEYS = ("attn.k.", "attn.v.", "attn.k_norm.", "attn.v_norm.")
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
@@ -51,15 +50,10 @@ def _mixture(config: Gemma4TextConfig) -> list[Weight]:
     h, count = config.hidden_size, config.n_expert
     rows = experts("moe", BLOCK, count, "router.proj", (), EXPERTS, config.expert_size, h)
     return [
-        *(replace(row, source=_also_numbered(row.source)) if row.experts else row for row in rows),
+        *also_named(rows, {"experts.": "experts.#."}),  # in few bits, each expert has a matrix of its own
         Weight("moe.router.scale", BLOCK + "router.per_expert_scale", (count,), dtype="f32"),
         Weight("router_norm.weight", BLOCK + "router.scale", (h,), times(h**-0.5), dtype="f32"),
     ]
-
-
-def _also_numbered(source: str) -> str:
-    """Return the name of a tensor with all experts, and of those with one: in few bits, experts are matrices."""
-    return f"{source}|{source.replace('experts', 'experts.#')}"
 
 
 @functools.cache
