@@ -19,13 +19,21 @@ def validate_token_tree(token_tree: Tree) -> tuple[int, int]:
 
     Raises ConfigError unless it names the children of nodes that are numbered level by level, from the root 0 on.
     """
-    levels = _levels(token_tree)
-    return sum(map(len, levels)), len(levels)
+    nodes, levels, level = 0, 0, [ROOT_NODE]
+    while level and sorted(level) == [*range(nodes, nodes + len(level))]:
+        nodes, levels = nodes + len(level), levels + 1
+        level = [child for node in level for child in token_tree.get(node, ())]
+    if level or ROOT_NODE not in token_tree or any(node not in range(nodes) for node in token_tree):
+        raise ConfigError(
+            f"token_tree must name the children of nodes that are numbered level by level, from the root 0 on, got "
+            f"{dict(token_tree)}"
+        )
+    return nodes, levels
 
 
 def draft_tokens(token_tree: Tree) -> int:
     """Return the number of draft tokens on the longest path of a tree. Raises ConfigError if there is none."""
-    count = len(_levels(token_tree)) - 1
+    count = validate_token_tree(token_tree)[1] - 1
     if not count:
         raise ConfigError("token_tree must have nodes besides its root")
     return count
@@ -36,26 +44,7 @@ def generate_attention_mask(token_tree: Tree) -> torch.Tensor:
     import torch
 
     mask = torch.eye(validate_token_tree(token_tree)[0], dtype=torch.int32)
-    for level in _levels(token_tree):  # parents come before their children
-        for node in level:
-            for child in token_tree.get(node, ()):
-                mask[child] += mask[node]
+    for node in sorted(token_tree):  # parents come before their children
+        for child in token_tree[node]:
+            mask[child] += mask[node]
     return mask
-
-
-def _levels(tree: Tree) -> list[list[int]]:
-    """Return the nodes of each level."""
-    levels, nodes, level = list[list[int]](), 0, [ROOT_NODE]
-    while level:
-        if sorted(level) != list(range(nodes, nodes + len(level))):
-            nodes = -1
-            break
-        levels.append(level)
-        nodes += len(level)
-        level = [child for node in level for child in tree.get(node, ())]
-    if ROOT_NODE not in tree or any(node not in range(nodes) for node in tree):
-        raise ConfigError(
-            f"token_tree must name the children of nodes that are numbered level by level, from the root 0 on, got "
-            f"{dict(tree)}"
-        )
-    return levels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers_neuronx.config.token_trees import Tree, draft_tokens, validate_token_tree
+from transformers_neuronx.config.token_trees import Tree, draft_tokens
 from transformers_neuronx.engine.inputs import Integers
 from transformers_neuronx.errors import NotSupportedError
 from transformers_neuronx.models.generation import Streamer
@@ -29,7 +29,7 @@ class TreeSpeculativeGenerator(SpeculativeGenerator):
             raise NotSupportedError("an acceptor of token trees is not supported: what the target samples stays")
         self.token_tree = token_tree or {}
         super().__init__(draft, target, draft_tokens(self.token_tree))
-        self.depth = validate_token_tree(self.token_tree)[1]
+        self.depth = self.k + 1  # with the root
 
     def sample(  # type: ignore[override]  # as in the original, which has no padding here
         self,
