@@ -43,7 +43,7 @@ def measured(began, answered, peak):
     """Measure with `answered(ids, count)`, which returns the seconds from the request to each of so many tokens."""
     found, start, numbers = {}, time.time() - began, iter(range(1, 1_000_000))
 
-    def asked(length, count, _=None):
+    def asked(length, count):
         return answered(drawn(next(numbers), length), count)
 
     def each(times):
@@ -55,7 +55,7 @@ def measured(began, answered, peak):
             for length in PROMPTS:
                 found.setdefault(f"prompt of {length}, ms", []).append(asked(length, 1)[0] * 1e3)
             found.setdefault("token, ms", []).append(each(asked(SHORT, COUNT)))
-            rows = [*clients.map(lambda number: asked(SHORT, COUNT, number), range(ROWS))]
+            rows = [*clients.map(lambda _: asked(SHORT, COUNT), range(ROWS))]
             found.setdefault(f"token of {ROWS} requests, ms", []).append(statistics.mean(map(each, rows)))
     medians = {name: statistics.median(values) for name, values in found.items()}
     return medians | {"start, s": start, "peak, MiB": peak()}

@@ -4,7 +4,14 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-LAYERS, HIDDEN, INNER, VOCAB, HEADS, KEYS, SIZE = 22, 2048, 5632, 32000, 32, 4, 64
+from peers.gguf_files import describe, name_tokens
+
+LAYERS, HIDDEN, INNER, VOCAB, KEYS = 22, 2048, 5632, 32000, 4 * 64
+CONFIG = dict(
+    model_type="llama", vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS,
+    num_attention_heads=32, num_key_value_heads=4, max_position_embeddings=2048, rms_norm_eps=1e-5,
+    rope_parameters=dict(rope_theta=10000.0),
+)  # fmt: skip
 # Of each type: values of a block, its bytes, and where 16-bit scales are, with values that make weights of about 0.02.
 BLOCKS = {
     Type.Q4_0: (32, 18, {0: 4e-3}),
@@ -15,12 +22,13 @@ BLOCKS = {
 
 
 def write(path, mix):
-    """Write a file. `mix` is Q4_K_M, Q4_0 or Q8_0: that has a Q6_K output, if it is in 4 bits."""
+    """Write a file. `mix` is Q4_K_M, Q4_0 or Q8_0. In 4 bits, the output is in Q6_K."""
     draw = np.random.default_rng(0)
     plain = Type.Q4_K if mix == "Q4_K_M" else Type[mix]
     more = Type.Q6_K if mix == "Q4_K_M" else plain
     writer = gguf.GGUFWriter(path, "llama", use_temp_file=False)
-    describe(writer)
+    describe(writer, CONFIG)
+    name_tokens(writer, VOCAB)
 
     def add(name, outputs, inputs, kind=plain):
         values, size, scales = BLOCKS[kind]
@@ -41,8 +49,8 @@ def write(path, mix):
         for name in ("attn_norm", "ffn_norm"):
             add_norm(f"{block}.{name}")
         add(f"{block}.attn_q", HIDDEN, HIDDEN)
-        add(f"{block}.attn_k", KEYS * SIZE, HIDDEN)
-        add(f"{block}.attn_v", KEYS * SIZE, HIDDEN, kind)
+        add(f"{block}.attn_k", KEYS, HIDDEN)
+        add(f"{block}.attn_v", KEYS, HIDDEN, kind)
         add(f"{block}.attn_output", HIDDEN, HIDDEN)
         add(f"{block}.ffn_gate", INNER, HIDDEN)
         add(f"{block}.ffn_up", INNER, HIDDEN)
@@ -51,23 +59,3 @@ def write(path, mix):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def describe(writer):
-    """Write the sizes, and a vocabulary of numbers."""
-    writer.add_context_length(2048)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KEYS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(SIZE)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCAB)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"\N{LOWER ONE EIGHTH BLOCK}{number}" for number in range(VOCAB)])
-    writer.add_token_scores([0.0] * VOCAB)
-    writer.add_token_types([1] * VOCAB)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
