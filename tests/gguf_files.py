@@ -341,13 +341,7 @@ def one(config, name, tensor):
         back = torch.empty_like(rows)
         back[rows] = torch.arange(len(rows))
         return [name], tensor[rows], lambda numbers: [numbers[back]]
-    if config.model_type == "qwen3_next" and name.endswith(("A_log", "conv1d.weight")):
-        rates = name.endswith("A_log")
-        undo = (lambda numbers: [(-numbers).log()]) if rates else (lambda numbers: [numbers.unsqueeze(1)])
-        return [name], -tensor.exp() if rates else tensor.squeeze(1), undo
-    if config.model_type in PLUS_ONE and name.endswith("linear_attn.norm.weight"):
-        return [name], tensor, lambda numbers: [numbers]
-    if config.model_type.startswith("qwen3_5") and ".linear_attn." in name:
+    if config.model_type in WITH_DELTA and ".linear_attn." in name:
         return [name], *of_delta(config, name.split(".linear_attn.")[1], tensor)
     if config.model_type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return [name], tensor.T.contiguous(), lambda numbers: [numbers.T]
@@ -366,13 +360,17 @@ def of_delta(config, part, tensor):
     """Return a tensor of a delta net as the file has it, and what undoes the conversion.
 
     Heads of values are [heads of keys, turns] in the checkpoint, and in the file the first of each head of keys come
-    first.
+    first, but for Qwen3-Next.
     """
+    if part == "norm.weight":
+        return tensor, lambda numbers: [numbers]
     keys, heads, size = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
     first = 2 * keys * config.linear_key_head_dim if part.startswith(("in_proj_qkv", "conv1d")) else 0
     width = size if part.startswith(("in_proj_qkv", "in_proj_z", "conv1d", "out_proj")) else 1
     order = torch.arange(heads * width).reshape(keys, heads // keys, width).swapaxes(0, 1).flatten()
     order = torch.cat([torch.arange(first), first + order])
+    if config.model_type == "qwen3_next":
+        order = torch.arange(tensor.shape[part == "out_proj.weight"])
     back = torch.argsort(order)
     if part == "out_proj.weight":
         return tensor[:, order].contiguous(), lambda numbers: [numbers[:, back]]

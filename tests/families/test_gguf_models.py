@@ -37,6 +37,7 @@ OF_QWEN35 = dict(
     linear_value_head_dim=32,
     rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
 )
+OF_SHARED = dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=96, shared_expert_intermediate_size=64)
 OF_FAMILY = dict(
     gpt2=dict(n_embd=192, n_inner=768, n_layer=3, n_head=6, n_positions=32),
     gemma2=dict(query_pre_attn_scalar=32, sliding_window=5, attn_logit_softcapping=3.0),
@@ -80,16 +81,12 @@ OF_FAMILY = dict(
     ),
     qwen3_5_text=OF_QWEN35,
     qwen3_next=OF_QWEN35
+    | OF_SHARED
     | dict(
-        num_experts=3,
-        num_experts_per_tok=2,
-        moe_intermediate_size=96,
-        shared_expert_intermediate_size=64,
-        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
     ),
-    qwen3_5_moe_text=OF_QWEN35
-    | dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=96, shared_expert_intermediate_size=64),
+    qwen3_5_moe_text=OF_QWEN35 | OF_SHARED,
     gpt_oss=dict(
         num_local_experts=3,
         num_experts_per_tok=2,
