@@ -71,7 +71,8 @@ def pairs_as_halves(head_dim: int, rotary_dim: int, layout: Layout = as_is, firs
     """
     turned = range(first, first + rotary_dim)
     order = [*range(first), *turned[::2], *turned[1::2], *range(first + rotary_dim, head_dim)]
-    return lambda tensor: torch.unflatten(layout(tensor), 0, (-1, head_dim))[:, order].flatten(0, 1)
+    numbers = torch.tensor(order)  # a list as an index of a tensor without numbers would import SymPy
+    return lambda tensor: torch.unflatten(layout(tensor), 0, (-1, head_dim)).index_select(1, numbers).flatten(0, 1)
 
 
 @functools.cache

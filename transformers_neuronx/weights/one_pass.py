@@ -18,7 +18,7 @@ from transformers_neuronx.weights.layouts import Layout
 from transformers_neuronx.weights.packed import Packed, Store, Unread, chosen
 from transformers_neuronx.weights.splits import Split
 
-AT_ONCE = 2**20  # numbers that are stored at once
+AT_ONCE = 2**22  # numbers that are stored at once
 
 _Read = Callable[[torch.Tensor], torch.Tensor | Packed]  # outputs, by their numbers
 
