@@ -507,6 +507,7 @@ from tqdm import tqdm
 from transformers_neuronx.engine.artifact_saving import save_artifact
 from transformers_neuronx.engine.artifact_weights import key_of
 from transformers_neuronx.engine.artifacts import open_artifact
+from transformers_neuronx.engine.compile_cache import SavedModule
 from transformers_neuronx.engine.store import StoredProgram
 from transformers_neuronx.errors import CheckpointError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
@@ -517,8 +518,9 @@ def decoder_like(source):
     artifact, model = open_artifact(source), GPT2ForSampling.from_pretrained(source)
     held = lambda name: artifact.verified(name).read_bytes()
     stored = {
-        identity: StoredProgram.of(
-            HloModuleProto.FromString(held(of["hlo"])), made_of(serialize=lambda of=of: held(of["executable"]))
+        identity: StoredProgram(
+            SavedModule.of(HloModuleProto.FromString(held(of["hlo"]))),
+            made_of(serialize=lambda of=of: held(of["executable"])),
         )
         for identity, of in artifact.manifest["programs"].items()
     }

@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def directory(tmp_path, monkeypatch):
 
 def check(runtime, module=None, times=2.0):
     module = module or doubling()
-    executable = cache.build(runtime, module, identity(module))
+    executable = cache.build(runtime, cache.SavedModule.of(module))
     assert executable(runtime.put([np.arange(4, dtype=np.float32)]))[0].numpy().tolist() == [
         0,
         times,
@@ -209,6 +210,34 @@ def test_a_whole_entry_that_does_not_load_is_compiled_anew(runtime, directory, c
     assert f" from {entries(directory)[0]}, compiling it again: " in warning and warning.endswith("not of this world")
 
 
+class Loading(Counting):
+    """A runtime that records what it has loaded."""
+
+    def __init__(self, runtime, lazily=True):
+        super().__init__(runtime)
+        self.loads_lazily, self.loads = lazily, []
+
+    def load(self, data, module):
+        self.loads.append(module.name)
+        return self.runtime.load(data, module)
+
+
+@pytest.mark.parametrize("lazily", [True, False])
+def test_what_is_found_is_loaded_when_it_is_first_used(runtime, directory, lazily):
+    """Unless a runtime, as that of Neuron, takes long, or may fail."""
+    check(runtime)
+    later = Loading(runtime, lazily)
+    found = cache.build(later, cache.SavedModule.of(doubling()))
+    assert later.loads == ["double"] * (not lazily) and found.is_loaded == (not lazily)
+    assert found.serialize() == cache.Cache(directory).read(entries(directory)[0].stem)
+    ones = later.put([np.ones(4, np.float32)])
+    with ThreadPoolExecutor(8) as pool:
+        results = [each.result() for each in [pool.submit(found, ones) for _ in range(32)]]
+    assert all(result.numpy().tolist() == [2] * 4 for [result] in results)
+    assert later.loads == ["double"] and not later.compiled
+    assert found.memory() == found.loaded().memory() and found.text() == found.loaded().text()
+
+
 def test_a_full_disk_is_no_reason_to_stop(runtime, directory, caplog):
     directory.mkdir(mode=0o700)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -242,7 +271,7 @@ def test_a_directory_for_reading_only_is_no_reason_to_stop(runtime, directory, c
 def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(runtime, directory, caplog):
     runtime.patience = 0.1
     directory.mkdir(mode=0o700)
-    with cache.Cache(directory).alone(cache._key(runtime, identity(doubling())), 600):
+    with cache.Cache(directory).alone(cache._key(runtime, cache.SavedModule.of(doubling())), 600):
         check(runtime)
     assert warnings(caplog)[0].startswith("another process has locked ")
 
@@ -252,7 +281,7 @@ def test_a_program_that_the_compiler_refuses_is_refused_every_time(runtime, dire
     broken.computations[0].instructions[0].opcode = "no such operation"
     for _ in range(2):
         with pytest.raises(EngineError, match="XLA:CPU refused the module 'double'"):
-            cache.build(runtime, broken, identity(broken))
+            cache.build(runtime, cache.SavedModule.of(broken))
     assert len(runtime.compiled) == 2
     assert not entries(directory)
 

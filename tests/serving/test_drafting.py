@@ -130,9 +130,13 @@ def test_without_costs_there_is_all_that_there_is_room_for():
     assert Drafting(None).counts(1, [Odds(0.0), None], [4, 2]) == [4, 2]
 
 
-@pytest.mark.parametrize(("seconds", "calls"), [([0.01, 0.03, 0.02], 3), ([0.06, 0.05, 0.04], 2), ([9.0, 9.5], 2)])
+@pytest.mark.parametrize(
+    ("seconds", "calls"),
+    [([0.01, 0.03, 0.02], 3), ([0.06, 0.05, 0.04], 2), ([9.0, 9.5], 2), ([10.0], 1), ([0.01, 10.0], 2)],
+)
 def test_calls_that_take_long_are_measured_twice(seconds, calls, monkeypatch):
+    """And those that take more than enough once."""
     called, now = [], iter(accumulate(chain(*((0, taken) for taken in seconds))))
     monkeypatch.setattr(step_times, "perf_counter", lambda: next(now))
-    assert step_times.shortest(lambda: called.append(1)) == pytest.approx(min(seconds[:calls]))
+    assert step_times.shortest(lambda: called.append(1), enough=10.0) == pytest.approx(min(seconds[:calls]))
     assert len(called) == calls

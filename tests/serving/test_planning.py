@@ -128,8 +128,9 @@ take()
 use()
 for held in (decoder.weights, decoder._operands, decoder.caches, decoder.memory.arrays):
     held.clear()
-for program in decoder.store.stored.values():
-    program.executable._held = (), []  # the weights of its last call
+for _, executable in decoder.store.stored.values():
+    if loaded := getattr(executable, "_loaded", executable):
+        loaded._held = (), []  # the weights of its last call
 decoder.runtime.put([np.zeros(1)])  # jaxlib frees what arrays had when it makes the next one
 before = memory("VmRSS")
 take()

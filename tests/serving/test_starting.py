@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import time
 import types
 
 import numpy as np
@@ -202,6 +203,50 @@ def test_the_code_and_the_model_tell_modules_apart(checkpoint, directory, monkey
     graph = types.SimpleNamespace(layer=decoder.family.graph.layer)
     monkeypatch.setattr(decoder, "family", dataclasses.replace(decoder.family, graph=graph))
     assert modules_of(decoder) is None  # code outside of the package, whose changes nobody would see
+
+
+# Programs that are loaded when they are needed.
+
+
+def loaded(model):
+    return {program.name for program in model.decoder.store.stored.values() if program.is_loaded}
+
+
+def test_a_call_loads_what_it_runs(checkpoint, directory):
+    model = model_of(checkpoint)
+    prompt, programs = torch.tensor([[5, 6, 7]]), loaded(model)
+    wanted = model.sample(prompt, 20, top_k=1).tolist()
+    assert programs == loaded(model) == set(model.programs)  # those that were compiled
+    again = model_of(checkpoint)
+    assert again.programs == model.programs and not loaded(again) and not again.metrics.held.temporaries
+    assert again.sample(prompt, 20, top_k=1).tolist() == wanted
+    used = {"step_tokens1_sequences1_samples1", "step_tokens16_sequences1_samples1"}
+    assert loaded(again) == used < programs
+    assert again.metrics.held.temporaries == max(
+        program.executable.memory().temporaries for program in again.decoder.store.stored.values() if program.is_loaded
+    )
+
+
+def test_an_idle_engine_loads_the_others(checkpoint, directory):
+    with Engine(model_of(checkpoint, ahead=False), rows=2, step_tokens=32) as engine:
+        wanted = engine.submit([5, 6, 7], SamplingParams(max_tokens=8, temperature=0)).result()
+    model = model_of(checkpoint, ahead=False)
+    with Engine(model, rows=2, step_tokens=32, joined_tokens=32) as engine:
+        assert engine.submit([5, 6, 7], SamplingParams(max_tokens=8, temperature=0)).result() == wanted
+        deadline = time.monotonic() + 60
+        while loaded(model) != set(model.programs):
+            assert time.monotonic() < deadline, set(model.programs) - loaded(model)
+            time.sleep(0.01)
+    assert not model.decoder.store.load_one()
+
+
+def test_an_engine_that_is_closed_loads_no_more(checkpoint, directory):
+    Engine(model_of(checkpoint, ahead=False), rows=2, step_tokens=32).close()
+    model = model_of(checkpoint, ahead=False)
+    Engine(model, rows=2, step_tokens=32, joined_tokens=32).close()
+    before = loaded(model)
+    time.sleep(0.1)
+    assert loaded(model) == before < set(model.programs)
 
 
 # Programs that a call needs.

@@ -70,6 +70,6 @@ def _save_programs(decoder: Decoder, stage: Path) -> dict[str, dict[str, str]]:
     for identity, program in list(decoder.store.stored.items()):
         stem = f"program-{re.sub(r'[^-_A-Za-z0-9]', '_', program.name)}-{identity[:12]}"
         programs[identity] = dict(hlo=f"{stem}.hlo.pb", executable=f"{stem}.{decoder.runtime.suffix}")
-        files.write(stage / f"{stem}.hlo.pb", program.data)
+        files.write(stage / f"{stem}.hlo.pb", program.saved.data)
         files.write(stage / programs[identity]["executable"], program.executable.serialize())
     return programs

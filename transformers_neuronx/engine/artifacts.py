@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from transformers_neuronx.config import CompileOptions, Completed
 from transformers_neuronx.engine.artifact_weights import Pieces, for_devices, read_tensors, want_weights
-from transformers_neuronx.engine.compile_cache import ArtifactSource
+from transformers_neuronx.engine.compile_cache import ArtifactSource, SavedModule
 from transformers_neuronx.engine.decoder import Decoder
 from transformers_neuronx.engine.descriptions import code_of, constructor_options, description, differences
 from transformers_neuronx.engine.family import Family
@@ -115,14 +115,16 @@ class Artifact:
         written_here = self.manifest["code"] == code_of(decoder) != ""
         return ArtifactSource(self.module if written_here else _nothing, _nothing if changed else self.executable)
 
-    def module(self, key: str) -> HloModuleProto | None:
+    def module(self, key: str) -> SavedModule | None:
         """Return the module of the program with this `artifact_key`, or None."""
-        program = self.manifest["programs"].get(self.manifest["keys"].get(key))
+        identity = self.manifest["keys"].get(key)
+        program = self.manifest["programs"].get(identity)
         if program is None:
             return None
         path = self.verified(program["hlo"])
         with files.explain(f"{path}: not a module"):
-            return HloModuleProto.FromString(path.read_bytes())
+            data = path.read_bytes()
+            return SavedModule(HloModuleProto.FromString(data).name, identity, data)
 
     def executable(self, identity: str) -> bytes | None:
         """Return the executable of the module with this identity, or None."""

@@ -4,6 +4,8 @@ The cache is a directory of executables, and of modules. An executable is named 
 everything else it depends on, a module by a digest of the model and the code that writes it. Cached code is executed,
 so the directory must belong to the user. A problem with the cache never stops a program: it is logged once, and the
 program is compiled. With NEURONX_DUMP_TO, every program is also written to that directory.
+
+What is found is loaded when it is first used: a process needs a few of a model's programs at once, and some never.
 """
 
 from __future__ import annotations
@@ -13,76 +15,144 @@ import json
 import logging
 import os
 import re
+import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from transformers_neuronx import env
+from transformers_neuronx.compiler import identity
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto
-from transformers_neuronx.runtimes.base import Executable, Runtime
+from transformers_neuronx.runtimes.base import DeviceTensor, Executable, MemoryStats, Runtime
 from transformers_neuronx.support import files
 from transformers_neuronx.support.user_cache import cache_directory, warn_once
 
 _LOG = logging.getLogger(__name__)
 
 MAGIC = b"transformers_neuronx executable 1\n"  # a cache entry: this, the SHA-256 of the rest, and what is cached
+ARTIFACT = "an artifact"
+
+
+@dataclass(frozen=True)
+class SavedModule:
+    """A module as bytes: as a message, it would take several times the memory. Its `identity` is that of `compiler`."""
+
+    name: str
+    identity: str
+    data: bytes
+
+    @classmethod
+    def of(cls, module: HloModuleProto) -> SavedModule:
+        return cls(module.name, identity(module), module.SerializeToString(deterministic=True))
+
+    def message(self) -> HloModuleProto:
+        return HloModuleProto.FromString(self.data)
 
 
 class ArtifactSource(NamedTuple):
     """The programs of an artifact: modules by `artifact_key`, executables by the `identity` of their module."""
 
-    module: Callable[[str], HloModuleProto | None]
+    module: Callable[[str], SavedModule | None]
     executable: Callable[[str], bytes | None]
 
 
-def build(runtime: Runtime, module: HloModuleProto, identity: str, source: ArtifactSource | None = None) -> Executable:
-    """Return an executable of `module`, whose `identity` is given. Raises EngineError with the compiler's message."""
+class LazyExecutable:
+    """An executable that was found, and is loaded when it is first used. Several threads may use it.
+
+    `make` loads it, or compiles it again if that fails.
+    """
+
+    def __init__(self, data: bytes, make: Callable[[], Executable]) -> None:
+        self._data, self._make = data, make
+        self._turn = threading.Lock()
+        self._loaded: Executable | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
+    def loaded(self) -> Executable:
+        """Return the executable. Raises EngineError if it cannot be loaded and cannot be compiled."""
+        with self._turn:
+            if self._loaded is None:
+                self._loaded = self._make()
+            return self._loaded
+
+    def __call__(self, *tensors: DeviceTensor) -> list[DeviceTensor]:
+        return (self._loaded or self.loaded())(*tensors)
+
+    def memory(self) -> MemoryStats:
+        return self.loaded().memory()
+
+    def text(self) -> str:
+        return self.loaded().text()
+
+    def files(self) -> Mapping[str, bytes]:
+        return self.loaded().files()
+
+    def serialize(self) -> bytes:
+        return self._loaded.serialize() if self._loaded else self._data
+
+
+def build(runtime: Runtime, module: SavedModule, source: ArtifactSource | None = None) -> Executable:
+    """Return an executable of `module`. Raises EngineError with the compiler's message."""
+    data, where = source.executable(module.identity) if source else None, ARTIFACT
+    if data is None and (cache := cache_of_user()):
+        key = _key(runtime, module)
+        data, where = cache.read(key), str(cache.entry(key))
+    if data is None:
+        return _timed(runtime, module, lambda: _through_cache(runtime, module))
+    found = LazyExecutable(data, lambda: _timed(runtime, module, lambda: _loaded(runtime, module, data, where)))
+    if not runtime.loads_lazily or env.DUMP_TO.get():
+        found.loaded()
+    return found
+
+
+def _timed(runtime: Runtime, module: SavedModule, make: Callable[[], tuple[Executable, str]]) -> Executable:
     began = time.monotonic()
-    key = _key(runtime, identity)
-    data = source.executable(identity) if source else None
-    executable, origin = _loaded(runtime, module, data, "a saved artifact"), "loaded from an artifact"
-    if executable is None:
-        executable, origin = _through_cache(runtime, module, key)
-    line = f"{module.name}-{key[:12]}: {origin} in {time.monotonic() - began:.2f} s"
+    executable, origin = make()
+    line = f"{module.name}-{_key(runtime, module)[:12]}: {origin} in {time.monotonic() - began:.2f} s"
     _LOG.info(line)
     if env.DUMP_TO.get():
         _dump(Path(env.DUMP_TO.get()).expanduser(), runtime, module, executable, line)
     return executable
 
 
-def _key(runtime: Runtime, identity: str) -> str:
+def _key(runtime: Runtime, module: SavedModule) -> str:
     facts = json.dumps(dict(runtime.fingerprint), sort_keys=True)
-    return hashlib.sha256(f"{identity} {facts}".encode()).hexdigest()
+    return hashlib.sha256(f"{module.identity} {facts}".encode()).hexdigest()
 
 
-def _loaded(runtime: Runtime, module: HloModuleProto, data: bytes | None, origin: str) -> Executable | None:
-    if data is None:
-        return None
+def _loaded(runtime: Runtime, module: SavedModule, data: bytes, where: str) -> tuple[Executable, str]:
+    """Load an executable, or get another one if that fails."""
+    if executable := _load(runtime, module, data, where):
+        return executable, f"loaded from {ARTIFACT if where == ARTIFACT else 'the cache'}"
+    return _through_cache(runtime, module, data)
+
+
+def _load(runtime: Runtime, module: SavedModule, data: bytes, where: str) -> Executable | None:
     try:
-        return runtime.load(data, module)
+        return runtime.load(data, module.message())
     except EngineError as error:
-        warn_once(f"cannot load the executable of {module.name} from {origin}, compiling it again: {error}")
+        warn_once(f"cannot load the executable of {module.name} from {where}, compiling it again: {error}")
         return None
 
 
-def _through_cache(runtime: Runtime, module: HloModuleProto, key: str) -> tuple[Executable, str]:
-    cache = cache_of_user()
+def _through_cache(runtime: Runtime, module: SavedModule, unusable: bytes | None = None) -> tuple[Executable, str]:
+    """Compile a program, or load it if another process has compiled it meanwhile. `unusable` cannot be loaded."""
+    cache, key = cache_of_user(), _key(runtime, module)
     if cache is None:
-        return runtime.compile(module), "compiled"
-    if executable := _loaded(runtime, module, cache.read(key), str(cache.entry(key))):
-        return executable, "loaded from the cache"
+        return runtime.compile(module.message()), "compiled"
     with cache.alone(key, runtime.patience):
-        # Another process may have compiled it while this one waited for the lock.
-        if executable := _loaded(runtime, module, cache.read(key), str(cache.entry(key))):
+        data = cache.read(key)
+        if data not in (None, unusable) and (executable := _load(runtime, module, data, str(cache.entry(key)))):
             return executable, "loaded from the cache"
-        executable = runtime.compile(module)
+        executable = runtime.compile(module.message())
         cache.write(key, executable.serialize)
     return executable, "compiled"
 
@@ -163,7 +233,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class WrittenModules:
-    """Modules of one model that were written before, by `artifact_key`. Writing one takes ten times as long as reading.
+    """Modules of one model that were written before, by `artifact_key`. Reading one takes a hundredth of the time.
 
     `model` stands for all else that determines them.
     """
@@ -171,28 +241,33 @@ class WrittenModules:
     cache: Cache
     model: str
 
-    def read(self, entry: str) -> HloModuleProto | None:
+    def read(self, entry: str) -> SavedModule | None:
         """Return a module, or None if it is missing or damaged."""
         data = self.cache.read(self._key(entry))
+        if data is None:
+            return None
+        named, _, packed = data.partition(b"\n")
         try:
-            return None if data is None else HloModuleProto.FromString(zlib.decompress(data))
-        except (zlib.error, DecodeError) as error:
+            found, name = named.decode().split(" ", 1)
+            return SavedModule(name, found, zlib.decompress(packed))
+        except (ValueError, zlib.error) as error:
             warn_once(f"{self.cache.entry(self._key(entry))} is no module, writing it again: {error}")
             return None
 
-    def write(self, entry: str, module: HloModuleProto) -> None:
-        self.cache.write(self._key(entry), lambda: zlib.compress(module.SerializeToString(deterministic=True), 1))
+    def write(self, entry: str, module: SavedModule) -> None:
+        named = f"{module.identity} {module.name}\n".encode()
+        self.cache.write(self._key(entry), lambda: named + zlib.compress(module.data, 1))
 
     def _key(self, entry: str) -> str:
         return hashlib.sha256(f"{self.model} {entry}".encode()).hexdigest()
 
 
-def _dump(directory: Path, runtime: Runtime, module: HloModuleProto, executable: Executable, line: str) -> None:
+def _dump(directory: Path, runtime: Runtime, module: SavedModule, executable: Executable, line: str) -> None:
     """Write a program to `directory`: HLO as protobuf and text, the compiled program, and what it depends on."""
     name = re.sub(r"[^-.\w]", "_", line.partition(":")[0])
     shown = {
-        "hlo.pb": module.SerializeToString(deterministic=True),
-        "hlo.txt": runtime.module_text(module).encode(),
+        "hlo.pb": module.data,
+        "hlo.txt": runtime.module_text(module.message()).encode(),
         "compiled.txt": executable.text().encode(),
         "flags.json": json.dumps(dict(runtime.fingerprint), indent=2).encode(),
         **executable.files(),

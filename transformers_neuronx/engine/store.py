@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from transformers_neuronx.compiler import identity
-from transformers_neuronx.engine.compile_cache import ArtifactSource, WrittenModules, build
+from transformers_neuronx.engine.compile_cache import (
+    ArtifactSource,
+    LazyExecutable,
+    SavedModule,
+    WrittenModules,
+    build,
+)  # fmt: skip
 from transformers_neuronx.engine.keys import ProgramKey, Segment, artifact_key, program_name
 from transformers_neuronx.engine.kv_cache import CacheLayout
 from transformers_neuronx.engine.loading import Progress
 from transformers_neuronx.engine.programs import Programs
+from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes.base import Executable, Runtime
 from transformers_neuronx.weights.lora import AdapterLayout
@@ -28,21 +34,23 @@ K = TypeVar("K", bound=ProgramKey)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class StoredProgram:
-    """An executable, and its module as bytes: as a message, it would take several times the executable's memory."""
+class StoredProgram(NamedTuple):
+    """A program, compiled."""
 
-    name: str
+    saved: SavedModule
     executable: Executable
-    data: bytes
 
-    @classmethod
-    def of(cls, module: HloModuleProto, executable: Executable) -> StoredProgram:
-        return cls(module.name, executable, module.SerializeToString(deterministic=True))
+    @property
+    def name(self) -> str:
+        return self.saved.name
 
     @property
     def module(self) -> HloModuleProto:
-        return HloModuleProto.FromString(self.data)
+        return self.saved.message()
+
+    @property
+    def is_loaded(self) -> bool:
+        return not isinstance(self.executable, LazyExecutable) or self.executable.is_loaded
 
 
 class ProgramStore:
@@ -52,6 +60,7 @@ class ProgramStore:
         self.source: ArtifactSource | None = None  # programs from an artifact
         self.before: WrittenModules | None = None  # modules that were written before
         self.stored: dict[str, StoredProgram] = {}  # by module identity
+        self._found: deque[LazyExecutable] = deque()  # those of stores `over` other caches, too
         self.identities: dict[str, str] = {}  # module identities, by `artifact_key`
         self.programs = programs
         self._seconds: list[float] = []  # of each compilation
@@ -96,14 +105,14 @@ class ProgramStore:
 
         self.each(self.missing(wanted), build_parts, progress, overlap)
 
-    def _module(self, key: ProgramKey, entry: str, write: Callable[[], HloModuleProto]) -> HloModuleProto:
+    def _module(self, key: ProgramKey, entry: str, write: Callable[[], HloModuleProto]) -> SavedModule:
         """Return a module that was written before, or write it now. It depends on the model, the key and the entry."""
         if self.before is None:
-            return write()
+            return SavedModule.of(write())
         entry = f"{entry} {key!r}"  # names of keys leave out what the model of an artifact determines
         module = self.before.read(entry)
         if module is None:
-            module = write()
+            module = SavedModule.of(write())
             self.before.write(entry, module)
         return module
 
@@ -134,7 +143,7 @@ class ProgramStore:
         self,
         keys: Sequence[K],
         make: Callable[[K], T],
-        progress: Progress,
+        progress: Progress = lambda done: None,
         overlap: Overlap = lambda: None,
     ) -> dict[K, T]:
         """Call `make` for each key in parallel, and `overlap` at the same time. Return the results.
@@ -165,17 +174,38 @@ class ProgramStore:
         """Return the keys that are not compiled yet, each once."""
         return [key for key in dict.fromkeys(wanted) if key not in self._built]
 
-    def build(self, module: HloModuleProto, entry: str = "") -> Executable:
+    def build(self, module: SavedModule, entry: str = "") -> Executable:
         """Return an executable of `module` for the devices: from the artifact, the cache or the compiler.
 
         Pass `entry`, the program's `artifact_key`, only if the model and that key alone determine the module.
         """
-        name = identity(module)
-        executable = build(self._runtime, module, name, self.source)
-        self.stored[name] = StoredProgram.of(module, executable)
+        executable = build(self._runtime, module, self.source)
+        self.stored[module.identity] = StoredProgram(module, executable)
+        if isinstance(executable, LazyExecutable):
+            self._found.append(executable)
         if entry:
-            self.identities[entry] = name
+            self.identities[entry] = module.identity
         return executable
+
+    def load(self, keys: Sequence[ProgramKey]) -> None:
+        """Load compiled programs, in parallel, before they are needed."""
+
+        def load_parts(key: ProgramKey) -> None:
+            for _, executable in self._built[key]:
+                if isinstance(executable, LazyExecutable):
+                    executable.loaded()
+
+        self.each(keys, load_parts)
+
+    def load_one(self) -> bool:
+        """Load a program that nothing has needed yet. Return whether there was one."""
+        with suppress(IndexError):
+            while (executable := self._found.popleft()).is_loaded:
+                pass
+            with suppress(EngineError):  # whoever needs it will see
+                executable.loaded()
+            return True
+        return False
 
     def parts(self, key: ProgramKey) -> Built:
         """Return the executables of a key. Compile them first if they are missing."""
@@ -185,8 +215,9 @@ class ProgramStore:
 
     @property
     def temporaries(self) -> int:
-        """Bytes of temporaries of the largest program so far, on one device."""
-        return max((program.executable.memory().temporaries for program in self.stored.values()), default=0)
+        """Bytes of temporaries of the largest program that is loaded, on one device."""
+        loaded = (program.executable for program in self.stored.values() if program.is_loaded)
+        return max((executable.memory().temporaries for executable in loaded), default=0)
 
     @contextmanager
     def watched(self, watch: Callable[[str, Executable], Executable]) -> Iterator[None]:

@@ -119,6 +119,11 @@ class Runtime(Protocol):
         """Everything that an executable depends on except its module: engine, version, options, devices, processor."""
         ...
 
+    @property
+    def loads_lazily(self) -> bool:
+        """Whether a serialized executable may be loaded when it is first used: soon enough, and it does not fail."""
+        ...
+
     def load(self, data: bytes, module: HloModuleProto) -> Executable:
         """Restore the serialized executable of `module` without compiling. Raises EngineError if that fails.
 

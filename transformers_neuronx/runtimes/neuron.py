@@ -236,7 +236,7 @@ class NeuronRuntime:
     """
 
     suffix, lost = "neff", ""
-    panels = loops = scatters = False
+    panels = loops = loads_lazily = scatters = False
 
     def __init__(self, degree: int, device: bool = True) -> None:
         self.device_count, self.here = degree, range(degree)

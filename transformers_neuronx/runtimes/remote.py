@@ -205,7 +205,7 @@ class RemoteRuntime:
     """The devices of workers."""
 
     suffix, patience = "executable", 600.0
-    loops = pages = True
+    loops = loads_lazily = pages = True
 
     def __init__(self, workers: Workers, platform: str, degree: int) -> None:
         self.platform, self.device_count = platform, degree

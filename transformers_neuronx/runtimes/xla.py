@@ -109,7 +109,7 @@ class XlaRuntime:
     """A PJRT client, and the devices that a program runs on, which may be those of several processes."""
 
     suffix, patience = "executable", 600.0
-    loops, lost = True, ""
+    loops, loads_lazily, lost = True, True, ""
 
     def __init__(self, platform: str, found: Devices) -> None:
         self.platform = platform

@@ -29,7 +29,7 @@ from transformers_neuronx.layers.rotary import rotation_group
 from transformers_neuronx.runtimes.base import want_devices
 from transformers_neuronx.serving.adapters import HostAdapter
 from transformers_neuronx.serving.guesses import PromptLookup
-from transformers_neuronx.serving.handles import Handle, Task, await_others, wake
+from transformers_neuronx.serving.handles import WATCH, Handle, Task, await_news, await_others, wake
 from transformers_neuronx.serving.kv_cache import KVCache
 from transformers_neuronx.serving.limits import Limits
 from transformers_neuronx.serving.loop import Loop
@@ -56,7 +56,6 @@ from transformers_neuronx.support.turns import take_all
 _LOG = logging.getLogger(__name__)
 
 GATHER = 0.02  # of a mean step: so long each request that comes while nothing runs waits for another
-WATCH = 1.0  # seconds between two looks at whether the devices of an idle engine are still there
 POOLINGS = ("last", "mean", "cls")
 
 
@@ -306,11 +305,9 @@ class Engine:
 
     def _answer(self) -> None:
         while True:
-            with self._turn:
-                while not self._turn.wait_for(self._has_news, WATCH):
-                    pass
-                if self._closed:
-                    break
+            await_news(self._turn, self._has_news, self._model.decoder.store.load_one)
+            if self._closed:
+                break
             try:
                 want_devices(self._model.decoder.runtime)
                 with self._turn:

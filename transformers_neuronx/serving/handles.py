@@ -16,6 +16,8 @@ from transformers_neuronx.errors import EngineError
 from transformers_neuronx.serving.records import Times
 from transformers_neuronx.serving.request import Logprob, Request
 
+WATCH = 1.0  # seconds between two looks at whether the devices of an idle engine are still there
+
 Task = tuple[asyncio.AbstractEventLoop, asyncio.Event]  # one that waits for tokens
 
 
@@ -191,6 +193,16 @@ def await_others(turn: threading.Condition, patience: float) -> None:
     latest = monotonic() + 4 * patience
     while turn.wait(patience) and monotonic() < latest:
         pass
+
+
+def await_news(turn: threading.Condition, has_news: Callable[[], bool], meanwhile: Callable[[], bool]) -> None:
+    """Wait until there is news, and call `meanwhile` until it has nothing more to do. The caller has no turn."""
+    busy = True
+    while True:
+        with turn:
+            if turn.wait_for(has_news, 0 if busy else WATCH):
+                return
+        busy = busy and meanwhile()
 
 
 def wake(tasks: Iterable[Task]) -> None:

@@ -36,10 +36,11 @@ class StepTimes:
         )
         sizes = {key.tokens: key for key in some}
         base, *longer = (sizes[size] for size in sorted(sizes))
+        self._steps.store.load([base, *longer])
         shortest = taken = self._times[base.tokens] = self._of(base)
         most = base
         for key in longer:
-            seconds = self._times[key.tokens] = self._of(key)
+            seconds = self._times[key.tokens] = self._of(key, enough=2 * SLOWER * shortest)
             if seconds > SLOWER * shortest:
                 break
             most, taken = key, seconds
@@ -64,8 +65,8 @@ class StepTimes:
         """Measure a step of one row, in seconds."""
         return self._of(self._steps.keys[0])
 
-    def _of(self, key: TokensKey, start: int | None = None) -> float:
-        """Measure a step of no sequence, or of a prompt from position `start` on, in seconds."""
+    def _of(self, key: TokensKey, start: int | None = None, enough: float = math.inf) -> float:
+        """Measure a step of no sequence, or of a prompt from position `start` on, in seconds. See `shortest`."""
         tokens, segments = np.zeros(key.tokens, TOKEN), self._steps.segments(key)
         tokens["end"], tokens["chosen"], tokens["adapter"] = 1, -1, -1
         if start is not None:
@@ -77,13 +78,18 @@ class StepTimes:
             )
         rows = sampled_rows([], [], key.samples)
         packed = PackedTokens(key, tokens, segments, rows, [])
-        return shortest(lambda: self._steps.choose(self._steps.start(packed), None).read())
+        return shortest(lambda: self._steps.choose(self._steps.start(packed), None).read(), enough)
 
 
-def shortest(call: Callable[[], object]) -> float:
-    """Measure a call, in seconds: the shortest of three times, or of two if these take LONG together."""
+def shortest(call: Callable[[], object], enough: float = math.inf) -> float:
+    """Measure a call, in seconds: the shortest of three times, or of two if these take LONG together.
+
+    After one of `enough` seconds, another would tell nothing new.
+    """
     times: list[float] = []
     while len(times) < 2 or (len(times) == 2 and sum(times) < LONG):
+        if times and times[-1] >= enough:
+            break
         began = perf_counter()
         call()
         times.append(perf_counter() - began)

@@ -14,6 +14,7 @@ import torch
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.config import GenerationConfig
+from transformers_neuronx.engine.compile_cache import SavedModule
 from transformers_neuronx.engine.inputs import Integers
 from transformers_neuronx.engine.kv_cache import flattened, in_place
 from transformers_neuronx.engine.loops import (
@@ -180,7 +181,7 @@ class FusedSpeculativeDecoder(torch.nn.Module):
 
     def _program(self, width: int) -> Executable:
         if width not in self._built:
-            self._built[width] = self.target.decoder.store.build(self._module(width, self._steps))
+            self._built[width] = self.target.decoder.store.build(SavedModule.of(self._module(width, self._steps)))
         return self._built[width]
 
     def _run(self, generation: Generation) -> Array:

@@ -15,8 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from transformers_neuronx.compiler import identity
-from transformers_neuronx.engine.compile_cache import ArtifactSource, build
+from transformers_neuronx.engine.compile_cache import ArtifactSource, SavedModule, build
 from transformers_neuronx.errors import EngineError, GraphError
 from transformers_neuronx.pyhlo.dtypes import numpy_to_torch, torch_to_numpy
 from transformers_neuronx.runtimes import get_runtime
@@ -48,7 +47,7 @@ class Engine:
         same = dict(self.runtime.fingerprint) == self.traced.fingerprint
         data = program.executable or None
         source = ArtifactSource(lambda _: None, lambda _: data if same else None)
-        return build(self.runtime, module, identity(module), source)
+        return build(self.runtime, SavedModule.of(module), source)
 
     def _put(self, tensor: torch.Tensor) -> DeviceTensor:
         array = torch_to_numpy(tensor)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from transformers_neuronx.compiler import compile_py_func, identity
-from transformers_neuronx.engine.compile_cache import build
+from transformers_neuronx.compiler import compile_py_func
+from transformers_neuronx.engine.compile_cache import SavedModule, build
 from transformers_neuronx.errors import ConfigError, EngineError, GraphError
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.runtimes import get_runtime
@@ -160,7 +160,7 @@ class _Collected:
         )
         plain.name = panelled.name = f"traced_{len(self._programs)}"
         module = panelled if self.runtime.panels else plain
-        executable = build(self.runtime, module, identity(module))
+        executable = build(self.runtime, SavedModule.of(module))
         try:
             data = executable.serialize()
         except EngineError as error:

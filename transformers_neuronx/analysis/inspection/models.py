@@ -102,7 +102,7 @@ def facts_of_artifact(directory: PathOrName) -> ModelFacts:
     held = {name: number for number, names in enumerate(groups) for name in names}
     runs = {entry: runs for entry, runs, _, _ in _planned(decoder)}
     keys = sorted(artifact.manifest["keys"], key=lambda name: list(runs).index(name) if name in runs else len(runs))
-    modules = ((runs.get(name, 1), module) for name in keys if (module := artifact.module(name)))
+    modules = ((runs.get(name, 1), module.message()) for name in keys if (module := artifact.module(name)))
     return _facts(decoder, modules, held)
 
 
