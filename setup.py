@@ -42,7 +42,8 @@ DOCS = ["furo>=2025", "myst-parser>=5", "sphinx>=9", "sphinx-copybutton>=0.5"]
 KERNELS = "transformers_neuronx/runtimes/kernels"
 LOOPS = "transformers_neuronx.weights._loops"
 FLAGS = "-std=c++17 -O3 -g0 -ffp-contract=fast -fvisibility=hidden -Wall".split()
-FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of the compilers' own headers
+FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # of GCC's own headers
+FLAGS += ["-Wno-unknown-warning-option"]  # Clang does not know the first
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 SOURCES = ("attention", "level", "linear", "lora", "memory", "norm", "sample", "states")

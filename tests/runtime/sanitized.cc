@@ -105,7 +105,7 @@ void Linear(const std::vector<const Kernels*>& levels, Type x_type, Type type, i
                                  biased ? biases[part].data() : nullptr, y[part].data()};
     }
     std::vector<LinearArguments> products;
-    for (const auto [from, to] : {std::pair{int64_t{0}, first}, {first, rows}}) {
+    for (const auto& [from, to] : {std::pair{int64_t{0}, first}, {first, rows}}) {
       if (from == to) continue;
       LinearArguments own = arguments;
       own.rows = to - from;

@@ -1,5 +1,5 @@
 """The kernels alone, without Python and XLA, under the compiler's sanitizers; then random calls of their handlers.
-Last, those for ARM, by a cross compiler and an emulator.
+Last, those of another compiler, and those for ARM, by a cross compiler and an emulator.
 
 FUZZ_CALLS is the number of random calls of each kernel.
 """
@@ -92,6 +92,12 @@ def test_stacks_are_bounded(tmp_path):
             needs[path.stem, function] = int(size)
     most = max(needs, key=needs.get)
     assert len(needs) > 1000 and 2**16 < needs[most] <= STACK, (most, needs[most])
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang")
+def test_clang_compiles_them_without_a_warning(tmp_path):
+    flags = ["-O3", "-ffp-contract=fast", "-Wall", "-Werror"]
+    assert ran(made(tmp_path, "clang++", flags, "sanitized.cc")) >= [1]
 
 
 ARM, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")

@@ -262,7 +262,7 @@ struct Few {
       const Ints distance = static_cast<int32_t>(own[query] - position) - offset;
       all = head.Score(all, first + query, position, count, distance);
       const Ints seen = (distance >= 0) & (distance <= static_cast<int32_t>(own[query] - from[query]));
-      scores[query].of[at] = seen & (offset < static_cast<int32_t>(count)) ? all : Floats{} + kNone;
+      scores[query].of[at] = (seen & (offset < static_cast<int32_t>(count))) ? all : Floats{} + kNone;
     }
   }
 

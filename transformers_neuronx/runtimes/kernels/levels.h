@@ -5,8 +5,10 @@
 
 #include "kernels.h"
 
-#if defined(NEURONX_HAS_AMX)
+#ifdef __x86_64__
 #include <cpuid.h>
+#endif
+#if defined(NEURONX_HAS_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -54,6 +56,14 @@ inline OfArm FeaturesOfArm() {
 }
 #endif
 
+#ifdef __x86_64__
+// Clang's __builtin_cpu_supports does not know it.
+inline bool HasF16C() {
+  unsigned a, b, c = 0, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 // The levels that were compiled and that this processor supports, the best one last.
 inline std::vector<const Kernels*> Levels() {
   std::vector<const Kernels*> levels;
@@ -63,7 +73,7 @@ inline std::vector<const Kernels*> Levels() {
 #ifdef __x86_64__
   __builtin_cpu_init();
   [[maybe_unused]] const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16C();
   [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   [[maybe_unused]] const bool bf16 =

@@ -118,7 +118,7 @@ struct Many {
     for (int64_t i = 0; i < count; ++i) {
       const auto here = static_cast<int32_t>(position + i);
       for (int half = 0; half < 2; ++half)
-        scores[i][half] = (own[half] >= here) & (from[half] <= here) ? scores[i][half] : Floats{} + kNone;
+        scores[i][half] = ((own[half] >= here) & (from[half] <= here)) ? scores[i][half] : Floats{} + kNone;
     }
   }
 

@@ -193,7 +193,7 @@ int32_t Sampled(const SampleArguments& a, int64_t row, Tokens tokens) {
   if (top_k > 0 && top_k < a.vocabulary) tokens.OnlyLargest(top_k);
   if (top_p < 1 || min_p > 0) tokens.Weigh();
   if (top_p < 1) tokens.OnlyHeaviest(top_p);
-  if (min_p > 0) tokens.Only([&](int64_t i) { return tokens.weights[i] >= min_p; });
+  if (min_p > 0) tokens.Only([&, least = min_p](int64_t i) { return tokens.weights[i] >= least; });
   return tokens.Drawn(policy[5], policy[6], a.position[row], likeliest);
 }
 
