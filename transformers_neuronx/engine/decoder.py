@@ -251,7 +251,7 @@ class Decoder(ABC):
 
     @property
     def memory_use(self) -> MemoryUse:
-        """Bytes of weights and caches on the devices, and the largest temporaries of the programs built so far."""
+        """Bytes of weights and caches on the devices, and the largest temporaries of the programs loaded so far."""
         weights = {id(tensor): tensor.nbytes for tensor in self.weights.values()}
         caches = sum(cache.nbytes for cache in self.caches) + self.memory.nbytes
         return MemoryUse(sum(weights.values()), caches, self.store.temporaries * self.runtime.device_count)
