@@ -6,7 +6,8 @@
 namespace neuronx::NEURONX_LEVEL {
 namespace {
 
-constexpr int kSums = 8;  // that are independent of each other, as a processor adds several at a time
+constexpr int kSums = 8;            // that are independent of each other, as a processor adds several at a time
+constexpr int64_t kColumns = 1024;  // of b at a time: longer runs are streams, which processors read ahead
 
 template <typename Number>
 struct Lora {
@@ -37,21 +38,27 @@ struct Lora {
     for (int j = 0; j < COUNT; ++j) Hidden(row)[first + j] = Total(sums[j]);
   }
 
-  // Adds products of what a row has hidden and kSums vectors of columns of its adapter's b.
-  void AddTo(int64_t row, int64_t output) const {
-    const Number* up = static_cast<const Number*>(a.b) + Adapter(row) * a.rank * a.outputs + output;
-    const int64_t left = a.outputs - output, at = row * a.outputs + output;
-    Floats sums[kSums] = {};
-    if (left >= kSums * kLanes) {
-      for (int64_t i = 0; i < a.rank; ++i, up += a.outputs)
-        UNROLL for (int j = 0; j < kSums; ++j) sums[j] += Hidden(row)[i] * Widened(up + j * kLanes);
-    } else {
-      for (int64_t i = 0; i < a.rank; ++i, up += a.outputs)
-        for (int j = 0; j * kLanes < left; ++j) sums[j] += Hidden(row)[i] * Some(up + j * kLanes, left - j * kLanes);
-    }
-    for (int j = 0; j < kSums && j * kLanes < left; ++j) {
-      const int64_t count = left - j * kLanes;
-      PutSome(Some(a.y, a.y_type, at + j * kLanes, count) + sums[j], a.y_type, count, a.y, at + j * kLanes);
+  // Adds to sums of columns the products of COUNT hidden numbers and as many adjacent rows of b.
+  template <int COUNT>
+  void Sum(const float* hidden, const Number* up, int64_t columns, Floats* sums) const {
+    int64_t i = 0;
+    for (; i + kLanes <= columns; i += kLanes, ++sums)
+      UNROLL for (int j = 0; j < COUNT; ++j) *sums += hidden[j] * Widened(up + j * a.outputs + i);
+    if (i < columns)
+      for (int j = 0; j < COUNT; ++j) *sums += hidden[j] * Some(up + j * a.outputs + i, columns - i);
+  }
+
+  // Adds products of what a row has hidden and some columns of its adapter's b.
+  void AddTo(int64_t row, int64_t first) const {
+    const Number* up = static_cast<const Number*>(a.b) + Adapter(row) * a.rank * a.outputs + first;
+    const int64_t columns = Least(kColumns, a.outputs - first), at = row * a.outputs + first;
+    Floats sums[kColumns / kLanes] = {};
+    int64_t i = 0;
+    for (; i + kSums <= a.rank; i += kSums) Sum<kSums>(Hidden(row) + i, up + i * a.outputs, columns, sums);
+    for (; i < a.rank; ++i) Sum<1>(Hidden(row) + i, up + i * a.outputs, columns, sums);
+    for (i = 0; i < columns; i += kLanes) {
+      const int64_t left = columns - i;
+      PutSome(Some(a.y, a.y_type, at + i, left) + sums[i / kLanes], a.y_type, left, a.y, at + i);
     }
   }
 
@@ -59,16 +66,16 @@ struct Lora {
     bool any = false;
     for (int64_t row = 0; row < a.rows; row += a.together) any = any || Adapter(row) >= 0;
     if (!any) return;
-    const int64_t turns = (a.rank + kSums - 1) / kSums, columns = kSums * kLanes;
+    const int64_t turns = (a.rank + kSums - 1) / kSums, parts = (a.outputs + kColumns - 1) / kColumns;
     ForEach(pool, a.rows * turns, [&](int64_t piece) {
       const int64_t row = piece / turns, first = piece % turns * kSums;
       if (Adapter(row) < 0) return;
       if (first + kSums <= a.rank) return Multiply<kSums>(row, first);
       for (int64_t i = first; i < a.rank; ++i) Multiply<1>(row, i);
     });
-    ForEach(pool, (a.outputs + columns - 1) / columns, [&](int64_t piece) {
-      for (int64_t row = 0; row < a.rows; ++row)
-        if (Adapter(row) >= 0) AddTo(row, piece * columns);
+    ForEach(pool, parts * a.rows, [&](int64_t piece) {
+      const int64_t row = piece % a.rows;  // rows of one adapter read the same columns, one after the other
+      if (Adapter(row) >= 0) AddTo(row, piece / a.rows * kColumns);
     });
   }
 };
