@@ -78,6 +78,7 @@ class StepTimes:
             )
         rows = sampled_rows([], [], key.samples)
         packed = PackedTokens(key, tokens, segments, rows, [])
+        self._steps.store.load([key])
         return shortest(lambda: self._steps.choose(self._steps.start(packed), None).read(), enough)
 
 
