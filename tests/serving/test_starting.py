@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -17,6 +18,7 @@ from transformers_neuronx.engine import compile_cache
 from transformers_neuronx.engine.descriptions import modules_of
 from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.gpt2.model import GPT2ForSampling
+from transformers_neuronx.serving.handles import await_news
 
 
 @pytest.fixture
@@ -240,13 +242,14 @@ def test_an_idle_engine_loads_the_others(checkpoint, directory):
     assert not model.decoder.store.load_one()
 
 
-def test_an_engine_that_is_closed_loads_no_more(checkpoint, directory):
-    Engine(model_of(checkpoint, ahead=False), rows=2, step_tokens=32).close()
-    model = model_of(checkpoint, ahead=False)
-    Engine(model, rows=2, step_tokens=32, joined_tokens=32).close()
-    before = loaded(model)
-    time.sleep(0.1)
-    assert loaded(model) == before < set(model.programs)
+def test_news_ends_what_an_idle_engine_does_meanwhile():
+    turn, loads = threading.Condition(), []
+    await_news(turn, lambda: len(loads) == 2, lambda: not loads.append("one"))
+    assert len(loads) == 2
+    await_news(turn, lambda: True, lambda: pytest.fail("there is something to do"))
+    threading.Timer(0.05, lambda: (loads.append("news"), turn.acquire(), turn.notify(), turn.release())).start()
+    await_news(turn, lambda: "news" in loads, lambda: bool(loads.append("last")))
+    assert loads.count("last") == 1, "it is not asked again when it has nothing more to do"
 
 
 # Programs that a call needs.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -60,7 +59,6 @@ class ProgramStore:
         self.source: ArtifactSource | None = None  # programs from an artifact
         self.before: WrittenModules | None = None  # modules that were written before
         self.stored: dict[str, StoredProgram] = {}  # by module identity
-        self._found: deque[LazyExecutable] = deque()  # those of stores `over` other caches, too
         self.identities: dict[str, str] = {}  # module identities, by `artifact_key`
         self.programs = programs
         self._seconds: list[float] = []  # of each compilation
@@ -143,7 +141,7 @@ class ProgramStore:
         self,
         keys: Sequence[K],
         make: Callable[[K], T],
-        progress: Progress = lambda done: None,
+        progress: Progress,
         overlap: Overlap = lambda: None,
     ) -> dict[K, T]:
         """Call `make` for each key in parallel, and `overlap` at the same time. Return the results.
@@ -181,31 +179,25 @@ class ProgramStore:
         """
         executable = build(self._runtime, module, self.source)
         self.stored[module.identity] = StoredProgram(module, executable)
-        if isinstance(executable, LazyExecutable):
-            self._found.append(executable)
         if entry:
             self.identities[entry] = module.identity
         return executable
 
-    def load(self, keys: Sequence[ProgramKey]) -> None:
-        """Load compiled programs, in parallel, before they are needed."""
-
-        def load_parts(key: ProgramKey) -> None:
-            for _, executable in self._built[key]:
-                if isinstance(executable, LazyExecutable):
-                    executable.loaded()
-
-        self.each(keys, load_parts)
+    def load(self, key: ProgramKey) -> None:
+        """Load a program before it is needed."""
+        for _, executable in self.parts(key):
+            if isinstance(executable, LazyExecutable):
+                executable.loaded()
 
     def load_one(self) -> bool:
-        """Load a program that nothing has needed yet. Return whether there was one."""
-        with suppress(IndexError):
-            while (executable := self._found.popleft()).is_loaded:
-                pass
-            with suppress(EngineError):  # whoever needs it will see
-                executable.loaded()
-            return True
-        return False
+        """Load a program that nothing has needed yet. Return whether one was loaded."""
+        found = (executable for _, executable in list(self.stored.values()) if isinstance(executable, LazyExecutable))
+        executable = next((each for each in found if not each.is_loaded), None)
+        if executable is None:
+            return False
+        with suppress(EngineError):  # whoever needs it will see
+            executable.loaded()
+        return executable.is_loaded
 
     def parts(self, key: ProgramKey) -> Built:
         """Return the executables of a key. Compile them first if they are missing."""

@@ -36,7 +36,6 @@ class StepTimes:
         )
         sizes = {key.tokens: key for key in some}
         base, *longer = (sizes[size] for size in sorted(sizes))
-        self._steps.store.load([base, *longer])
         shortest = taken = self._times[base.tokens] = self._of(base)
         most = base
         for key in longer:
@@ -78,7 +77,7 @@ class StepTimes:
             )
         rows = sampled_rows([], [], key.samples)
         packed = PackedTokens(key, tokens, segments, rows, [])
-        self._steps.store.load([key])
+        self._steps.store.load(key)
         return shortest(lambda: self._steps.choose(self._steps.start(packed), None).read(), enough)
 
 
@@ -88,10 +87,10 @@ def shortest(call: Callable[[], object], enough: float = math.inf) -> float:
     After one of `enough` seconds, another would tell nothing new.
     """
     times: list[float] = []
-    while len(times) < 2 or (len(times) == 2 and sum(times) < LONG):
-        if times and times[-1] >= enough:
-            break
+    while len(times) < 3:
         began = perf_counter()
         call()
         times.append(perf_counter() - began)
+        if times[-1] >= enough or (len(times) == 2 and sum(times) >= LONG):
+            break
     return min(times)
