@@ -21,8 +21,9 @@ constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small against a core'
 // Weights are read as a stream. Processors prefetch streams by themselves, but not far enough ahead.
 constexpr int64_t kAhead = 12 << 10;  // bytes
 
-// Bytes of a panel that are multiplied with all rows before the next ones are.
-constexpr int64_t kPart = 4 << 10;
+// Bytes of a panel that are multiplied with all rows before the next ones are: with few tiles of rows, and with many. With
+// many, a vector of eight lanes reads weights from the second-level cache as fast, and a small part costs as much again.
+constexpr int64_t kPart = 4 << 10, kLargePart = kLanes == 8 ? 48 << 10 : kPart, kManyTiles = 6;
 
 // Rows that are whole pages apart have their lines in the same set of the first-level cache. Now and then, so has each
 // panel. A set has room for twelve lines in processors with AMX, and for eight in others.
@@ -329,7 +330,8 @@ struct Product {
   template <int PANELS>
   void WorkTiles(int part, int64_t panel, int64_t row, int64_t turns) const {
     Tile<Floats, kRows, PANELS> totals[2][kBlock / kRows];
-    const int64_t parts = panel_bytes / kPart, pace = turns == 1 || parts < 2 ? runs : RoundUp(runs, parts) / parts;
+    const int64_t parts = panel_bytes / (turns < kManyTiles ? kPart : kLargePart);
+    const int64_t pace = turns == 1 || parts < 2 ? runs : RoundUp(runs, parts) / parts;
     for (int64_t first = 0; first < runs; first += pace) {
       const int64_t past = Least(runs, first + pace);
       for (int i = 0; i < 1 + a.Gated(); ++i)
