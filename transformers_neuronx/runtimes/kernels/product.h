@@ -22,7 +22,7 @@ constexpr int64_t kPieceBytes = 128 << 10;  // of weights: small against a core'
 constexpr int64_t kAhead = 12 << 10;  // bytes
 
 // Bytes of a panel that are multiplied with all rows before the next ones are: with few tiles of rows, and with many. With
-// many, small parts of eight lanes take up to an eighth longer: they are few steps, between which sums are stored and loaded.
+// many, small parts of eight lanes take longer: they are few steps, between which sums are stored and loaded.
 constexpr int64_t kPart = 4 << 10, kLargePart = kLanes == 8 ? 48 << 10 : kPart, kManyTiles = 6;
 
 // Rows that are whole pages apart have their lines in the same set of the first-level cache. Now and then, so has each
