@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from transformers_neuronx.pyhlo import DType, Tensor, dtype_named
 from transformers_neuronx.pyhlo.dtypes import COMPLEX, FLOATS, INTEGERS, limits
 
 Operand = Tensor | float | int | bool
+_broadcast_sizes = lru_cache(maxsize=1024)(np.broadcast_shapes)
 SIGNED = frozenset(name for name in INTEGERS if name.startswith("s"))
 
 
@@ -56,7 +58,7 @@ def _together(op: str, *operands: Operand) -> list[Tensor]:
     if any(tensor.dtype is not dtype for tensor in tensors):
         raise GraphError(f"{op} needs one element type, got {' and '.join(map(repr, tensors))}: convert one of them")
     try:
-        sizes = np.broadcast_shapes(*(tensor.sizes for tensor in tensors))
+        sizes = _broadcast_sizes(*(tensor.sizes for tensor in tensors))
     except ValueError:
         raise GraphError(f"{op} needs shapes that broadcast, got {' and '.join(map(repr, tensors))}") from None
     for number in operands:
@@ -75,6 +77,7 @@ def _fits(number: float, dtype: DType) -> bool:
     return low <= number <= high and number == int(number)
 
 
+@cache
 def _snake(op: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op).lower()
 
@@ -330,7 +333,7 @@ def select(condition: Tensor, on_true: Operand, on_false: Operand) -> Tensor:
     _require("select", condition, frozenset({"pred"}), "predicates as its condition")
     on_true, on_false = _together("select", on_true, on_false)
     try:
-        sizes = np.broadcast_shapes(condition.sizes, on_true.sizes)
+        sizes = _broadcast_sizes(condition.sizes, on_true.sizes)
     except ValueError:
         raise GraphError(
             f"select needs shapes that broadcast, got condition {condition!r} and branches {on_true!r}"

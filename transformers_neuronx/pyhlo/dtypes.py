@@ -5,6 +5,7 @@ PyTorch types are looked up by name on demand, so that graphs can be written and
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
@@ -69,6 +70,7 @@ def element_type(name: str) -> ElementType:
     return ELEMENT_TYPES[name]
 
 
+@cache
 def limits(name: str) -> tuple[float, float]:
     """Return the smallest and the largest value of the type `name`; they are infinite if the type has infinities."""
     row = element_type(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from transformers_neuronx.pyhlo.tensors import (
 )
 
 _BUILDER_CODE = tuple(str(Path(__file__).parents[1] / name) for name in ("pyhlo", "hlo", "compiler.py"))
+_CALLED = {"While": ("body", "condition"), "Conditional": ("branch_computations",)}
 
 Traced = tuple[Tensor, hlo_pb2.HloComputationProto]
 Function = Callable[["HloScribe"], Output]
@@ -128,9 +130,9 @@ class HloScribe(Scribe):
             )
         except (TypeError, ValueError) as error:
             raise GraphError(f"{shape!r}.{op} got a field that the wire format does not accept: {error}") from error
-        proto.metadata.op_type = op
-        proto.metadata.op_name = "/".join([*self._scopes, name or opcode])
-        proto.metadata.source_file, proto.metadata.source_line = _caller()
+        metadata = proto.metadata
+        metadata.op_type, metadata.op_name = op, "/".join([*self._scopes, name or opcode])
+        metadata.source_file, metadata.source_line = _caller()
         self._open[-1].append(proto)
         return Tensor(self, shape, proto, self._open[-1])
 
@@ -145,9 +147,8 @@ class HloScribe(Scribe):
         return capture(operand)
 
     def _called_computations(self, op: str, fields: dict[str, Any]) -> list[int]:
-        functions = {"While": ("body", "condition"), "Conditional": ("branch_computations",)}.get(op, ("to_apply",))
         called: list[int] = []
-        for field in functions:
+        for field in _CALLED.get(op, ("to_apply",)):
             value = fields.pop(field, ())
             for function in value if isinstance(value, list | tuple) else [value]:
                 called.append(
@@ -205,6 +206,11 @@ def _output_index(root: Tensor, tensor: Tensor) -> list[int]:
 def _caller() -> tuple[str, int]:
     """Return the file and line of the graph code that wrote an instruction, skipping the builders in between."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BUILDER_CODE):
+    while frame.f_back is not None and _builds(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+@cache
+def _builds(filename: str) -> bool:
+    return filename.startswith(_BUILDER_CODE)

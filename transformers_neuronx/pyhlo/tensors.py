@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy as np
@@ -113,7 +113,7 @@ class Shape:
         if any(not isinstance(size, int | np.integer) or size < 0 for size in sizes):
             raise GraphError(f"{dtype.name}{list(sizes)}: sizes must be integers that are not negative")
         self.dtype = dtype
-        self.sizes = tuple(int(size) for size in sizes)
+        self.sizes = tuple(map(int, sizes))
 
     def __getattr__(self, op: str) -> Callable[..., Tensor]:
         return _instruction_writer(self, op)
@@ -122,13 +122,18 @@ class Shape:
         return f"{self.dtype.name}[{','.join(map(str, self.sizes))}]"
 
     def proto(self) -> hlo_pb2.ShapeProto:
-        """Return the shape in the wire format, in row-major order."""
-        return hlo_pb2.ShapeProto(
-            element_type=self.dtype.element.number,  # type: ignore[arg-type]
-            dimensions=self.sizes,
-            layout=hlo_pb2.LayoutProto(minor_to_major=range(len(self.sizes))[::-1]),
-            is_dynamic_dimension=[False] * len(self.sizes),
-        )
+        """Return the shape in the wire format, in row-major order. Others have it too: copy it before a change."""
+        return _array_proto(self.dtype.element.number, self.sizes)
+
+
+@lru_cache(maxsize=1024)
+def _array_proto(number: int, sizes: tuple[int, ...]) -> hlo_pb2.ShapeProto:
+    return hlo_pb2.ShapeProto(
+        element_type=number,  # type: ignore[arg-type]
+        dimensions=sizes,
+        layout=hlo_pb2.LayoutProto(minor_to_major=range(len(sizes))[::-1]),
+        is_dynamic_dimension=[False] * len(sizes),
+    )
 
 
 class TupleShape:
