@@ -27,12 +27,15 @@ from transformers_neuronx.engine.slots import SlotDecoder
 from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
+from transformers_neuronx.layers import sampling
 from transformers_neuronx.llama.model import LlamaForSampling
 from transformers_neuronx.runtimes import get_runtime, kernels
 from transformers_neuronx.runtimes.xla import xla_runtime
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 from transformers_neuronx.t5.model import T5ForSampling
+
+pytestmark = pytest.mark.compiled_ahead
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9]])
 SMALL = dict(vocab_size=67, bos_token_id=0, eos_token_id=66)
@@ -66,6 +69,12 @@ def without_kernels():
         os.environ["NEURONX_KERNELS"] = before
     for cache in caches:
         cache.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def few_candidates(monkeypatch):
+    """Let programs choose among fewer tokens than these models have, as they do for models of the usual size."""
+    monkeypatch.setattr(sampling, "CANDIDATES", 48)
 
 
 @pytest.fixture(autouse=True)

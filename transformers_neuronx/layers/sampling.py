@@ -83,13 +83,13 @@ def _likeliest(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
 
 
 def _drawn(logits: Tensor, policy: Policy, position: Tensor) -> Tensor:
-    count = min(CANDIDATES, logits.sizes[1])
-    few = hlo.all(hlo.logical_and(policy.top_k > 0, policy.top_k <= count), 0)
-    return hlo.conditional(
-        few,
-        lambda: _draw(*hlo.top_k(logits, count), policy, position),
-        lambda: _draw(logits, hlo.iota("s32", logits.sizes, 1), policy, position),
-    )
+    def from_all() -> Tensor:
+        return _draw(logits, hlo.iota("s32", logits.sizes, 1), policy, position)
+
+    if logits.sizes[1] <= CANDIDATES:
+        return from_all()
+    few = hlo.all(hlo.logical_and(policy.top_k > 0, policy.top_k <= CANDIDATES), 0)
+    return hlo.conditional(few, lambda: _draw(*hlo.top_k(logits, CANDIDATES), policy, position), from_all)
 
 
 def _draw(logits: Tensor, ids: Tensor, policy: Policy, position: Tensor) -> Tensor:
