@@ -16,12 +16,11 @@ import torch
 from lines import family_lines
 
 from transformers_neuronx.compiler import compile_py_func
-from transformers_neuronx.engine.slots import SlotDecoder
+from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.errors import EngineError
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.pyhlo.dtypes import from_numpy
 from transformers_neuronx.runtimes import get_runtime
-from transformers_neuronx.serving.paged_slots import PagedDecoder
 
 # After an operation torch's threads keep spinning for milliseconds on the cores that the programs need.
 torch.set_num_threads(1)
@@ -57,6 +56,29 @@ def pytest_collection_modifyitems(items):
         count = same[0].get_closest_marker("few").args[0]
         for item in set(same) - {same[number * len(same) // count] for number in range(count)}:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Compile a program when a call needs it, unless the test is marked `compiled_ahead`.
+
+    Models and engines compile all that calls may need, and a test needs half of it. `families/test_planned.py` tests
+    that calls compile nothing otherwise.
+    """
+    if item.get_closest_marker("compiled_ahead"):
+        return (yield)
+    with patch.multiple(ProgramStore, compile=nothing_ahead, parts=compiled_parts):
+        return (yield)
+
+
+def nothing_ahead(store, wanted, progress=None, overlap=lambda: None):
+    overlap()
+
+
+def compiled_parts(store, key, compile=ProgramStore.compile):  # noqa: A002
+    if key in store.missing([key]):
+        compile(store, [key])
+    return store._built[key]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -150,16 +172,6 @@ def chat_model(chat_file):
         AutoModelForCausalLM.from_pretrained(where, gguf_file=file, **numbers).save_pretrained(directory)
         AutoTokenizer.from_pretrained(where, gguf_file=file).save_pretrained(directory)
         yield Path(directory)
-
-
-@pytest.fixture
-def compiled_when_needed(monkeypatch):
-    """Compile programs when a call needs them, not in `to_neuron`, for tests that need only a few.
-
-    `families/test_planned.py` tests that calls compile nothing otherwise.
-    """
-    for engine in (SlotDecoder, PagedDecoder):
-        monkeypatch.setattr(engine, "planned", lambda self: [])
 
 
 @pytest.fixture

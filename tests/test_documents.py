@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from documents import ROOT, blocks, like, run_console, run_python
 
+pytestmark = pytest.mark.compiled_ahead
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[cg][ou]*/*.md"))]
 # What a block in another language is for. Of `bash`, the commands that install are what CI does itself.
 SHOWN = {"text", "text about", "bash"}

@@ -17,9 +17,6 @@ def fits(printed):
     return printed
 
 
-pytestmark = pytest.mark.usefixtures("compiled_when_needed")  # loops are not needed
-
-
 @pytest.fixture
 def edited(tmp_path):
     """Save the bundled checkpoint with one number changed, in a directory of that name."""

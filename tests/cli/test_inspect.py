@@ -9,6 +9,8 @@ from bundled import TINY_KJV
 from transformers_neuronx.analysis.inspection import facts_of_model
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 
+pytestmark = pytest.mark.compiled_ahead
+
 
 @pytest.fixture(scope="module")
 def model():

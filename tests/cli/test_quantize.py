@@ -24,7 +24,7 @@ def rise(printed):
     return after / before - 1
 
 
-@pytest.mark.usefixtures("texts", "compiled_when_needed")
+@pytest.mark.usefixtures("texts")
 def test_a_calibration_lowers_the_perplexity(command):
     measured = ("--perplexity", "measured.txt", *FEW)
     nearest, said = command("quantize", TINY_KJV, "nearest", *measured)
@@ -42,7 +42,7 @@ def test_a_calibration_lowers_the_perplexity(command):
     assert text.startswith("And God said unto Moses, I ")
 
 
-@pytest.mark.usefixtures("texts", "compiled_when_needed")
+@pytest.mark.usefixtures("texts")
 def test_the_last_tenth_of_the_calibration_is_measured(command):
     how = ("--scheme", "W4A16_ASYM", "--group-size", 32, "--calibration", "calibration.txt", *FEW)
     printed, _ = command("quantize", TINY_KJV, "few", *how, "--json")

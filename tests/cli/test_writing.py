@@ -45,6 +45,7 @@ def test_for_programs(command, completion):
     assert facts["metrics"]["new_tokens"] == 16 and facts["metrics"]["time_to_first_token"] > 0
 
 
+@pytest.mark.compiled_ahead
 def test_an_artifact_in_fewer_bits(command, tmp_path):
     printed, _ = command("compile", TINY_KJV, "artifact", "--n-positions", 64, "--quant", "s8", "--context", 32)
     assert (

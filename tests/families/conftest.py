@@ -30,7 +30,7 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture
-def parity(tmp_path, compiled_when_needed):
+def parity(tmp_path):
     """`parity(cls, config, degree=…, amp=…)`: check that a family's logits are those of Transformers.
 
     It compares them after all positions of rows with padding on the left, in several windows, and after each of the

@@ -41,12 +41,12 @@ def computed(model, directory, degree):
     return found | dict(bytes=model.metrics.held.weights)
 
 
-def opened(directory, degree, **options):
+def opened(directory, degree, ahead=False, **options):
     sizes = dict(n_positions=32, batch_size=2, tp_degree=degree)
     t5 = json.loads((directory / "config.json").read_text())["model_type"] == "t5"
     kind = NeuronAutoModelForSeq2SeqLM if t5 else NeuronAutoModelForCausalLM
     model = kind.from_pretrained(directory, **sizes, **options)
-    model.to_neuron()
+    model.to_neuron(ahead)
     return model
 
 

@@ -80,7 +80,7 @@ def with_adapter(directory, adapter, **options):
 
 @pytest.mark.parametrize("degree", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", MATRICES)
-def test_logits_are_those_of_the_sum(family, degree, tmp_path, compiled_when_needed):
+def test_logits_are_those_of_the_sum(family, degree, tmp_path):
     reference = base(family, tmp_path / "base")
     tensors, transposed = drawn(reference, family), family == "gpt2"
     adapter = write_adapter(tmp_path / "adapter", tensors, fan_in_fan_out=transposed)
@@ -91,7 +91,7 @@ def test_logits_are_those_of_the_sum(family, degree, tmp_path, compiled_when_nee
     assert_close(logits(loaded(tmp_path / "base")), before)
 
 
-def test_scales_and_patterns(tmp_path, compiled_when_needed):
+def test_scales_and_patterns(tmp_path):
     reference = base("llama", tmp_path / "base")
     tensors, patterns = drawn(reference, "llama"), {r"layers\.1\.self_attn\.q_proj": 2, "o_proj": 3}
     how = dict(use_rslora=True, alpha_pattern=patterns)
@@ -104,7 +104,7 @@ def test_scales_and_patterns(tmp_path, compiled_when_needed):
     assert_close(logits(model), expected(merged(reference, tensors, scale)))
 
 
-def test_magnitudes_embeddings_and_whole_weights(tmp_path, compiled_when_needed):
+def test_magnitudes_embeddings_and_whole_weights(tmp_path):
     """DoRA, a change of the embedding, and a head of its own."""
     reference = base("llama", tmp_path / "base")
     tensors, generator = drawn(reference, "llama"), torch.Generator().manual_seed(2)
@@ -123,7 +123,7 @@ def test_magnitudes_embeddings_and_whole_weights(tmp_path, compiled_when_needed)
     assert_close(logits(model), expected(reference))
 
 
-def test_a_checkpoint_in_few_bits_keeps_what_does_not_change(tmp_path, compiled_when_needed):
+def test_a_checkpoint_in_few_bits_keeps_what_does_not_change(tmp_path):
     reference = published(tmp_path / "base", "llama", "int8, groups of 8")
     tensors = {name: tensor for name, tensor in drawn(reference, "llama").items() if "down_proj" in name}
     model = with_adapter(tmp_path / "base", write_adapter(tmp_path / "adapter", tensors))
@@ -166,7 +166,7 @@ def test_what_cannot_be_merged(tmp_path):
             with_adapter(tmp_path / "artifact", tmp_path / "adapter")
 
 
-def test_an_artifact_takes_weights_with_an_adapter(tmp_path, compiled_when_needed):
+def test_an_artifact_takes_weights_with_an_adapter(tmp_path):
     reference = base("llama", tmp_path / "base")
     tensors = drawn(reference, "llama")
     adapter = write_adapter(tmp_path / "adapter", tensors)
@@ -182,7 +182,7 @@ ALL = [(family, degree) for family in MATRICES for degree in (1, 3)]
     ("family", "degree"), [pytest.param(*each, marks=[pytest.mark.slow] * (each != ("llama", 1))) for each in ALL]
 )
 @pytest.mark.usefixtures("needs_pages")
-def test_requests_choose_adapters(family, degree, tmp_path, compiled_when_needed):
+def test_requests_choose_adapters(family, degree, tmp_path):
     """Logits of requests with an adapter are those of the sum, beside requests without it."""
     reference = base(family, tmp_path / "base")
     tensors, transposed = drawn(reference, family), family == "gpt2"
@@ -210,7 +210,7 @@ def test_requests_choose_adapters(family, degree, tmp_path, compiled_when_needed
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft calls it
 @pytest.mark.parametrize("how", [dict(), dict(use_rslora=True), dict(use_dora=True), dict(alpha_pattern="")])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
-def test_logits_are_those_that_peft_merges(family, how, tmp_path, compiled_when_needed):
+def test_logits_are_those_that_peft_merges(family, how, tmp_path):
     if find_spec("peft") is None:
         pytest.fail("peft is not installed; `make test-all` does that")
     from peft import LoraConfig, get_peft_model

@@ -63,7 +63,7 @@ def said_to_be(directory, how):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.few(8)
-def test_logits_are_those_of_the_numbers(family, form, tmp_path, compiled_when_needed):
+def test_logits_are_those_of_the_numbers(family, form, tmp_path):
     reference = published(tmp_path, family, form)
     model = loaded(tmp_path)
     assert {text for plan in model.options.quant.stored.values() for text in plan if text != "plain"} == {
@@ -76,12 +76,12 @@ def test_logits_are_those_of_the_numbers(family, form, tmp_path, compiled_when_n
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.few(5)
-def test_over_several_devices(family, form, degree, tmp_path, compiled_when_needed):
+def test_over_several_devices(family, form, degree, tmp_path):
     reference = published(tmp_path, family, form)
     assert_close(logits(loaded(tmp_path, degree)), expected(reference))
 
 
-def test_an_artifact_keeps_the_numbers(tmp_path, compiled_when_needed):
+def test_an_artifact_keeps_the_numbers(tmp_path):
     reference = published(tmp_path / "checkpoint", "llama", "nf4, nested")
     loaded(tmp_path / "checkpoint").save(tmp_path / "artifact", sharded_weights=True)
     assert_close(logits(loaded(tmp_path / "artifact")), expected(reference))

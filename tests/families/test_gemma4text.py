@@ -95,7 +95,7 @@ def test_requests_together_where_layers_read_the_keys_of_others(draft, degree, t
         assert_close(torch.from_numpy(handle.embedding), hidden[0, -1])
 
 
-def test_an_artifact_and_the_loop_where_layers_read_the_keys_of_others(tmp_path, compiled_when_needed):
+def test_an_artifact_and_the_loop_where_layers_read_the_keys_of_others(tmp_path):
     reference, rows = saved(tmp_path / "checkpoint"), prompts(131, [13])
     opened(tmp_path / "checkpoint").save(tmp_path / "artifact", sharded_weights=True)
     found = opened(tmp_path / "artifact").sample(torch.tensor(rows), 28, top_k=1, eos_token_override=-1)
@@ -113,6 +113,7 @@ def test_programs_for_neuron_where_layers_read_the_keys_of_others():
         assert [finding for target in TARGETS for finding in check(form, target)] == []
 
 
+@pytest.mark.compiled_ahead
 def test_layers_that_read_the_keys_of_others_are_in_one_program(tmp_path):
     saved(tmp_path)
     model = NeuronAutoModelForCausalLM.from_pretrained(tmp_path, n_positions=48, unroll=1)

@@ -132,7 +132,7 @@ def loaded(path, **options):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.few(4)
-def test_logits_are_those_of_the_file(family, tmp_path, compiled_when_needed):
+def test_logits_are_those_of_the_file(family, tmp_path):
     reference = reference_of(family, tmp_path, MIXED)
     model = loaded(tmp_path / "model.gguf")
     assert_close(logits(model), expected(reference))
@@ -147,7 +147,7 @@ def test_logits_are_those_of_the_file(family, tmp_path, compiled_when_needed):
 
 
 @pytest.mark.parametrize("kind", ["MXFP4", "F16"])
-def test_gpt_oss_as_its_files_are(kind, tmp_path, compiled_when_needed):
+def test_gpt_oss_as_its_files_are(kind, tmp_path):
     """Experts in MXFP4, and the rest in eight bits; or whole."""
     reference = reference_of("gpt_oss", tmp_path, {"experts": kind, r"(embed_tokens|lm_head|_proj)": "Q8_0"})
     model = loaded(tmp_path / "model.gguf", tp_degree=2)
@@ -158,7 +158,7 @@ def test_gpt_oss_as_its_files_are(kind, tmp_path, compiled_when_needed):
 
 @pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.few(3)
-def test_every_type(kind, tmp_path, compiled_when_needed):
+def test_every_type(kind, tmp_path):
     sizes = dict(hidden_size=256, intermediate_size=256, head_dim=64, num_attention_heads=4, num_key_value_heads=2)
     reference = reference_of("llama", tmp_path, kind, num_hidden_layers=1, **sizes)
     assert_close(logits(loaded(tmp_path / "model.gguf")), expected(reference))
@@ -177,7 +177,7 @@ MIXED_K = {
 }
 
 
-def test_an_output_is_unpacked_once(tmp_path, compiled_when_needed, monkeypatch):
+def test_an_output_is_unpacked_once(tmp_path, monkeypatch):
     """Values, scales, minima and their units are rows of their own, and the head is the embedding."""
     reference_of("llama", tmp_path, MIXED_K, **OF_K_TYPES, tie_word_embeddings=True)
     model = loaded(tmp_path / "model.gguf")
@@ -193,7 +193,7 @@ def test_an_output_is_unpacked_once(tmp_path, compiled_when_needed, monkeypatch)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
-def test_k_types_over_several_devices(degree, tmp_path, compiled_when_needed):
+def test_k_types_over_several_devices(degree, tmp_path):
     """A device has whole blocks of inputs, or blocks are as large as a head. The model's head is its embedding."""
     reference = reference_of("llama", tmp_path, MIXED_K, **OF_K_TYPES, tie_word_embeddings=True)
     model = loaded(tmp_path / "model.gguf", tp_degree=degree)
@@ -205,7 +205,7 @@ def test_k_types_over_several_devices(degree, tmp_path, compiled_when_needed):
 
 
 @pytest.mark.parametrize("degree", [1, 2])
-def test_k_types_of_delta_nets(degree, tmp_path, compiled_when_needed):
+def test_k_types_of_delta_nets(degree, tmp_path):
     """Heads of values stand in another order in files. A block of 256 inputs is two of them."""
     sizes = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_value_head_dim=128)
     types = MIXED_K | {r"linear_attn\.(in_proj_(qkv|z)|out_proj)": "Q4_K"}
@@ -225,7 +225,7 @@ def test_an_artifact_of_k_types(tmp_path):
     assert_close(logits(again), expected(reference))
 
 
-def test_other_weights_are_quantized_to_two_levels(tmp_path, compiled_when_needed):
+def test_other_weights_are_quantized_to_two_levels(tmp_path):
     reference = reference_of("llama", tmp_path, "Q6_K", **OF_K_TYPES)
     model = loaded(tmp_path / "model.gguf", weights=tmp_path / "reference")
     wanted = expected(reference)
@@ -236,7 +236,7 @@ def test_other_weights_are_quantized_to_two_levels(tmp_path, compiled_when_neede
 @pytest.mark.parametrize("degree", [2, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.few(3)
-def test_over_several_devices(family, degree, tmp_path, compiled_when_needed):
+def test_over_several_devices(family, degree, tmp_path):
     reference = reference_of(family, tmp_path, MIXED)
     assert_close(logits(loaded(tmp_path / "model.gguf", tp_degree=degree)), expected(reference))
 
@@ -258,27 +258,27 @@ def test_groups_of_layers_and_an_artifact(tmp_path):
 
 
 @pytest.mark.parametrize("amp", ["bf16", "f16"])
-def test_in_other_types_of_activations(amp, tmp_path, compiled_when_needed):
+def test_in_other_types_of_activations(amp, tmp_path):
     reference = reference_of("llama", tmp_path, MIXED)
     wanted, got = expected(reference), logits(loaded(tmp_path / "model.gguf", amp=amp))
     assert (got - wanted).abs().max() < (0.03 if amp == "bf16" else 0.004) * wanted.abs().max()
 
 
-def test_plain_numbers_have_no_storages(tmp_path, compiled_when_needed):
+def test_plain_numbers_have_no_storages(tmp_path):
     reference = reference_of("llama", tmp_path, "F16")
     model = loaded(tmp_path / "model.gguf")
     assert model.options.quant is None and model.config.dtype == "float16"
     assert_close(logits(model), expected(reference))
 
 
-def test_other_options_quantize_again(tmp_path, compiled_when_needed):
+def test_other_options_quantize_again(tmp_path):
     reference = reference_of("llama", tmp_path, MIXED)
     other = NeuronConfig(quant=QuantizationConfig("s8"))
     difference = logits(loaded(tmp_path / "model.gguf", neuron_config=other)) - expected(reference)
     assert 1e-4 < difference.abs().max() / expected(reference).abs().max() < 0.05
 
 
-def test_weights_of_another_file_get_the_same_storages(tmp_path, compiled_when_needed):
+def test_weights_of_another_file_get_the_same_storages(tmp_path):
     """Those are quantized as the first file is: programs stay as they are."""
     reference = reference_of("llama", tmp_path, MIXED)
     model = loaded(tmp_path / "model.gguf", weights=tmp_path / "reference")
@@ -286,7 +286,7 @@ def test_weights_of_another_file_get_the_same_storages(tmp_path, compiled_when_n
     assert difference < 0.02 * expected(reference).abs().max()
 
 
-def test_a_directory_has_one_model(tmp_path, compiled_when_needed):
+def test_a_directory_has_one_model(tmp_path):
     reference = reference_of("llama", tmp_path, "Q8_0")
     assert_close(logits(loaded(tmp_path)), expected(reference))
     (tmp_path / "model.gguf").rename(tmp_path / "weights.bin")
@@ -338,7 +338,7 @@ TRAINED = dict(F16=1e-4, Q8_0=5e-4, Q5_1=0.005, Q5_0=0.01, Q4_1=0.03, Q4_0=0.035
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TRAINED)
-def test_perplexity_of_the_trained_checkpoint(kind, tmp_path, compiled_when_needed):
+def test_perplexity_of_the_trained_checkpoint(kind, tmp_path):
     ids = AutoTokenizer.from_pretrained(TINY_KJV)((TINY_KJV / "heldout.txt").read_text(), verbose=False).input_ids
     write_gguf(tmp_path / "model.gguf", AutoModelForCausalLM.from_pretrained(TINY_KJV, dtype=torch.float32), kind)
 

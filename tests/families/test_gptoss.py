@@ -52,7 +52,7 @@ def logits(model, ids, more):
 @pytest.mark.parametrize("degree", [1, 3])
 @pytest.mark.parametrize("sinks", SINKS)
 @pytest.mark.few(2)
-def test_sinks_of_every_size(sinks, degree, tmp_path, compiled_when_needed):
+def test_sinks_of_every_size(sinks, degree, tmp_path):
     """A prompt, and tokens one by one, beyond the window of five."""
     reference = with_sinks(SINKS[sinks])
     reference.save_pretrained(tmp_path)
@@ -63,7 +63,7 @@ def test_sinks_of_every_size(sinks, degree, tmp_path, compiled_when_needed):
     assert_close(logits(model, ids, more), wanted)
 
 
-def test_greedy_tokens_past_the_window(tmp_path, compiled_when_needed):
+def test_greedy_tokens_past_the_window(tmp_path):
     reference = with_sinks(SINKS["each"])
     reference.save_pretrained(tmp_path)
     ids = torch.tensor(prompts(131, [13]))
@@ -71,7 +71,7 @@ def test_greedy_tokens_past_the_window(tmp_path, compiled_when_needed):
     assert loaded(tmp_path, 2).sample(ids, 33, top_k=1, eos_token_override=-1).equal(wanted)
 
 
-def test_positions_divided_over_devices(tmp_path, compiled_when_needed):
+def test_positions_divided_over_devices(tmp_path):
     """Four devices share each of two key heads; one of them counts a sink."""
     reference = with_sinks(SINKS["each"], num_attention_heads=8)
     reference.save_pretrained(tmp_path)
@@ -108,7 +108,7 @@ def say_so(directory, whole=()):
 @pytest.mark.parametrize("degree", [1, 2, 3])
 @pytest.mark.parametrize("whole", [(), (1,)], ids=["all layers", "the first layer"])
 @pytest.mark.few(4)
-def test_experts_in_mxfp4(whole, degree, tmp_path, compiled_when_needed, monkeypatch):
+def test_experts_in_mxfp4(whole, degree, tmp_path, monkeypatch):
     """Codes and scales reach the devices as they are: no matrix is made of them on the way."""
     reference = in_mxfp4(tmp_path, whole)
     monkeypatch.setattr(Packed, "numbers", property(lambda self: pytest.fail("a matrix of numbers was made")))
@@ -135,7 +135,7 @@ def test_numbers_of_mxfp4_are_exactly_those_of_transformers(tmp_path):
             assert checkpoint.read(own).equal(matrix) and checkpoint.shape(own) == matrix.shape
 
 
-def test_an_artifact_keeps_experts_in_mxfp4(tmp_path, compiled_when_needed):
+def test_an_artifact_keeps_experts_in_mxfp4(tmp_path):
     reference = in_mxfp4(tmp_path / "checkpoint")
     loaded(tmp_path / "checkpoint").save(tmp_path / "artifact", sharded_weights=True)
     [ids] = prompts(131, [13])

@@ -46,7 +46,7 @@ class InEightBits(DynamicCache):
 @pytest.mark.parametrize("cached", [None, "s8"])
 @pytest.mark.parametrize("model_type", LATENT)
 @pytest.mark.few(3)
-def test_what_devices_have_of_the_cache(model_type, cached, degree, switches, tmp_path, compiled_when_needed):
+def test_what_devices_have_of_the_cache(model_type, cached, degree, switches, tmp_path):
     """The whole of it or some positions, at degrees that divide neither heads nor positions."""
     reference = randomized(tiny(model_type))
     reference.save_pretrained(tmp_path)
@@ -69,7 +69,7 @@ def test_what_devices_have_of_the_cache(model_type, cached, degree, switches, tm
 
 
 @pytest.mark.slow
-def test_attention_of_a_true_size(tmp_path, compiled_when_needed):
+def test_attention_of_a_true_size(tmp_path):
     """One layer of DeepSeek-V3's attention, whose keys have 576 numbers, with a small feed-forward block."""
     yarn = dict(beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0)
     rope = dict(rope_type="yarn", rope_theta=1e4, factor=40.0, original_max_position_embeddings=4096, **yarn)

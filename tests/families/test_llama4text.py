@@ -53,7 +53,7 @@ def test_in_bf16(variant, degree, parity):
 
 
 @pytest.mark.slow
-def test_requests_together_past_chunks(tmp_path, compiled_when_needed):
+def test_requests_together_past_chunks(tmp_path):
     """Over pages, which layers with chunks give back; greedy tokens of all lengths cross the ends of chunks."""
     reference = randomized(config(**VARIANTS["Maverick"], attention_chunk_size=16))
     reference.save_pretrained(tmp_path)

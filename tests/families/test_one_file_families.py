@@ -83,7 +83,7 @@ def test_what_is_not_supported_is_refused(model_type, changes, message):
 
 
 @pytest.mark.parametrize("name", ["post_mlp_layernorm", "mlp.post_mlp_layernorm"])
-def test_ax_k1_without_a_correction_of_scores(name, tmp_path, compiled_when_needed):
+def test_ax_k1_without_a_correction_of_scores(name, tmp_path):
     reference, file = randomized(tiny("axk1")), tmp_path / "model.safetensors"
     for buffer in (buffer for name, buffer in reference.named_buffers() if name.endswith("correction_bias")):
         buffer.zero_()

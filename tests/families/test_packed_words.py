@@ -75,7 +75,7 @@ def published(directory, family, form, **more):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.few(14)
-def test_logits_are_those_of_the_numbers(family, form, tmp_path, compiled_when_needed):
+def test_logits_are_those_of_the_numbers(family, form, tmp_path):
     reference = published(tmp_path, family, form)
     model = loaded(tmp_path)
     assert model.options.quant.quant_dtype == ("s4" if FORMS[form][2] == 4 else "s8")
@@ -85,7 +85,7 @@ def test_logits_are_those_of_the_numbers(family, form, tmp_path, compiled_when_n
 @pytest.mark.parametrize("degree", [2, 3])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.few(2)
-def test_over_several_devices(form, degree, tmp_path, compiled_when_needed):
+def test_over_several_devices(form, degree, tmp_path):
     reference = published(tmp_path, "qwen3", form)
     assert_close(logits(loaded(tmp_path, degree)), expected(reference))
 
@@ -93,13 +93,13 @@ def test_over_several_devices(form, degree, tmp_path, compiled_when_needed):
 @pytest.mark.parametrize("degree", [2, 3])
 @pytest.mark.parametrize("family", ["gpt2", "mixtral", "phi3"])
 @pytest.mark.few(3)
-def test_inputs_of_a_group_may_be_on_several_devices(family, degree, tmp_path, compiled_when_needed):
+def test_inputs_of_a_group_may_be_on_several_devices(family, degree, tmp_path):
     """With minima, padding at the end of a device's inputs must not count."""
     reference = published(tmp_path, family, "GPTQ with act-order, asymmetric")
     assert_close(logits(loaded(tmp_path, degree)), expected(reference))
 
 
-def test_a_matrix_by_group_is_quantized_again_in_its_own_order(tmp_path, compiled_when_needed):
+def test_a_matrix_by_group_is_quantized_again_in_its_own_order(tmp_path):
     reference = published(tmp_path, "llama", "GPTQ with act-order")
     got = logits(loaded(tmp_path, quant=QuantizationConfig("s8")))
     difference = (got - expected(reference)).abs().max() / expected(reference).abs().max()
@@ -107,7 +107,7 @@ def test_a_matrix_by_group_is_quantized_again_in_its_own_order(tmp_path, compile
 
 
 @pytest.mark.parametrize("form", ["AWQ", "GPTQ with act-order"])
-def test_an_artifact_keeps_the_numbers(form, tmp_path, compiled_when_needed):
+def test_an_artifact_keeps_the_numbers(form, tmp_path):
     reference = published(tmp_path / "checkpoint", "llama", form)
     loaded(tmp_path / "checkpoint").save(tmp_path / "artifact", sharded_weights=True)
     assert_close(logits(loaded(tmp_path / "artifact")), expected(reference))

@@ -86,7 +86,7 @@ def expected(reference):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.few(16)
-def test_logits_are_those_of_the_numbers(family, form, tmp_path, compiled_when_needed):
+def test_logits_are_those_of_the_numbers(family, form, tmp_path):
     reference = published(tmp_path, family, form)
     model = loaded(tmp_path)
     assert model.options.quant.quant_dtype == ("s8" if FORMS[form][1] == "int" else "f8e4m3fn")
@@ -96,12 +96,12 @@ def test_logits_are_those_of_the_numbers(family, form, tmp_path, compiled_when_n
 @pytest.mark.parametrize("degree", [2, 3])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.few(4)
-def test_over_several_devices(form, degree, tmp_path, compiled_when_needed):
+def test_over_several_devices(form, degree, tmp_path):
     reference = published(tmp_path, "qwen3", form)
     assert_close(logits(loaded(tmp_path, degree)), expected(reference))
 
 
-def test_other_options_quantize_again(tmp_path, compiled_when_needed):
+def test_other_options_quantize_again(tmp_path):
     reference = published(tmp_path, "llama", "int8, an output")
     model = loaded(tmp_path, quant=QuantizationConfig(quant_dtype="s4", group_size=8))
     difference = (logits(model) - expected(reference)).abs().max() / expected(reference).abs().max()
@@ -177,14 +177,14 @@ def test_parts_that_do_not_fit_are_errors_that_name_them(tmp_path):
         assert name in str(error.value)
 
 
-def test_an_artifact_keeps_the_numbers(tmp_path, compiled_when_needed):
+def test_an_artifact_keeps_the_numbers(tmp_path):
     reference = published(tmp_path / "checkpoint", "llama", "int8, groups of 8")
     model = loaded(tmp_path / "checkpoint")
     model.save(tmp_path / "artifact", sharded_weights=True)
     assert_close(logits(loaded(tmp_path / "artifact")), expected(reference))
 
 
-def test_whole_matrices_that_the_configuration_does_not_name_are_told(tmp_path, caplog, compiled_when_needed):
+def test_whole_matrices_that_the_configuration_does_not_name_are_told(tmp_path, caplog):
     """They are rounded as the others were, and the log says so. Of a checkpoint as it is described, it says nothing."""
     reference = published(tmp_path, "llama", "int8, an output")
     logits(loaded(tmp_path))

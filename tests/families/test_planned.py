@@ -13,6 +13,8 @@ from transformers_neuronx.runtimes.xla import XlaRuntime
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 from transformers_neuronx.speculation.fused import FusedSpeculativeDecoder
 
+pytestmark = pytest.mark.compiled_ahead
+
 LONGEST = 32
 SIZES = dict(n_positions=[16, LONGEST], context_length_estimate=[4, 12])
 ANY = torch.randint(3, 100, (4, LONGEST), generator=torch.Generator().manual_seed(0))

@@ -23,7 +23,7 @@ RUNS = [
 @pytest.fixture(scope="module")
 def places(checkpoints):
     """Where there are checkpoints, and an artifact."""
-    opened(checkpoints / "gpt2", 4).save(checkpoints / "artifact", sharded_weights=True)
+    opened(checkpoints / "gpt2", 4, ahead=True).save(checkpoints / "artifact", sharded_weights=True)
     return checkpoints
 
 

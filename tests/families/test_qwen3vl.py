@@ -138,7 +138,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.few(2)
-def test_logits_are_those_of_transformers(saved, compiled_when_needed, variant):
+def test_logits_are_those_of_transformers(saved, variant):
     reference, directory = saved(**VARIANTS[variant])
     assert_close(logits(made(directory)), expected(reference))
 
@@ -146,7 +146,7 @@ def test_logits_are_those_of_transformers(saved, compiled_when_needed, variant):
 @pytest.mark.parametrize("options", [{}, dict(unroll=1, context_unroll=1)], ids=["pages", "slots"])
 @pytest.mark.parametrize("degree", [1, 2, 3, 8])
 @pytest.mark.few(2)
-def test_at_other_degrees(saved, compiled_when_needed, degree, options, request):
+def test_at_other_degrees(saved, degree, options, request):
     """In pages and in slots; two parts of a prompt have tokens of one image."""
     if not options:
         request.getfixturevalue("needs_pages")
@@ -157,7 +157,7 @@ def test_at_other_degrees(saved, compiled_when_needed, degree, options, request)
 
 
 @pytest.mark.parametrize("degree", [1, 3])
-def test_the_tower_alone(saved, compiled_when_needed, degree):
+def test_the_tower_alone(saved, degree):
     reference, directory = saved(**VARIANTS["several features of images"])
     model = made(directory, tp_degree=degree)
     with torch.inference_mode():
@@ -172,7 +172,7 @@ def test_the_tower_alone(saved, compiled_when_needed, degree):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("amp", ["bf16", "f16"])
-def test_in_half_precision(saved, compiled_when_needed, amp):
+def test_in_half_precision(saved, amp):
     """The difference from f32 is no larger than 1.5 times that of Transformers."""
     reference, directory = saved()
     got, want = logits(made(directory, amp=amp)), expected(reference)
@@ -182,7 +182,7 @@ def test_in_half_precision(saved, compiled_when_needed, amp):
 
 
 @pytest.mark.parametrize("kind", ["s8", "s4"])
-def test_fewer_bits_as_in_numpy(saved, compiled_when_needed, kind):
+def test_fewer_bits_as_in_numpy(saved, kind):
     """Matrices of the tower are stored as those for text, besides what makes patches."""
     reference, directory = saved()
 
@@ -219,7 +219,7 @@ def test_at_a_true_size(tmp_path):
 
 @pytest.mark.parametrize("name", QWEN3_VL)
 @pytest.mark.few(1)
-def test_published_configurations(name, tmp_path, compiled_when_needed):
+def test_published_configurations(name, tmp_path):
     attributes = QWEN3_VL[name]
     reference = randomized(CONFIG_MAPPING["qwen3_vl"].from_dict(copy.deepcopy(attributes)), AutoModelForImageTextToText)
     reference.save_pretrained(tmp_path)
@@ -235,7 +235,7 @@ def test_without_images_it_is_its_text_half(saved, pair):
     assert_close(pair[0].forward([ROWS[1]]), half.forward([ROWS[1]]))
 
 
-def test_a_model_in_memory(saved, compiled_when_needed):
+def test_a_model_in_memory(saved):
     reference, _ = saved()
     model = Qwen3VLForSampling(reference.config, n_positions=[64], batch_size=3, image_patches=64)
     model.use_weights(checkpoint_of(reference))
@@ -353,7 +353,7 @@ def test_an_artifact_needs_neither_compiler_nor_checkpoint(pair, tmp_path, monke
     assert torch.equal(logits(loaded), want)
 
 
-def test_names_of_bare_models(saved, compiled_when_needed, tmp_path):
+def test_names_of_bare_models(saved, tmp_path):
     reference, _ = saved()
     reference.model.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(reference.config.to_dict()))

@@ -29,7 +29,7 @@ UNOPTIMIZED = [
 
 
 @pytest.fixture(autouse=True)
-def unoptimized(monkeypatch, compiled_when_needed):
+def unoptimized(monkeypatch):
     monkeypatch.setattr(xla, "CPU_OPTIONS", UNOPTIMIZED)
     monkeypatch.setattr(kernels, "level", lambda: "off")
 

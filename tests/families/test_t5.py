@@ -118,14 +118,14 @@ FAST = ("as the first", "gated", "more layers that decode")
     "variant", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS]
 )
 @pytest.mark.few(1)
-def test_logits_are_those_of_transformers(saved, compiled_when_needed, variant):
+def test_logits_are_those_of_transformers(saved, variant):
     reference, directory = saved(**VARIANTS[variant])
     check(made(directory), reference)
 
 
 @pytest.mark.parametrize("options", [dict(tp_degree=3), dict(unroll=1, context_unroll=1), dict(prompt_batch_size=1)])
 @pytest.mark.few(1)
-def test_however_it_is_divided(saved, compiled_when_needed, options):
+def test_however_it_is_divided(saved, options):
     reference, directory = saved(tie_word_embeddings=False)
     check(made(directory, **options), reference, side="left")
 
@@ -140,7 +140,7 @@ def test_at_other_degrees(saved, variant, degree):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("amp", ["bf16", "f16"])
-def test_in_half_precision(saved, compiled_when_needed, amp):
+def test_in_half_precision(saved, amp):
     """The difference from f32 is no larger than that of Transformers."""
     reference, directory = saved()
     got, want = check(made(directory, amp=amp), reference, tolerance=None)
@@ -278,7 +278,7 @@ def test_encoder_outputs_are_taken_while_they_are_there(pair):
 
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["s8", "s4"])
-def test_fewer_bits_as_in_numpy(saved, compiled_when_needed, kind, degree):
+def test_fewer_bits_as_in_numpy(saved, kind, degree):
     """Quantized are all matrices except the embedding and the head, also those of the encoder and the memory."""
     reference, directory = saved(tie_word_embeddings=False)
 

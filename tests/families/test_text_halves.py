@@ -23,7 +23,6 @@ from transformers_neuronx.weights.adapters import open_adapter
 from transformers_neuronx.weights.checkpoint import checkpoint_in_memory, checkpoint_of, open_checkpoint
 from transformers_neuronx.weights.quantizing import quantize
 
-pytestmark = pytest.mark.usefixtures("compiled_when_needed")
 SIZES = dict(batch_size=2, n_positions=[48], context_length_estimate=40)
 WHOLE = ATTRIBUTES | OTHERS
 ROWS, NEXT = prompts(120, [9, 40]), prompts(120, [3, 3], seed=1)  # beyond the length that rotations are stretched from

@@ -154,7 +154,7 @@ FAST = ("as the first", "heads of their own")
     "variant", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS]
 )
 @pytest.mark.few(1)
-def test_logits_are_those_of_transformers(saved, compiled_when_needed, variant):
+def test_logits_are_those_of_transformers(saved, variant):
     reference, directory = saved(**VARIANTS[variant])
     if variant != "more mel bins":
         check(made(directory), reference)
@@ -169,7 +169,7 @@ def test_logits_are_those_of_transformers(saved, compiled_when_needed, variant):
     "options", [dict(tp_degree=3), dict(unroll=1, context_unroll=1), dict(prompt_batch_size=1, tp_degree=2)]
 )
 @pytest.mark.few(1)
-def test_however_it_is_divided(saved, compiled_when_needed, options):
+def test_however_it_is_divided(saved, options):
     reference, directory = saved()
     check(made(directory, **options), reference)
 
@@ -183,7 +183,7 @@ def test_at_other_degrees(saved, degree):
 
 
 @pytest.mark.parametrize("degree", [1, 3])
-def test_the_encoder_alone(saved, compiled_when_needed, degree):
+def test_the_encoder_alone(saved, degree):
     """Its output, as the memory has it: keys and values of all layers of the decoder."""
     reference, directory = saved()
     model, sources = made(directory, tp_degree=degree), features(3)[0]
@@ -201,7 +201,7 @@ def test_the_encoder_alone(saved, compiled_when_needed, degree):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("amp", ["bf16", "f16"])
-def test_in_half_precision(saved, compiled_when_needed, amp):
+def test_in_half_precision(saved, amp):
     """The difference from f32 is no larger than 1.5 times that of Transformers."""
     reference, directory = saved()
     got, want = check(made(directory, amp=amp), reference, tolerance=None)
@@ -213,7 +213,7 @@ def test_in_half_precision(saved, compiled_when_needed, amp):
 
 @pytest.mark.parametrize("name", SPEECH)
 @pytest.mark.few(1)
-def test_published_configurations(name, tmp_path, compiled_when_needed):
+def test_published_configurations(name, tmp_path):
     published = SPEECH[name]
     reference = randomized(CONFIG_MAPPING["whisper"].from_dict(dict(published.attributes)), AutoModelForSpeechSeq2Seq)
     reference.save_pretrained(tmp_path)
@@ -393,7 +393,7 @@ def test_encoder_outputs_are_taken_while_they_are_there(pair):
 
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["s8", "s4"])
-def test_fewer_bits_as_in_numpy(saved, compiled_when_needed, kind, degree):
+def test_fewer_bits_as_in_numpy(saved, kind, degree):
     """Quantized are all matrices of linear layers, also those of the encoder and the memory, except the head's."""
     reference, directory = saved()
 

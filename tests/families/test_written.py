@@ -85,7 +85,7 @@ def dequantized(reference, directory):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.few(14)
-def test_logits_are_those_of_the_numbers(family, scheme, windows, tmp_path, compiled_when_needed):
+def test_logits_are_those_of_the_numbers(family, scheme, windows, tmp_path):
     reference = saved(family, tmp_path / "whole")
     if family in EXPERTS and windows:
         with pytest.raises(CheckpointError, match="can only be rounded to nearest: leave the calibration out"):
@@ -104,7 +104,7 @@ def test_logits_are_those_of_the_numbers(family, scheme, windows, tmp_path, comp
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
 @pytest.mark.few(4)
-def test_over_several_devices(family, scheme, degree, tmp_path, compiled_when_needed):
+def test_over_several_devices(family, scheme, degree, tmp_path):
     reference = saved(family, tmp_path / "whole")
     quantize(tmp_path / "whole", tmp_path / "few", SCHEMES[scheme][0])
     assert_close(logits(loaded(tmp_path / "few", degree)), expected(dequantized(reference, tmp_path / "few")))
@@ -151,7 +151,7 @@ def test_what_is_not_a_matrix_of_a_layer_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("windows", [[], WINDOWS], ids=["nearest", "GPTQ"])
-def test_scales_are_in_the_type_of_the_model_and_names_as_they_were(windows, tmp_path, compiled_when_needed):
+def test_scales_are_in_the_type_of_the_model_and_names_as_they_were(windows, tmp_path):
     """A bare checkpoint of GPT-2 lacks the prefix, as the first published ones."""
     reference = randomized(tiny("gpt2"))
     reference.transformer.to(torch.bfloat16).save_pretrained(tmp_path / "whole")
@@ -199,7 +199,7 @@ def test_what_cannot_be_quantized_is_refused(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # of compressed-tensors
 @pytest.mark.parametrize(("family", "scheme"), READ_BY_TRANSFORMERS)
 @pytest.mark.slow
-def test_transformers_reads_them_with_compressed_tensors(family, scheme, tmp_path, compiled_when_needed):
+def test_transformers_reads_them_with_compressed_tensors(family, scheme, tmp_path):
     if find_spec("compressed_tensors") is None:
         pytest.fail("compressed-tensors is not installed; `make test-all` does that, or pip install -e '.[test-all]'")
     saved(family, tmp_path / "whole")

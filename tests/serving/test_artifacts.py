@@ -31,6 +31,8 @@ from transformers_neuronx.runtimes.xla import XlaRuntime
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 from transformers_neuronx.weights.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.compiled_ahead
+
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 PROGRAMS = 5  # steps of one token and of a prompt, logits of all its tokens, copies of pages, sampling
 

@@ -62,6 +62,7 @@ def run(model, lengths, wanted, seed=0, most=1e-4):
         close(got[: len(parts)], torch.stack([wanted[at][end - 1] for at, (_, end) in parts.items()]), most)
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_compiles_and_the_logits_are_those_of_transformers(model, wants, seed, monkeypatch):
     monkeypatch.setattr(model.decoder.store, "build", lambda module, *_: pytest.fail(f"{module.name} is compiled"))

@@ -22,6 +22,8 @@ from transformers_neuronx.errors import ConfigError, EngineError
 from transformers_neuronx.pyhlo import dtype_named
 from transformers_neuronx.runtimes import get_runtime
 
+pytestmark = pytest.mark.compiled_ahead
+
 PROCESSES = 16
 
 

@@ -266,6 +266,7 @@ def test_drafts_are_those_of_the_head(kind, model, reference, tmp_path):
         assert drafts == head.drafts(reference, tokens, len(drafts))
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize(("kind", "cache_tokens"), [("some tokens", None), ("the first EAGLE", LONGEST)])
 def test_tokens_and_logprobs_are_those_without(kind, cache_tokens, model, tmp_path):
     draft = EagleDraft.from_pretrained(HEADS[kind].save(tmp_path / "head"))
@@ -355,6 +356,7 @@ def speculative(eagle, trained):
     return SpeculativeGenerator(eagle, trained, 4)
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_calls_with_a_head(options, speculative, trained, monkeypatch):
     """Twice, as slots are used again; rows of different lengths; fewer steps than tokens."""

@@ -96,6 +96,7 @@ def together(engine, numbers):
         return {number: tokens for each in pool.map(some, range(4)) for number, tokens in each.items()}
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize("cache_tokens", [None, LONGEST])
 def test_what_many_get_is_what_each_gets_alone(cache_tokens, model):
     """With room for all, and with so little that requests start again."""
@@ -115,6 +116,7 @@ def slots():
     return loaded(batch_size=4, prompt_batch_size=1, context_length_estimate=[8, 32], neuron_config=switches)
 
 
+@pytest.mark.compiled_ahead
 def test_without_pages_the_slots_of_the_model_serve(slots, model):
     wanted = {n: sampled(model, prompt(n, 40 * (n % 4)), 12, **params(n)[1]) for n in range(20)}
     with Engine(slots, step_tokens=32) as engine:

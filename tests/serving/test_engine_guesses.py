@@ -67,6 +67,7 @@ def wanted(model):
         return answers(engine, range(40))
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize(
     ("source", "cache_tokens"),
     [("text", None), ("model", LONGEST), pytest.param("model", None, marks=pytest.mark.slow)],

@@ -28,6 +28,8 @@ from transformers_neuronx.weights.adapters import open_adapter
 from transformers_neuronx.weights.checkpoint import open_checkpoint
 from transformers_neuronx.weights.directories import load_config
 
+pytestmark = pytest.mark.compiled_ahead
+
 OUTSIDE = 666.0  # the values of files outside that must never be read
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.tensor(3)}
 NAMES = ["../outside", "../outside.bin", "/etc/passwd", "..", ".", "", "a/b", "~", "\0", "x" * 300, "\ud800", "%s"]

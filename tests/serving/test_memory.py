@@ -25,6 +25,8 @@ from transformers_neuronx.runtimes import kernels
 from transformers_neuronx.serving.steps import CopyKey
 from transformers_neuronx.t5.model import T5ForSampling
 
+pytestmark = pytest.mark.compiled_ahead
+
 LOADED = """
 import json, sys
 from transformers_neuronx.config import NeuronConfig, QuantizationConfig

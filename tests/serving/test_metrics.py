@@ -15,6 +15,8 @@ from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelAdapter
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 
+pytestmark = pytest.mark.compiled_ahead
+
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 

@@ -25,6 +25,8 @@ from transformers_neuronx.huggingface.auto import family_of
 from transformers_neuronx.runtimes import get_runtime
 from transformers_neuronx.weights.directories import load_config
 
+pytestmark = pytest.mark.compiled_ahead
+
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 CLOSE = 0.05
 

@@ -8,6 +8,8 @@ from transformers_neuronx.config import NeuronConfig
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.runtimes import kernels
 
+pytestmark = pytest.mark.compiled_ahead
+
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 
 

@@ -20,6 +20,8 @@ from transformers_neuronx.engine.store import ProgramStore
 from transformers_neuronx.gpt2.model import GPT2ForSampling
 from transformers_neuronx.serving.handles import await_news
 
+pytestmark = pytest.mark.compiled_ahead
+
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):

@@ -87,6 +87,7 @@ async def answers(engine, numbers):
     return dict(zip(numbers, await asyncio.gather(*map(one, numbers)), strict=True))
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", [None, PromptLookup()], ids=["alone", "with draft tokens"])
 @pytest.mark.parametrize("kind", [plain, eight_bits, windowed, memory, states])
