@@ -41,6 +41,7 @@ def test_what_is_no_tree(tree):
         validate_token_tree(tree)
 
 
+@pytest.mark.compiled_ahead
 def test_a_program_for_the_original():
     draft, target = (
         GPT2ForSampling.from_pretrained(EXAMPLES / name, n_positions=128) for name in ("tiny-kjv-draft", "tiny-kjv")
