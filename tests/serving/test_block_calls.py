@@ -23,6 +23,8 @@ from transformers_neuronx.runtimes.neuron import NeuronRuntime
 from transformers_neuronx.runtimes.xla import XlaRuntime
 from transformers_neuronx.t5.model import T5ForSampling
 
+pytestmark = pytest.mark.compiled_ahead
+
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 LENGTHS = [60, 33, 47, 5, 18]
 ROWS = [torch.randint(3, 1000, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in LENGTHS]
@@ -62,7 +64,6 @@ def run(model, lengths, wanted, seed=0, most=1e-4):
         close(got[: len(parts)], torch.stack([wanted[at][end - 1] for at, (_, end) in parts.items()]), most)
 
 
-@pytest.mark.compiled_ahead
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_compiles_and_the_logits_are_those_of_transformers(model, wants, seed, monkeypatch):
     monkeypatch.setattr(model.decoder.store, "build", lambda module, *_: pytest.fail(f"{module.name} is compiled"))
