@@ -2,7 +2,7 @@
 # make chat      chat with a model of 135 million weights, after downloading its GGUF file of 93 MB
 # make serve     serve the bundled checkpoint over HTTP
 # make docs      the documentation site, in build/docs
-# make test      run lint, types and the tests, in 15 to 30 minutes on two cores
+# make test      run lint, types and the tests, in 25 to 55 minutes on two cores
 # make test-all  run all tests, after downloading a chat model of 93 MB, and clients of servers, in hours;
 #                with TESTS="tests/server tests/cli", those
 # make coverage  the lines that the tests of `make test` run, with a floor
