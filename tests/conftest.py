@@ -75,10 +75,10 @@ def nothing_ahead(store, wanted, progress=None, overlap=lambda: None):
     overlap()
 
 
-def compiled_parts(store, key, compile=ProgramStore.compile):  # noqa: A002
-    if key in store.missing([key]):
-        compile(store, [key])
-    return store._built[key]
+def compiled_parts(store, key, compile=ProgramStore.compile, parts=ProgramStore.parts):  # noqa: A002
+    if missing := store.missing([key]):
+        compile(store, missing)
+    return parts(store, key)
 
 
 @pytest.hookimpl(wrapper=True)
