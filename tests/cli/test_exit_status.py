@@ -10,6 +10,8 @@ from transformers import AutoTokenizer, T5Config, WhisperConfig
 
 from transformers_neuronx.models.sampling import ForSampling
 
+pytestmark = pytest.mark.compiled_ahead
+
 SMALL = ("--n-positions", 64)
 COMMANDS = {
     "generate": ("generate", TINY_KJV, "And"),

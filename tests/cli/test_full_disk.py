@@ -15,6 +15,8 @@ from transformers_neuronx.engine.artifacts import open_artifact
 from transformers_neuronx.errors import StorageError
 from transformers_neuronx.support import files
 
+pytestmark = pytest.mark.compiled_ahead
+
 COMPILE = ("compile", TINY_KJV, "to/artifact", "--n-positions", 64)
 FULL = "No space left on device; make room there, or choose another place\n"
 LARGE = "File too large; allow larger files (ulimit -f), or choose another place\n"

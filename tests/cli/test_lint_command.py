@@ -89,6 +89,7 @@ def test_a_checkpoint_and_its_configuration(command, monkeypatch):
     assert len(written) > before and printed.startswith("step_rows1_active32_width64: nothing found\n")
 
 
+@pytest.mark.compiled_ahead
 def test_an_artifact(command, monkeypatch, tmp_path):
     model = GPT2ForSampling.from_pretrained(TINY_KJV, n_positions=64, context_length_estimate=16, amp="bf16")
     model.to_neuron()

@@ -6,6 +6,8 @@ import pytest
 from bundled import TINY_KJV
 from lora_files import write_adapter
 
+pytestmark = pytest.mark.compiled_ahead
+
 PROMPT = "And God said unto Moses,"
 
 

@@ -148,6 +148,7 @@ def test_for_programs(command, tmp_path):
     assert fit["needs"]["weights"] < wide["needs"]["weights"] and fit["needs"]["caches"] == wide["needs"]["caches"]
 
 
+@pytest.mark.compiled_ahead
 def test_an_artifact_is_planned_as_it_was_compiled(command):
     command("compile", TINY_KJV, "artifact", "--no-weights", "--n-positions", 64, "--quant", "s8", "--batch-size", 2)
     facts = planned(command, "artifact", "--instance", "inf2.xlarge")

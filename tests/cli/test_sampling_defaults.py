@@ -143,6 +143,7 @@ def test_what_is_drawn_is_as_sample_draws_it(command, checkpoint):
     assert from_file != completions(command, checkpoint("other", **CHAT | dict(temperature=3.0)), "--seed", 3)
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.slow
 def test_an_artifact_has_it_too(command, checkpoint, tmp_path, rules):
     command("compile", checkpoint("chat", **CHAT, eos_token_id=[1022, COMMA]), "artifact", "--n-positions", 64)

@@ -14,6 +14,8 @@ from transformers_neuronx.cli.options import Source
 from transformers_neuronx.errors import InputError
 from transformers_neuronx.models.sampling import ForSampling
 
+pytestmark = pytest.mark.compiled_ahead
+
 PROMPT = "And God said unto Moses,"
 
 
@@ -45,7 +47,6 @@ def test_for_programs(command, completion):
     assert facts["metrics"]["new_tokens"] == 16 and facts["metrics"]["time_to_first_token"] > 0
 
 
-@pytest.mark.compiled_ahead
 def test_an_artifact_in_fewer_bits(command, tmp_path):
     printed, _ = command("compile", TINY_KJV, "artifact", "--n-positions", 64, "--quant", "s8", "--context", 32)
     assert (

@@ -185,6 +185,7 @@ def test_older_names_of_rotations_are_read(spelling, kind):
     assert given | spelling == before, "what is read was written to"
 
 
+@pytest.mark.compiled_ahead
 def test_artifacts_keep_what_was_left_aside(tmp_path, said):
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(tiny("gpt2")).save_pretrained(tmp_path / "model")

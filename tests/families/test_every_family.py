@@ -119,6 +119,7 @@ def test_beams_of_unequal_prompts(pair):
     assert (want[:, ids.shape[1] :] == eos).any()
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.slow
 def test_an_artifact_has_the_programs_and_the_weights(pair, tmp_path, monkeypatch):
     model, _ = pair

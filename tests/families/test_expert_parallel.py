@@ -34,6 +34,7 @@ def test_logits_are_those_of_transformers(model_type, degree, parity):
     parity(family_of(model_type), tiny(model_type), degree=degree, n_positions=[48], neuron_config=switches)
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize("quant", [None, QuantizationConfig("s8"), QuantizationConfig("s4", activation_dtype="s8")])
 def test_each_device_has_some_experts_in_artifacts_too(quant, tmp_path):
     randomized(tiny("qwen3_moe")).save_pretrained(tmp_path)  # with 5 experts

@@ -10,6 +10,8 @@ import pytest
 from ports import free_port
 from ranks import opened
 
+pytestmark = pytest.mark.compiled_ahead
+
 RANKS = Path(__file__).with_name("ranks.py")
 # Numbers of processes and of devices. The most devices come first: a process joins the others with as many.
 RUNS = [

@@ -342,8 +342,9 @@ def test_an_engine_over_slots(wide, monkeypatch):
         assert [handle.result() for handle in handles] == [alone(reference, *job) for job in jobs]
 
 
-def test_an_artifact_needs_neither_compiler_nor_checkpoint(pair, tmp_path, monkeypatch):
-    model, _ = pair
+@pytest.mark.compiled_ahead
+def test_an_artifact_needs_neither_compiler_nor_checkpoint(saved, tmp_path, monkeypatch):
+    model = made(saved()[1], batch_size=6)
     want = logits(model)
     model.save(tmp_path / "artifact", sharded_weights=True)
     monkeypatch.setattr(XlaRuntime, "compile", lambda *_: pytest.fail("something was compiled"))

@@ -418,6 +418,7 @@ def test_a_cache_of_eight_bits(saved):
     assert 0 < (got - want).abs().max() <= 0.1 * want.abs().max()
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_artifact_needs_neither_compiler_nor_checkpoint(saved, tmp_path, monkeypatch, degree):
     _, directory = saved()

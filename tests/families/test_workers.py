@@ -85,8 +85,9 @@ def test_an_engine_with_requests_that_come_and_go(gpt2):
     assert answers(gpt2[0]) == answers(gpt2[1])
 
 
-def test_an_artifact_of_workers_is_one_of_any_process(gpt2, tmp_path):
-    gpt2[0].save(tmp_path / "saved", sharded_weights=True)
+@pytest.mark.compiled_ahead
+def test_an_artifact_of_workers_is_one_of_any_process(gpt2, checkpoints, tmp_path):
+    made(checkpoints / "gpt2", TWO).save(tmp_path / "saved", sharded_weights=True)
     for workers in (None, TWO):
         model = made(tmp_path / "saved", workers)
         assert torch.equal(model.sample(IDS, 24, top_k=1), gpt2[1].sample(IDS, 24, top_k=1))

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.compiled_ahead
+
 CLIENTS = Path(__file__).parents[1] / "clients"
 
 

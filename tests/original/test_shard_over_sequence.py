@@ -129,6 +129,7 @@ def test_slots_of_continuous_batches(checkpoints):
     assert (got.reshape(2, -1) - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.compiled_ahead
 def test_an_artifact_keeps_it(checkpoints, tmp_path):
     neuron = loaded(checkpoints["llama"])
     neuron.save(tmp_path / "artifact", sharded_weights=True)

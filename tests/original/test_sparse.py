@@ -74,6 +74,7 @@ def test_logits_and_tokens_are_those_of_a_masked_model(name, reference):
     assert torch.equal(neuron.sample(ids, 34, top_k=1, eos_token_override=-1), row)
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.few(2)
 def test_an_artifact_keeps_it(name, reference, tmp_path):

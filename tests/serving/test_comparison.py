@@ -12,19 +12,10 @@ from transformers_neuronx.analysis.comparison import TOLERANCE, compare
 from transformers_neuronx.config import KVCacheQuantizationConfig, NeuronConfig, QuantizationConfig
 from transformers_neuronx.errors import ConfigError, InputError
 from transformers_neuronx.gpt2.model import GPT2ForSampling
-from transformers_neuronx.serving.paged_slots import PagedDecoder
 from transformers_neuronx.t5.model import T5ForSampling
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
 TEXT = "And God said unto Moses, Go in unto Pharaoh, and say unto him,"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def only_what_is_needed():
-    """Compile programs when they are needed: a comparison has no loops."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PagedDecoder, "planned", lambda self: [])
-        yield
 
 
 def made(path=TINY_KJV, **options):

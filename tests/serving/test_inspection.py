@@ -411,6 +411,7 @@ def test_the_text_of_a_module(facts):
     assert text.count("\nentry ") == 1 and len(re.findall("^  root ", text, re.M)) == text.count("{\n")
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize("weights", [True, False])
 def test_an_artifact_says_the_same(tmp_path, weights):
     model = GPT2ForSampling.from_pretrained(TINY_KJV, n_positions=32, unroll=2)

@@ -35,6 +35,8 @@ from transformers_neuronx.t5.model import T5ForSampling
 from transformers_neuronx.weights.checkpoint import open_checkpoint, save_pretrained_split
 from transformers_neuronx.weights.origin import NUMBERS, RUNS, mark, marks_in
 
+pytestmark = pytest.mark.compiled_ahead
+
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 ALL = RUNS * NUMBERS  # the largest tensor that a mark covers whole
 

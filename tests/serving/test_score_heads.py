@@ -90,6 +90,7 @@ def test_logits_are_those_of_transformers(name, degree, tmp_path):
     check(classified(opened(tmp_path, tp_degree=degree)), wanted(reference))
 
 
+@pytest.mark.compiled_ahead
 def test_a_model_in_memory_and_in_an_artifact(tmp_path):
     reference = random(CONFIGS["Qwen3"])
     reference.config.id2label = {0: "bad", 1: "fair", 2: "good"}
@@ -173,6 +174,7 @@ def says_tokens(folder, yes, no):
     (folder / "1_LogitScore" / "config.json").write_text(said)
 
 
+@pytest.mark.compiled_ahead
 @pytest.mark.parametrize("name", RERANKERS)
 def test_a_reranker_scores_by_logits_of_tokens(name, tmp_path):
     config, (yes, no) = RERANKERS[name]
