@@ -66,6 +66,7 @@ struct Attribute {
   int64_t whole = 0;
   float real = 0;
   std::string text;
+  std::vector<int64_t> many;
 };
 
 // A call before it is made.
@@ -85,6 +86,10 @@ struct Drawn {
   void Real(const std::string& name, float value) {
     attributes[name].type = ffi::F32;
     attributes[name].real = value;
+  }
+  void Many(const std::string& name, std::vector<int64_t> values) {
+    attributes[name].kind = XLA_FFI_AttrType_ARRAY;
+    attributes[name].many = std::move(values);
   }
   void Text(const std::string& name, std::string value) {
     attributes[name].kind = XLA_FFI_AttrType_STRING;
@@ -253,6 +258,44 @@ Drawn PutRows() {
   return call;
 }
 
+Drawn Cut() {
+  Drawn call;
+  const int64_t rows = UpTo(5), columns = UpTo(9);
+  std::vector<int64_t> places;
+  for (int64_t pieces = UpTo(4); pieces > 0; --pieces) {
+    const int64_t top = Below(rows), left = Below(columns), count = UpTo(rows - top), width = UpTo(columns - left);
+    for (const int64_t each : {top * columns + left, count, columns, width}) places.push_back(each);
+    call.Result(ffi::S32, Sometimes() ? Sizes{count, width} : Sizes{count * width});
+  }
+  call.Operand("x", ffi::S32, Sometimes() ? Sizes{rows, columns} : Sizes{rows * columns});
+  call.Many("places", places);
+  return call;
+}
+
+Drawn WithTokens() {
+  Drawn call;
+  const int64_t slots = UpTo(4), vocabulary = UpTo(50), rows = UpTo(4);
+  const int seen = call.Operand("seen", ffi::PRED, {slots, vocabulary});
+  call.Operand("tokens", ffi::S32, {rows}, Numbers(rows, vocabulary));
+  if (Sometimes()) call.Operand("slots", ffi::S32, {rows}, Numbers(rows, slots));
+  call.Updated(seen);
+  return call;
+}
+
+Drawn Advance() {
+  Drawn call;
+  const int64_t rows = UpTo(4), ends = Below(4), rounds = UpTo(9);
+  call.Operand("sampled", ffi::S32, {rows}, Numbers(rows, 50));
+  call.Operand("token", ffi::S32, {rows}, Numbers(rows, 50));
+  call.Operand("left", ffi::S32, {rows}, Numbers(rows, 9));
+  call.Operand("eos", ffi::S32, {rows, ends}, Numbers(rows * ends, 50));
+  call.Operand("at", ffi::S32, {}, Numbers(1, rounds));
+  const int tokens = call.Operand("tokens", ffi::S32, {rows, rounds});
+  for (int result = 0; result < 3; ++result) call.Result(ffi::S32, {rows});
+  call.Updated(tokens);
+  return call;
+}
+
 Drawn Normalize(bool biased) {
   Drawn call;
   const ffi::DataType type = Float();
@@ -374,6 +417,8 @@ void Damage(Drawn& call) {
         const auto bits = static_cast<uint32_t>(random_bits());
         std::memcpy(&chosen->real, &bits, sizeof bits);
         if (Sometimes()) chosen->text = OneOf<const char*>({"", "gelu", "nf4", "nothing"});
+        if (!chosen->many.empty()) chosen->many[Below(chosen->many.size())] = Odd();
+        if (!chosen->many.empty() && Sometimes(4)) chosen->many.pop_back();
       }
       break;
     default:
@@ -447,10 +492,11 @@ std::string Made(XLA_FFI_Handler* handle, const Drawn& call, bool odd, bool dama
   std::vector<XLA_FFI_RetType> result_types(call.results.size(), XLA_FFI_RetType_BUFFER);
 
   auto attributes = call.attributes;
-  if (!damaged || !Sometimes(20)) attributes["operands"] = {XLA_FFI_AttrType_STRING, ffi::S64, 0, 0, names};
+  if (!damaged || !Sometimes(20)) attributes["operands"] = {XLA_FFI_AttrType_STRING, ffi::S64, 0, 0, names, {}};
   std::vector<XLA_FFI_AttrType> kinds;
   std::vector<XLA_FFI_ByteSpan> spans, texts(attributes.size());
   std::vector<XLA_FFI_Scalar> scalars(attributes.size());
+  std::vector<XLA_FFI_Array> arrays(attributes.size());
   std::vector<void*> values;
   std::vector<XLA_FFI_ByteSpan*> keys;
   spans.reserve(attributes.size());
@@ -462,7 +508,11 @@ std::string Made(XLA_FFI_Handler* handle, const Drawn& call, bool odd, bool dama
     texts[i] = {value.text.data(), value.text.size()};
     const bool real = value.type == ffi::F32;
     scalars[i] = {static_cast<XLA_FFI_DataType>(value.type), real ? static_cast<void*>(&value.real) : &value.whole};
-    values.push_back(value.kind == XLA_FFI_AttrType_STRING ? static_cast<void*>(&texts[i]) : &scalars[i]);
+    arrays[i] = {static_cast<XLA_FFI_DataType>(value.type), value.many.size(), value.many.data()};
+    const bool array = value.kind == XLA_FFI_AttrType_ARRAY;
+    values.push_back(value.kind == XLA_FFI_AttrType_STRING ? static_cast<void*>(&texts[i])
+                     : array                               ? static_cast<void*>(&arrays[i])
+                                                           : &scalars[i]);
   }
   XLA_FFI_CallFrame frame = {};
   frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
@@ -481,6 +531,7 @@ std::string Made(XLA_FFI_Handler* handle, const Drawn& call, bool odd, bool dama
 const std::map<std::string, Drawn (*)()> draws = {
     {"linear", Linear}, {"attention", Attention}, {"paged_attention", PagedAttention}, {"attend_to", AttendTo},
     {"sample", Sample}, {"put_rows", PutRows}, {"layer_norm", LayerNorm}, {"rms_norm", RmsNorm}, {"lora", Lora},
+    {"cut", Cut}, {"with_tokens", WithTokens}, {"advance", Advance},
     {"short_convolution", ShortConvolution}, {"gated_delta_rule", LinearAttention},
     {"selective_scan", LinearAttention}};
 

@@ -25,7 +25,7 @@ def zeros(*sizes, dtype="f32"):
 RULES = dict(scale="1.0 : f32", softcap="0.0 : f32", window="0 : i64", chunk="0 : i64")
 LINEAR = dict(rounded="0 : i64", activation='""', codes='""')
 NEW = dict(q=zeros(2, 1, 4, 8), k=zeros(2, 1, 2, 8), v=zeros(2, 1, 2, 8))
-ROW = zeros(2, dtype="s32")
+ROW, PAIRS = zeros(2, dtype="s32"), zeros(2, 2, dtype="s32")
 CACHE = {"cache.0": zeros(4, 16, 8), "cache.1": zeros(4, 16, 8)}
 SCALES = {"cache.2": zeros(4, 16, 1), "cache.3": zeros(4, 16, 1)}
 LEVELS = {"parts.0.scale": zeros(2, 4, 16, 1, dtype="s8"), "parts.0.scale_unit": zeros(2, 2, 16, 1, dtype="f16")}
@@ -62,6 +62,14 @@ CALLS = {
         [ROW],
     ),
     "put_rows": ("put_rows", dict(x=zeros(3, 2, 8), rows=zeros(2, 2, 8), at=zeros(dtype="s32")), {}, []),
+    "cut": ("cut", dict(x=zeros(12, dtype="s32")), dict(places="array<i64: 0, 2, 3, 2, 8, 1, 4, 4>"), [PAIRS, PAIRS]),
+    "with_tokens": ("with_tokens", dict(seen=zeros(3, 9, dtype="pred"), tokens=ROW, slots=ROW), {}, []),
+    "advance": (
+        "advance",
+        dict(sampled=ROW, token=ROW, left=ROW, eos=PAIRS, at=zeros(dtype="s32"), tokens=zeros(2, 5, dtype="s32")),
+        {},
+        [ROW, ROW, ROW],
+    ),
     "layer_norm": (
         "layer_norm",
         dict(x=zeros(2, 3, 8), weight=zeros(8), bias=zeros(8)),
@@ -84,7 +92,7 @@ def shape_of(array):
 
 def ran(kernel, operands, attributes, results, names=None, in_place=True):
     """Run a call that is written as `with_kernels` writes it, whatever its operands are."""
-    updated = kernels.KERNELS[kernel].updated
+    updated = kernels.KERNELS[kernel].updated if kernel in kernels.KERNELS else ""
     cache = [place for place, name in enumerate(operands) if updated and name.partition(".")[0] == updated]
     first, results = len(results), [*results, *(list(operands.values())[place] for place in cache)]
     attributes = attributes | dict(operands=f'"{" ".join(operands) if names is None else names}"')
@@ -208,6 +216,16 @@ DAMAGED = [  # a call, operands that are changed or left out, and the error
     ("put_rows", {"rows": zeros(4, 2, 8)}, "put_rows: rows must be of no more rows than x, got f32[4,16]"),
     ("put_rows", {"rows": zeros(1, 2, 7)}, "put_rows: rows must be f32[?,16], got f32[1,14]"),
     ("put_rows", {"rows": zeros(1, 2, 8, dtype="bf16")}, "put_rows: rows must be f32[?,16], got bf16[1,16]"),
+    (
+        "cut",
+        {"x": zeros(11, dtype="s32")},
+        "cut: x must be of all the numbers that attribute places names, got s32[1,11]",
+    ),
+    ("cut", {"x": zeros(12)}, "cut: x must be s32[?,?], got f32[1,12]"),
+    ("with_tokens", {"slots": zeros(3, dtype="s32")}, "with_tokens: slots must be s32[2], got s32[3]"),
+    ("with_tokens", {"seen": zeros(3, 9, dtype="s8")}, "with_tokens: seen must be pred[?,?], got s8[3,9]"),
+    ("advance", {"eos": zeros(3, 2, dtype="s32")}, "advance: eos must be s32[2,?], got s32[3,2]"),
+    ("advance", {"tokens": zeros(2, 0, dtype="s32")}, "advance: tokens must be of at least one round, got s32[2,0]"),
     ("layer_norm", {"bias": None}, "layer_norm: the next operand must be bias, got no more"),
     ("rms_norm", {"weight": zeros(9)}, "rms_norm: weight must be f32[8], got f32[9]"),
     ("rms_norm", {"weight": zeros(8, dtype="bf16")}, "rms_norm: weight must be f32[8], got bf16[8]"),

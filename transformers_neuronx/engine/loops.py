@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from transformers_neuronx import hlo
 from transformers_neuronx.engine.kv_cache import flattened, in_place
 from transformers_neuronx.layers.rows import Row, field, row_of
-from transformers_neuronx.layers.sampling import POLICY_COLUMNS, sample
+from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample
 from transformers_neuronx.layers.step import Cache, Step
 from transformers_neuronx.pyhlo import Tensor
 
@@ -35,8 +36,7 @@ def ends(sampled: Tensor, eos: Tensor) -> Tensor:
     return hlo.logical_or(sampled < 0, hlo.any(hlo.equal(hlo.reshape(sampled, -1, 1), eos), 1))
 
 
-def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Tensor:
-    """Add each row's token s32[b] to `seen` pred[slots, v], unless it is negative. Row i has slot i, or slots[i]."""
+def _with_tokens_body(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Tensor:
     for row in range(tokens.sizes[0]):
         token = hlo.slice(tokens, 0, row, row + 1)
         slot = hlo.constant(row, "s32") if slots is None else hlo.reshape(hlo.slice(slots, 0, row, row + 1))
@@ -45,6 +45,46 @@ def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Te
         new = hlo.logical_or(old, hlo.reshape(token >= 0, 1, 1))
         seen = hlo.dynamic_update_slice(seen, new, at)
     return seen
+
+
+_with_tokens = hlo.composite("with_tokens", _with_tokens_body)
+
+
+def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Tensor:
+    """Add each row's token s32[b] to `seen` pred[slots, v], unless it is negative. Row i has slot i, or slots[i]."""
+    after: Tensor = _with_tokens(seen, tokens, slots)
+    return after
+
+
+def _advance_body(
+    sampled: Tensor, token: Tensor, left: Tensor, eos: Tensor, at: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sampled = hlo.select(left > 0, sampled, NOTHING)
+    tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(sampled, -1, 1), [hlo.constant(0, "s32"), at])
+    left = hlo.select(ends(sampled, eos), 0, left - 1)
+    return sampled, hlo.select(sampled < 0, token, sampled), left, tokens
+
+
+_advance = hlo.composite("advance", _advance_body)
+
+
+class Advanced(NamedTuple):
+    """A loop's rows after a round: what each sampled, its last token, and tokens it has left, s32[b] each; and `tokens`
+    s32[b, rounds] with what was sampled.
+    """
+
+    sampled: Tensor
+    token: Tensor
+    left: Tensor
+    tokens: Tensor
+
+
+def advance(sampled: Tensor, token: Tensor, left: Tensor, eos: Tensor, at: Tensor, tokens: Tensor) -> Advanced:
+    """Note in column `at` of `tokens` what rows sampled: NOTHING if they have no tokens left, as rows that end have.
+
+    sampled, token, left s32[b]; eos s32[b, EOS_COLUMNS]; at s32[]; tokens s32[b, rounds]
+    """
+    return Advanced(*_advance(sampled, token, left, eos, at, tokens))
 
 
 def sampled_after(logits: Tensor, step: Step, seen: Tensor, policy: Tensor) -> list[Tensor]:

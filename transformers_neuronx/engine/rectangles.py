@@ -18,7 +18,7 @@ from transformers_neuronx.engine.kv_cache import flattened, in_place
 from transformers_neuronx.engine.loops import (
     LOOP,
     SAMPLE,
-    ends,
+    advance,
     looped,
     rules_of,
     sampled_after,
@@ -199,17 +199,13 @@ def _next_tokens(
     def body(
         i: Tensor, token: Tensor, position: Tensor, wanted: Tensor, seen: Tensor, tokens: Tensor, *flat: Tensor
     ) -> list[Tensor]:
-        active = wanted > 0
-        count = hlo.convert(active, "s32")
+        count = hlo.convert(wanted > 0, "s32")
         step = Step(hlo.reshape(token, -1, 1), position, count, position + count, None, width, placed=placed)
         caches = programs.cache.by_layer(flat)
         x, after = programs.body(scribe, programs.whole, *weights, None, caches, step)
         logits = hlo.reshape(programs.logits(scribe, weights[0], x), programs.slots, programs.config.vocab_size)
-        sampled = hlo.select(active, sample(logits, seen, policy, position + count), NOTHING)
-        here = [hlo.constant(0, "s32"), i]
-        tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(sampled, -1, 1), here)
-        wanted = hlo.select(ends(sampled, eos), 0, wanted - count)
-        token = hlo.select(sampled < 0, token, sampled)
+        sampled = sample(logits, seen, policy, position + count)
+        sampled, token, wanted, tokens = advance(sampled, token, wanted, eos, i, tokens)
         return [i + 1, token, position + count, wanted, with_tokens(seen, sampled), tokens, *flattened(after)]
 
     return body

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from transformers_neuronx import hlo
 from transformers_neuronx.engine.kv_cache import CacheLayout, flattened, in_place
-from transformers_neuronx.engine.loops import EOS_COLUMNS, ends, looped
+from transformers_neuronx.engine.loops import EOS_COLUMNS, advance, looped, with_tokens
 from transformers_neuronx.engine.programs import LAST, Programs
 from transformers_neuronx.layers.rows import Row, columns, declare_joined, field, row_of
 from transformers_neuronx.layers.sampling import NOTHING, POLICY_COLUMNS, sample
@@ -110,8 +110,7 @@ class StepWriter:
         """
         position, policy = (field(self.wanted, SAMPLED, name) for name in ("position", "policy"))
         count = ids.sizes[0]
-        own = hlo.concatenate([hlo.iota("s32", [count, 1], 0), hlo.reshape(ids, count, 1)], 1)
-        seen = hlo.scatter_rows(seen, own, hlo.full(1, "pred", [count]), (0, 1))
+        seen = with_tokens(seen, ids)
         logits = self.programs.logits(self.scribe, self.shared, x)
         return sample(hlo.reshape(logits, count, -1), seen, policy, position + later), logits, seen
 
@@ -129,10 +128,7 @@ class StepWriter:
         ) -> list[Tensor]:  # fmt: skip
             x, after = self.computed(ids, position, end, sequences, self.layout.by_layer(flat), rows)
             found, logits, seen = self.sampled(x, hlo.take(ids, rows), seen, later=i)
-            found = hlo.select(left > 0, found, NOTHING)
-            tokens = hlo.dynamic_update_slice(tokens, hlo.reshape(found, -1, 1), [hlo.constant(0, "s32"), i])
-            left = hlo.select(ends(found, eos), 0, left - 1)
-            ids = hlo.select(found < 0, ids, found)
+            _, ids, left, tokens = advance(found, ids, left, eos, i, tokens)
             return [
                 *(i + 1, ids, position + 1, position + 2, left, self._moved(sequences, left), tokens, seen, logits),
                 *flattened(after),

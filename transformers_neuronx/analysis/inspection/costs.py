@@ -39,6 +39,7 @@ PER_OPERAND = frozenset(
     """.split()
 )
 OUTSIDE = "(outside)"  # of all layers
+_ROWS = dict(put_rows="rows", with_tokens="tokens", advance="sampled")  # what a composite writes into rows of an array
 _MULTIPLIED = frozenset("bitcast convert copy reshape transpose".split())  # keep the zeros of a pad
 
 
@@ -160,8 +161,8 @@ def _moved(flow: Flow, instruction: HloInstructionProto) -> tuple[int, int]:
         return 0, 0
     call = composite_call(instruction)
     if call and (arrays := updated(call)):
-        if call.name == "put_rows":
-            return sum(flow.reads_of(instruction, arrays).values()), nbytes(flow.by_id[call.operands["rows"]].shape)
+        if rows := _ROWS.get(call.name):
+            return sum(flow.reads_of(instruction, arrays).values()), nbytes(flow.by_id[call.operands[rows]].shape)
         return (_states if "table" in call.operands else _attention)(flow, instruction, call)
     written = nbytes(instruction.shape)
     if instruction.opcode == "dynamic-update-slice":

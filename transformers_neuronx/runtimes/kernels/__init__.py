@@ -24,13 +24,14 @@ from transformers_neuronx.hlo.control import CompositeCall, composite_call
 from transformers_neuronx.pyhlo import HloModuleProto
 from transformers_neuronx.pyhlo.computations import remove_unreached
 from transformers_neuronx.pyhlo.hlo_pb2 import (
-    API_VERSION_TYPED_FFI,
     TUPLE,
     HloComputationProto,
     HloInstructionProto,
     PrimitiveType,
     ShapeProto,
 )
+from transformers_neuronx.runtimes.kernels.calls import become_call, target
+from transformers_neuronx.runtimes.kernels.cuts import cut_at_once
 
 _LOG = logging.getLogger(__name__)
 
@@ -234,6 +235,13 @@ KERNELS: Mapping[str, Kernel] = dict(
         _attend_to,
     ),
     sample=Kernel(dict(logits=Operand(["f32"], 2), seen=Operand(["pred"], 2), policy=_TABLE, position=_PER_ROW)),
+    with_tokens=Kernel(
+        dict(seen=Operand(["pred"], 2), tokens=_PER_ROW, slots=_PER_ROW._replace(optional=True)), updated="seen"
+    ),
+    advance=Kernel(
+        dict(sampled=_PER_ROW, token=_PER_ROW, left=_PER_ROW, eos=_TABLE, at=Operand(["s32"], 0), tokens=_TABLE),
+        updated="tokens",
+    ),
     put_rows=Kernel(
         dict(x=Operand((*FLOATS, "s8")), rows=Operand("x"), at=Operand(["s32"], 0)), fits=_put_rows, updated="x"
     ),
@@ -328,11 +336,6 @@ def spent() -> Mapping[str, tuple[int, float]]:
     return {} if level() == "off" else built().spent()
 
 
-def target(name: str) -> str:
-    """Return the name under which a kernel's handler is registered."""
-    return f"transformers_neuronx.{name}"
-
-
 def with_kernels(module: HloModuleProto) -> HloModuleProto:
     """Return the module with calls of kernels in place of the composites that they serve."""
     if level() == "off":
@@ -340,6 +343,7 @@ def with_kernels(module: HloModuleProto) -> HloModuleProto:
     module = HloModuleProto.FromString(module.SerializeToString())
     for computation in module.computations:
         _add_within(computation, _serve(computation))
+    cut_at_once(module)
     remove_unreached(module)
     return module
 
@@ -376,22 +380,13 @@ def _add_within(computation: HloComputationProto, layers: Mapping[int, Composite
 def _become_kernel(instruction: HloInstructionProto, call: CompositeCall, shapes: Mapping[int, ShapeProto]) -> None:
     kernel = KERNELS[call.name]
     names = kernel.in_order(call.operands)
-    instruction.opcode = "custom-call"
-    instruction.custom_call_target = target(call.name)
-    instruction.custom_call_api_version = API_VERSION_TYPED_FFI
-    instruction.constrain_layout = True
-    instruction.operand_ids[:] = [call.operands[name] for name in names]
-    instruction.operand_shapes_with_layout.extend(shapes[number] for number in instruction.operand_ids)
     updated = [place for place, name in enumerate(names) if _without_numbers(name) == kernel.updated]
     first = len(instruction.shape.tuple_shapes) - len(updated)
     for array, place in enumerate(updated, first):
         index = [array] if instruction.shape.element_type == TUPLE else []
         instruction.output_operand_aliasing.add(output_shape_index=index, operand_index=place)
-    typed = [f"{key} = {_as_typed(call.attributes.get(key), kind)}" for key, kind in kernel.attributes.items()]
-    typed.append(f"operands = {json.dumps(' '.join(names))}")
-    instruction.backend_config = f"{{{', '.join(typed)}}}".encode()
-    instruction.ClearField("called_computation_ids")
-    instruction.ClearField("frontend_attributes")
+    typed = {key: _as_typed(call.attributes.get(key), kind) for key, kind in kernel.attributes.items()}
+    become_call(instruction, call.name, {name: call.operands[name] for name in names}, shapes, typed)
 
 
 def _as_typed(value: Any, kind: str) -> str:

@@ -20,7 +20,7 @@ namespace {
 std::atomic<const Kernels*> level{nullptr};  // set before the first call of a kernel
 
 Spent linear_spent{"linear"}, attention_spent{"attention"}, memory_spent{"attend_to"}, sample_spent{"sample"},
-    rows_spent{"put_rows"}, norm_spent{"norm"}, lora_spent{"lora"}, states_spent{"states"};
+    rows_spent{"rows"}, norm_spent{"norm"}, lora_spent{"lora"}, states_spent{"states"};
 
 class Counted {
  public:
@@ -366,6 +366,73 @@ void PutRows(Call& call, const Pool&) {
   std::memcpy(after.As<char>() + first * bytes, rows.data, some * bytes);
 }
 
+// Pieces of integers: of each, where its first row begins, the number of rows, from one to the next, and their width.
+void Cut(Call& call, const Pool&) {
+  int64_t lead = kAny, last = kAny;
+  const Array x = call.Operand("x", {ffi::S32}, {&lead, &last}, kInRows);
+  const auto places = call.Attribute<ffi::Span<const int64_t>>("places");
+  call.Must(places.size() % 4 == 0, "attribute places must have four numbers of each piece");
+  const int64_t size = lead * last;
+  for (size_t place = 0; place < places.size(); place += 4) {
+    const int64_t first = places[place], rows = places[place + 1], pitch = places[place + 2], width = places[place + 3];
+    const bool within = [&] {
+      for (const int64_t each : {first, rows, pitch, width})
+        if (each < 0 || each > size) return false;
+      return rows == 0 || first + (rows - 1) * pitch + width <= size;
+    }();
+    call.Must(within, x, "of all the numbers that attribute places names");
+    int64_t of_piece = kAny, columns = kAny;
+    const Array piece = call.Result("piece", {ffi::S32}, {&of_piece, &columns}, kInRows);
+    call.Must(of_piece * columns == rows * width, piece, "of as many numbers as its place has");
+    for (int64_t row = 0; row < rows; ++row)
+      std::copy_n(x.As<int32_t>() + first + row * pitch, width, piece.As<int32_t>() + row * width);
+  }
+  call.Done();
+}
+
+void WithTokens(Call& call, const Pool&) {
+  int64_t slots = kAny, vocab = kAny, rows = kAny;
+  const Array seen = call.Operand("seen", {ffi::PRED}, {&slots, &vocab});
+  const Array tokens = call.Operand("tokens", {ffi::S32}, {&rows});
+  const Array named = call.Optional("slots", {ffi::S32}, {&rows});
+  const Array after = call.Result("seen", {ffi::PRED}, {&slots, &vocab});
+  call.Done();
+  call.Must(after.data == seen.data, after, "returned in its own memory");
+  if (slots * vocab == 0) return;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t token = tokens.As<int32_t>()[row], slot = named ? named.As<int32_t>()[row] : row;
+    if (token < 0) continue;
+    after.As<bool>()[std::clamp<int64_t>(slot, 0, slots - 1) * vocab + std::min(token, vocab - 1)] = true;
+  }
+}
+
+void Advance(Call& call, const Pool&) {
+  constexpr int32_t kNothing = -1;
+  int64_t rows = kAny, ends = kAny, rounds = kAny;
+  const Array sampled = call.Operand("sampled", {ffi::S32}, {&rows});
+  const Array token = call.Operand("token", {ffi::S32}, {&rows});
+  const Array left = call.Operand("left", {ffi::S32}, {&rows});
+  const Array eos = call.Operand("eos", {ffi::S32}, {&rows, &ends});
+  const Array at = call.Operand("at", {ffi::S32}, {});
+  const Array tokens = call.Operand("tokens", {ffi::S32}, {&rows, &rounds});
+  const Array found = call.Result("sampled", {ffi::S32}, {&rows});
+  const Array last = call.Result("token", {ffi::S32}, {&rows});
+  const Array rest = call.Result("left", {ffi::S32}, {&rows});
+  const Array after = call.Result("tokens", {ffi::S32}, {&rows, &rounds});
+  call.Done();
+  call.Must(rounds > 0, tokens, "of at least one round");
+  call.Must(after.data == tokens.data, after, "returned in its own memory");
+  const int64_t round = std::clamp<int64_t>(*at.As<int32_t>(), 0, rounds - 1);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int32_t wanted = left.As<int32_t>()[row], chosen = wanted > 0 ? sampled.As<int32_t>()[row] : kNothing;
+    const int32_t* own = eos.As<int32_t>() + row * ends;
+    const bool ended = chosen < 0 || std::find(own, own + ends, chosen) != own + ends;
+    found.As<int32_t>()[row] = after.As<int32_t>()[row * rounds + round] = chosen;
+    last.As<int32_t>()[row] = chosen < 0 ? token.As<int32_t>()[row] : chosen;
+    rest.As<int32_t>()[row] = ended ? 0 : wanted - 1;
+  }
+}
+
 void Normalize(Call& call, const Pool& pool, bool biased) {
   int64_t rows = kAny, size = kAny;
   const Array x = call.Operand("x", kFloats, {&rows, &size}, kInRows);
@@ -456,6 +523,9 @@ constexpr Kernel all_kernels[] = {{"linear", Linear, linear_spent},
                                   {"attend_to", AttendTo, memory_spent},
                                   {"sample", Sample, sample_spent},
                                   {"put_rows", PutRows, rows_spent},
+                                  {"cut", Cut, rows_spent},
+                                  {"with_tokens", WithTokens, rows_spent},
+                                  {"advance", Advance, rows_spent},
                                   {"layer_norm", LayerNorm, norm_spent},
                                   {"rms_norm", RmsNorm, norm_spent},
                                   {"lora", Lora, lora_spent},
