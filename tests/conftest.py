@@ -46,8 +46,9 @@ LONG = ("test_documents.py", "test_tutorials.py", "test_site.py", "test_demo.py"
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Begin with files that take long. Of a test that is marked `few`, most cases are slow; the others are spread."""
+    config.collected = [*items]  # slow ones, too, for `families/test_checked.py`
     items.sort(key=lambda item: item.path.name not in LONG)
     cases = defaultdict(list)
     for item in items:

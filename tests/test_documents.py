@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from documents import ROOT, blocks, like, run_console, run_python
 
-pytestmark = pytest.mark.compiled_ahead
-
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[cg][ou]*/*.md"))]
 # What a block in another language is for. Of `bash`, the commands that install are what CI does itself.
 SHOWN = {"text", "text about", "bash"}
@@ -23,7 +21,14 @@ def directory(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+AHEAD = {"command-line.md"}  # of programs that are compiled ahead, such as those of an artifact
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.compiled_ahead] * (page.name in AHEAD)) for page in PAGES],
+    ids=[page.relative_to(ROOT).as_posix() for page in PAGES],
+)
 def test_the_blocks_of_a_page(page, directory):
     names = {"__name__": "__main__"}
     for block in blocks(page):

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -93,9 +94,14 @@ def inside(module):
     return names.index(name), name
 
 
+@cache
+def nodes(path):
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
 def imported(path):
     """Yield the modules that a file imports, and all names that it takes from the package itself."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -161,7 +167,7 @@ def test_files_classes_and_functions_keep_their_budget(path):
     limit = ONE_FILE_LINES if path.parent.name == "families" else limit
     limit = CONFIG_LINES.get(path.parent.name, limit) if path.name == "config.py" else limit
     assert text.count("\n") <= limit
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = node.end_lineno - node.lineno + 1
             assert lines <= FUNCTION_LINES, f"{node.name} has {lines} lines"
@@ -210,7 +216,7 @@ def test_engines_and_environment_have_one_home(engine, homes):
     def uses(path):
         names = {
             node.value.id + "." + node.attr
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in nodes(path)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         }
         return engine in names or any(name.split(".")[0] == engine for name in imported(path) if name)

@@ -88,6 +88,7 @@ def test_a_node_with_another_checkpoint(prompts, tmp_path):
             each.communicate()
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_process_that_leads(prompts, tmp_path):
     command = [sys.executable, "-m", "transformers_neuronx", "run", str(TINY_KJV), "--data-dir", str(prompts)]
     command += ["--tp", "2", "--processes", "--max-tokens-to-generate", "200"]

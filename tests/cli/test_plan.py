@@ -229,14 +229,14 @@ def test_help_teaches_in_eighty_columns(command):
 
 
 def test_hosts_like_this_machine(command, configured):
-    where = configured("gpt2-xl"), "--instance", "cpu", "--round-trip", "0.5", "--bandwidth", "8"
+    where = configured("gpt2-xl", n_layer=8), "--instance", "cpu", "--round-trip", "0.5", "--bandwidth", "8"
     found = planned(command, *where)
     hosts = found["hosts"]
     assert [each["degree"] for each in hosts] == [1, 2, 4, 8, 16]
     assert found["network"] == dict(round_trip=0.0005, bandwidth=1e9)
     assert hosts[0]["sum_seconds"] == 0 and hosts[0]["token_seconds"] == found["fits"][0]["token_seconds"]
     for each in hosts[1:]:
-        sums, others = 2 * 48 + 2, each["degree"] - 1
+        sums, others = 2 * 8 + 2, each["degree"] - 1
         assert each["needs"]["token"]["sums"] == sums
         # Each sum is of 1600 numbers in f32. Logits are gathered.
         received = (sums - 1) * 1600 * 4 * others + 50257 * 4 * others // each["degree"]
@@ -250,9 +250,9 @@ def test_hosts_like_this_machine(command, configured):
 
 
 def test_hosts_are_printed_with_what_to_do(command, configured):
-    printed, _ = command("plan", configured("gpt2-xl"), "--instance", "cpu", "--round-trip", 0.5)
+    printed, _ = command("plan", configured("gpt2-xl", n_layer=8), "--instance", "cpu", "--round-trip", 0.5)
     assert re.search(r"^2 like cpu +2 .+ ms +\d+\.\d+ m?s$", printed, re.M)
     said = printed.replace("\n  ", " ").replace("\n", " ")
     assert "a round trip of 500.0 µs" in said and "their bytes come at 1.25 GB/s" in said and "1 host holds it." in said
-    where = configured("gpt2-xl"), "--instance", "trn1.2xlarge", "--round-trip", 1
+    where = configured("gpt2-xl", n_layer=8), "--instance", "trn1.2xlarge", "--round-trip", 1
     assert "needs --instance cpu" in command("plan", *where, status=2)[1]

@@ -84,10 +84,10 @@ def compares(item):
     return "parity" in item.fixturenames or in_fixture or item.originalname in LOGITS.get(item.path.name, ())
 
 
-def table():
-    """Return the table in Markdown: a row for each family, in the order of their names."""
+def table(items):
+    """Return the table of these tests in Markdown: a row for each family, in the order of their names."""
     found = defaultdict(lambda: defaultdict(set))
-    for item in collected():
+    for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         if (family := family_in(item, params)) is None:
             continue
@@ -125,4 +125,4 @@ def page_with(text):
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with(table()))
+    PAGE.write_text(page_with(table(collected())))

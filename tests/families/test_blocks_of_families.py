@@ -35,7 +35,7 @@ def check(reference, directory, size, **options):
 
 
 @pytest.mark.parametrize("family", EVERY_DECODER)
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_chunks_and_running_rows_have_the_logits_of_transformers(family, tmp_path):
     if family in WITH_STATES:
         with pytest.raises(ConfigError, match=r"has layers with states, which are not in blocks"):

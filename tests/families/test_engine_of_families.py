@@ -104,6 +104,7 @@ def test_pages_behind_a_window_go_back(family, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("needs_pages")
 def test_prompts_whose_lengths_turn_their_keys_differently_share_no_pages(kind, tmp_path):
     """Of frequencies that depend on a sequence's length; and with so few pages that requests start again."""
@@ -129,6 +130,7 @@ def test_prompts_whose_lengths_turn_their_keys_differently_share_no_pages(kind, 
 
 
 @pytest.mark.parametrize("pages", [True, False])
+@pytest.mark.few(1)
 def test_sources_of_an_encoder(pages, tmp_path):
     """Requests with sources of many lengths get what each gets alone, over pages and over the model's slots."""
     reference = randomized(t5(), AutoModelForSeq2SeqLM)
@@ -149,7 +151,8 @@ def test_sources_of_an_encoder(pages, tmp_path):
         assert engine.scheduler.cache.unused
 
 
-@pytest.mark.parametrize("pages", [True, False])
+@pytest.mark.parametrize("pages", [False, True])
+@pytest.mark.few(1)
 def test_sources_of_numbers(pages, tmp_path):
     """Requests with sounds and the beginnings of their texts get what each gets alone. They share no pages."""
     randomized(whisper(max_target_positions=160), AutoModelForSpeechSeq2Seq).save_pretrained(tmp_path)

@@ -54,6 +54,7 @@ def model(request, checkpoint):
     return model
 
 
+@pytest.mark.few(3)
 class TestPrompts:
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_unequal_rows_padded_on_either_side(self, model, reference, side):
@@ -97,6 +98,7 @@ class TestPrompts:
         assert_close(got, expected(reference, rows))
 
 
+@pytest.mark.few(3)
 class TestTokens:
     def test_tokens_go_on_past_the_first_bucket(self, model, reference):
         rows = prompts(model.config.vocab_size, [44, 10, 31])

@@ -53,7 +53,7 @@ def at_once(family, options):
     ("family", "options"),
     [pytest.param(*each, marks=() if at_once(*each) else pytest.mark.slow) for each in product(families(), OPTIONS)],
 )
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_nothing_is_found(family, options):
     count = 0
     for module in modules(family, **OPTIONS[options]):

@@ -14,7 +14,7 @@ CASES = [(model_type, variant) for model_type, (_, variants) in FAMILIES.items()
 
 @pytest.mark.parametrize("degree", [1, 3])
 @pytest.mark.parametrize("model_type", FAMILIES)
-@pytest.mark.few(30)
+@pytest.mark.few(18)
 def test_logits_are_those_of_transformers(model_type, degree, parity):
     parity(family_of(model_type), tiny(model_type), degree=degree, n_positions=[48])
 

@@ -49,7 +49,7 @@ def checkpoint(published, directory):
 
 @pytest.mark.parametrize("degree", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", READ)
-@pytest.mark.few(14)
+@pytest.mark.few(8)
 def test_it_is_read_as_transformers_reads_it(name, degree, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(attributes, "_MENTIONED", set())
     published = PUBLISHED[name]

@@ -315,6 +315,7 @@ GENERATION = {
 
 
 @pytest.mark.parametrize("options", GENERATION.values(), ids=GENERATION)
+@pytest.mark.few(4)
 def test_generate_as_transformers_does(pair, options):
     model, reference = pair
     results = []
@@ -342,6 +343,7 @@ LONG_FORM = {
 
 
 @pytest.mark.parametrize("options", LONG_FORM.values(), ids=LONG_FORM)
+@pytest.mark.few(3)
 def test_sounds_longer_than_the_encoder_reads(pair, options):
     """Segments have the times and the tokens that those of Transformers have."""
     model, reference = pair

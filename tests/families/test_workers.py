@@ -202,6 +202,7 @@ def test_arrays_of_every_kind_come_and_go():
         runtime.put(own * 2)
 
 
+@pytest.mark.slow
 def test_workers_that_are_lost_while_they_come_back():
     class Deadly(remote.Restorable):
         armed = False

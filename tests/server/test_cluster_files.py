@@ -131,6 +131,7 @@ def test_a_job_whose_nodes_share_a_model(slurm):
     assert found == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_job_whose_nodes_have_shards(slurm):
     slurm("shards.sbatch", SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="2")
     assert slurm("shards.sbatch", SLURM_ARRAY_TASK_ID="2", SLURM_ARRAY_TASK_COUNT="2") == [1, 3, 5, 2, 4]

@@ -50,7 +50,8 @@ def test_it_serves_until_it_is_told_to_stop():
 EAGLE, SMALL = (str(TINY_KJV.with_name(name)) for name in ("tiny-kjv-eagle", "tiny-kjv-draft"))
 
 
-@pytest.mark.parametrize("draft", [EAGLE, *(pytest.param(each, marks=pytest.mark.slow) for each in ("text", SMALL))])
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", [EAGLE, "text", SMALL])
 def test_drafts(draft):
     """Where draft tokens do not pay, each row has one again after 64 tokens: see `drafting.TRIED`."""
     prompt = "And the LORD said unto Moses, And the LORD said unto"

@@ -97,6 +97,7 @@ def sometimes(engine, monkeypatch, turns):
 
 @pytest.mark.parametrize("cache_tokens", [1024, 320])
 @pytest.mark.parametrize("turns", [0.1, 0.6])
+@pytest.mark.few(2)
 def test_a_model_that_drafts_for_itself_is_right_whenever_it_does(turns, cache_tokens, model, monkeypatch):
     """Also after a while without, after pages of others, and after a request lost its own."""
     with Engine(model, **SIZES) as engine:
@@ -139,7 +140,9 @@ def test_a_long_prompt_is_computed_in_steps_of_drafts(model):
     assert sum(behind) == 4 + 1 and handle.usage.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("windowed", ["target", "draft", "both"])
+@pytest.mark.parametrize(
+    "windowed", ["draft", *(pytest.param(each, marks=pytest.mark.slow) for each in ("target", "both"))]
+)
 def test_windows_of_a_target_and_of_its_draft_may_differ(windowed, tmp_path):
     sizes = dict(
         vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -245,6 +245,7 @@ def answers(engine, count=20):
 
 
 @pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.few(6)
 def test_drafts_are_those_of_the_head(kind, model, reference, tmp_path):
     head = HEADS[kind]
     draft, seen = EagleDraft.from_pretrained(head.save(tmp_path / "head")), []
@@ -268,6 +269,7 @@ def test_drafts_are_those_of_the_head(kind, model, reference, tmp_path):
 
 @pytest.mark.compiled_ahead
 @pytest.mark.parametrize(("kind", "cache_tokens"), [("some tokens", None), ("the first EAGLE", LONGEST)])
+@pytest.mark.few(2)
 def test_tokens_and_logprobs_are_those_without(kind, cache_tokens, model, tmp_path):
     draft = EagleDraft.from_pretrained(HEADS[kind].save(tmp_path / "head"))
     with Engine(model, **SIZES) as engine:

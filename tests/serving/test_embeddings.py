@@ -59,7 +59,8 @@ def check(engine, wanted, poolings=("last", "mean", "cls")):
     return handles
 
 
-@pytest.mark.parametrize("draft", [None, PromptLookup()])
+@pytest.mark.parametrize("draft", [PromptLookup(), None])
+@pytest.mark.few(1)
 def test_vectors_are_those_of_transformers_beside_others(model, wanted, draft):
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     with Engine(model, draft=draft, **SIZES) as engine:

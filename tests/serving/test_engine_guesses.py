@@ -96,7 +96,8 @@ def test_right_draft_tokens_save_steps(model, small):
     assert engine._records.draft_tokens > engine._records.accepted_tokens == handle.usage.accepted_tokens
 
 
-@pytest.mark.parametrize("source", ["text", "model", "head"])
+@pytest.mark.parametrize("source", ["head", "text", "model"])
+@pytest.mark.few(1)
 def test_drafts_that_pay_by_measured_times(source, model, small, wanted):
     """Nothing says how many there are, as times differ; tokens do not."""
     drafts = dict(text=PromptLookup(), model=small, head=EagleDraft.from_pretrained(EXAMPLES / "tiny-kjv-eagle"))
@@ -158,6 +159,7 @@ def masked():
 
 
 @pytest.mark.parametrize("source", ["text", "model"])
+@pytest.mark.few(1)
 def test_slots_verify_draft_tokens_too(source, masked, wanted):
     target, draft = masked
     with Engine(target, step_tokens=32, draft=PromptLookup() if source == "text" else draft) as engine:

@@ -18,7 +18,8 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("cache_tokens", [1024, 320])
+@pytest.mark.parametrize("cache_tokens", [320, 1024])
+@pytest.mark.few(1)
 def test_a_step_that_goes_on_is_packed_as_any_other(cache_tokens, monkeypatch):
     """It is made of the one before: that all fields are the same, is compared in each step."""
     model = GPT2ForSampling.from_pretrained(EXAMPLES / "tiny-kjv", n_positions=256)

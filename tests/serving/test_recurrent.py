@@ -61,7 +61,8 @@ def test_logits_are_those_of_the_same_model_in_torch(both, model):
     assert (after - logits[:, 30]).abs().max() < 1e-5 * logits.abs().max(), "a token continues the state"
 
 
-@pytest.mark.parametrize("draft", [None, PromptLookup()])
+@pytest.mark.parametrize("draft", [PromptLookup(), None])
+@pytest.mark.few(1)
 def test_requests_together_get_what_each_gets_alone(both, model, draft):
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=1)
     with Engine(model, draft=draft, cache_tokens=128, **SIZES) as engine:

@@ -176,6 +176,7 @@ def says_tokens(folder, yes, no):
 
 @pytest.mark.compiled_ahead
 @pytest.mark.parametrize("name", RERANKERS)
+@pytest.mark.few(1)
 def test_a_reranker_scores_by_logits_of_tokens(name, tmp_path):
     config, (yes, no) = RERANKERS[name]
     reference = random(CONFIGS[config], AutoModelForCausalLM)

@@ -67,6 +67,7 @@ def checks(target, monkeypatch):
 OPTIONS = [dict(top_k=1), dict(top_k=1, repetition_penalty=1.3), dict(seed=1), dict(top_k=0, top_p=0.9, seed=2)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_tokens_are_those_of_the_target_alone(target, draft, fused, batch, options, k):
@@ -126,6 +127,7 @@ def test_rounds_of_its_own_leave_pages_to_slots_alone(target, batch):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.few(2)
 def test_both_models_in_one_program(slotted, batch, options):
     target, fused = slotted
     options = options | dict(attention_mask=batch.attention_mask, eos_token_override=-1)

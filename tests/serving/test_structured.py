@@ -106,19 +106,19 @@ def test_beside_others_and_alone_it_is_the_same(engine):
     assert [each.result() for each in together] == alone and all(each.result() for each in others)
 
 
-def test_draft_tokens_change_nothing(engine, model, tokenizer):
-    draft = loaded(EXAMPLES / "tiny-kjv-draft")
+@pytest.mark.parametrize("guesser", ["text", pytest.param("model", marks=pytest.mark.slow)])
+def test_draft_tokens_change_nothing(guesser, engine, model, tokenizer):
+    draft = PromptLookup() if guesser == "text" else loaded(EXAMPLES / "tiny-kjv-draft")
     kinds = [dict(temperature=0), dict(seed=5), dict(seed=6, temperature=0.5, presence_penalty=0.5, min_tokens=9)]
     params = [asked(schema, **kind) for kind in kinds for schema in (WEATHER, SCHEMAS[5], SCHEMAS[44])]
     params += [SamplingParams(max_tokens=40, frequency_penalty=0.3, logit_bias={7: 2.0}, **kind) for kind in kinds[:2]]
     prompt = tokenizer('{"city": "Jerusalem", "unit": "celsius"}, {"city": "Bethlehem", "unit": "cel').input_ids[-40:]
     wanted = [engine.submit(prompt, each).result() for each in params]
     sizes = dict(rows=4, step_tokens=32, joined_tokens=32, draft_tokens=3)  # all of them, whether they pay or not
-    for guesser in (PromptLookup(), draft):
-        with Engine(model, tokenizer=tokenizer, draft=guesser, **sizes) as drafting:
-            handles = [drafting.submit(prompt, each) for each in params]
-            assert [handle.result() for handle in handles] == wanted
-            assert sum(handle.usage.accepted_tokens for handle in handles[:9]) > 0, "they had draft tokens"
+    with Engine(model, tokenizer=tokenizer, draft=draft, **sizes) as drafting:
+        handles = [drafting.submit(prompt, each) for each in params]
+        assert [handle.result() for handle in handles] == wanted
+        assert sum(handle.usage.accepted_tokens for handle in handles[:9]) > 0, "they had draft tokens"
 
 
 def test_slots(engine, tokenizer):

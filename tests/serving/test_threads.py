@@ -14,7 +14,7 @@ from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelA
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
-THREADS, CALLS = 4, 250
+THREADS, CALLS = 4, 100
 LONGEST = 48
 
 
