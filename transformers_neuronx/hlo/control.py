@@ -20,6 +20,7 @@ from transformers_neuronx.pyhlo import (
     active_scribe,
     dtype_named,
 )
+from transformers_neuronx.pyhlo.computations import entry_of
 from transformers_neuronx.pyhlo.hlo_pb2 import HloInstructionProto
 
 COMPOSITE_NAME = "composite.name"
@@ -44,8 +45,7 @@ class Parameters:
 
 def weights_of(module: HloModuleProto) -> list[int]:
     """Return the numbers of the parameters that were declared as weights, ascending."""
-    entry = next(each for each in module.computations if each.id == module.entry_computation_id)
-    parameters = (each for each in entry.instructions if each.opcode == "parameter")
+    parameters = (each for each in entry_of(module).instructions if each.opcode == "parameter")
     return sorted(each.parameter_number for each in parameters if WEIGHT in each.frontend_attributes.map)
 
 

@@ -16,7 +16,7 @@ from transformers_neuronx import hlo
 from transformers_neuronx.hlo.control import ROUNDS, WEIGHT, composite_call
 from transformers_neuronx.neuron.operations import ALTERNATIVES, EXCHANGED, static_ring
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor
-from transformers_neuronx.pyhlo.computations import remove_unreached
+from transformers_neuronx.pyhlo.computations import entry_of, remove_unreached
 from transformers_neuronx.pyhlo.hlo_pb2 import HloComputationProto, HloInstructionProto
 from transformers_neuronx.pyhlo.rewriting import RewritingScribe
 
@@ -142,7 +142,7 @@ def _chosen(predicate: Tensor, on_true: Value, on_false: Value) -> Value:
 
 def _remove_unused(module: HloModuleProto) -> None:
     """Remove instructions that no result depends on, except parameters."""
-    entry = next(each for each in module.computations if each.id == module.entry_computation_id)
+    entry = entry_of(module)
     used = {entry.root_id}
     for instruction in reversed(entry.instructions):  # operands come before the instructions that use them
         if instruction.id in used or instruction.opcode == "parameter":

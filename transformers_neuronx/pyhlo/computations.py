@@ -5,6 +5,11 @@ from __future__ import annotations
 from transformers_neuronx.pyhlo.hlo_pb2 import HloComputationProto, HloModuleProto
 
 
+def entry_of(module: HloModuleProto) -> HloComputationProto:
+    """Return the computation that a module runs."""
+    return next(each for each in module.computations if each.id == module.entry_computation_id)
+
+
 def reached(module: HloModuleProto) -> list[HloComputationProto]:
     """Return the entry computation and all that it calls, directly or not, in the module's order.
 

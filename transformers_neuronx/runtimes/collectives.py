@@ -13,7 +13,7 @@ from collections.abc import Callable
 from transformers_neuronx import hlo
 from transformers_neuronx.compiler import compile_py_func
 from transformers_neuronx.pyhlo import HloModuleProto, HloScribe, Tensor
-from transformers_neuronx.pyhlo.computations import remove_unreached
+from transformers_neuronx.pyhlo.computations import entry_of, remove_unreached
 from transformers_neuronx.pyhlo.hlo_pb2 import TUPLE, HloComputationProto, HloInstructionProto
 from transformers_neuronx.pyhlo.rewriting import shape_of
 from transformers_neuronx.pyhlo.shapes import nbytes
@@ -77,8 +77,7 @@ def _entry(instruction: HloInstructionProto, combine: Callable[[Tensor, Tensor],
         parts = [hlo.reshape(hlo.slice(wide, 0, i, i + 1), *shape.sizes) for i in range(devices)]
         return hlo.convert(functools.reduce(combine, parts), shape.dtype)
 
-    module = compile_py_func(combined)
-    return next(each for each in module.computations if each.id == module.entry_computation_id)
+    return entry_of(compile_py_func(combined))
 
 
 def _renumber(computation: HloComputationProto, free: int) -> int:
