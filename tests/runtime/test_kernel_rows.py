@@ -93,6 +93,14 @@ def test_tokens_of_each_slot(write, run, named):
     )
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_tokens_at_once(write, run, named):
+    seen, tokens = np.random.default_rng(0).random((6, 40)) < 0.2, np.int32([3, -1, 39, 0, -(2**31), 7])
+    arrays = seen, tokens, *([np.int32([5, 1, 1, 0, 0, 2])] if named else [])
+    graphs = (lambda *x, f=f: [f(*x, at_once=True)] for f in (with_tokens, _with_tokens_body))
+    taken(write, run, "with_tokens", *graphs, *arrays)
+
+
 @pytest.mark.parametrize("at", [0, 3, 9])
 def test_rows_that_go_on_and_that_end(write, run, at):
     """They end with their last token, an end-of-sequence token, or none at all; then nothing is noted."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from transformers_neuronx import hlo
 from transformers_neuronx.engine.kv_cache import flattened, in_place
@@ -36,8 +35,12 @@ def ends(sampled: Tensor, eos: Tensor) -> Tensor:
     return hlo.logical_or(sampled < 0, hlo.any(hlo.equal(hlo.reshape(sampled, -1, 1), eos), 1))
 
 
-def _with_tokens_body(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Tensor:
-    for row in range(tokens.sizes[0]):
+def _with_tokens_body(seen: Tensor, tokens: Tensor, slots: Tensor | None = None, *, at_once: bool = False) -> Tensor:
+    rows = tokens.sizes[0]
+    if at_once:  # a negative token is outside, and left out
+        own = hlo.iota("s32", [rows]) if slots is None else slots
+        return hlo.scatter_rows(seen, side_by_side([own, tokens]), hlo.full(1, "pred", [rows]), (0, 1))
+    for row in range(rows):
         token = hlo.slice(tokens, 0, row, row + 1)
         slot = hlo.constant(row, "s32") if slots is None else hlo.reshape(hlo.slice(slots, 0, row, row + 1))
         at = [slot, hlo.maximum(hlo.reshape(token), 0)]
@@ -50,9 +53,13 @@ def _with_tokens_body(seen: Tensor, tokens: Tensor, slots: Tensor | None = None)
 _with_tokens = hlo.composite("with_tokens", _with_tokens_body)
 
 
-def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None) -> Tensor:
-    """Add each row's token s32[b] to `seen` pred[slots, v], unless it is negative. Row i has slot i, or slots[i]."""
-    after: Tensor = _with_tokens(seen, tokens, slots)
+def with_tokens(seen: Tensor, tokens: Tensor, slots: Tensor | None = None, *, at_once: bool = False) -> Tensor:
+    """Add each row's token s32[b], below v, to `seen` pred[slots, v], unless it is negative.
+
+    Row i has slot i, or slots[i]. Where no kernel runs, they are written row by row, which XLA:CPU does in place; or
+    `at_once` by a scatter, which takes few instructions for many rows, but for which XLA:CPU copies `seen`.
+    """
+    after: Tensor = _with_tokens(seen, tokens, slots, at_once=at_once)
     return after
 
 
@@ -68,23 +75,16 @@ def _advance_body(
 _advance = hlo.composite("advance", _advance_body)
 
 
-class Advanced(NamedTuple):
-    """A loop's rows after a round: what each sampled, its last token, and tokens it has left, s32[b] each; and `tokens`
-    s32[b, rounds] with what was sampled.
-    """
-
-    sampled: Tensor
-    token: Tensor
-    left: Tensor
-    tokens: Tensor
-
-
-def advance(sampled: Tensor, token: Tensor, left: Tensor, eos: Tensor, at: Tensor, tokens: Tensor) -> Advanced:
+def advance(
+    sampled: Tensor, token: Tensor, left: Tensor, eos: Tensor, at: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Note in column `at` of `tokens` what rows sampled: NOTHING if they have no tokens left, as rows that end have.
 
-    sampled, token, left s32[b]; eos s32[b, EOS_COLUMNS]; at s32[]; tokens s32[b, rounds]
+    sampled, token, left s32[b]; eos s32[b, EOS_COLUMNS]; at s32[]; tokens s32[b, rounds] -> what was noted, the last
+    token of each row, how many each has left, and the tokens
     """
-    return Advanced(*_advance(sampled, token, left, eos, at, tokens))
+    sampled, token, left, tokens = _advance(sampled, token, left, eos, at, tokens)
+    return sampled, token, left, tokens
 
 
 def sampled_after(logits: Tensor, step: Step, seen: Tensor, policy: Tensor) -> list[Tensor]:

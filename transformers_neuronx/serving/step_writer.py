@@ -110,7 +110,7 @@ class StepWriter:
         """
         position, policy = (field(self.wanted, SAMPLED, name) for name in ("position", "policy"))
         count = ids.sizes[0]
-        seen = with_tokens(seen, ids)
+        seen = with_tokens(seen, ids, at_once=True)
         logits = self.programs.logits(self.scribe, self.shared, x)
         return sample(hlo.reshape(logits, count, -1), seen, policy, position + later), logits, seen
 
