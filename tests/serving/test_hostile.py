@@ -298,7 +298,7 @@ def same(one, other):
     return one.equal(other) if isinstance(one, torch.Tensor) else one == other
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [200, pytest.param(3000, marks=pytest.mark.slow)])
 def test_changed_files_are_refused_or_read_right(count, tmp_path):
     for kind, (_, _, write, _) in KINDS.items():
         directory = tmp_path / kind / "directory"

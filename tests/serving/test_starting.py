@@ -169,7 +169,7 @@ def test_modules_of_an_engine_are_written_once(checkpoint, directory, monkeypatc
     model, tokens = model_of(checkpoint, ahead=False), []
     for rows in (4, 4, 2):
         names = written(monkeypatch)
-        with Engine(model, rows=rows, step_tokens=16, cache_tokens=256, adjustments=False) as engine:
+        with Engine(model, rows=rows, step_tokens=16, cache_tokens=256) as engine:
             tokens.append(engine.submit([5, 6, 7], SamplingParams(max_tokens=9, temperature=0)).result())
         tokens.append(len(names))
         monkeypatch.undo()

@@ -14,7 +14,7 @@ from transformers_neuronx.huggingface.adapter import HuggingFaceGenerationModelA
 from transformers_neuronx.speculation.drafts import SpeculativeGenerator
 
 TINY_KJV = Path(__file__).parents[2] / "examples" / "tiny-kjv"
-THREADS, CALLS = 4, 100
+THREADS = 4
 LONGEST = 48
 
 
@@ -52,9 +52,10 @@ def generate(model, adapter, number):
     return adapter.generate(ids, attention_mask=torch.ones_like(ids), max_length=16, do_sample=False, pad_token_id=0)
 
 
-def test_calls_from_four_threads_are_those_made_alone(model, adapter):
+@pytest.mark.parametrize("calls", [100, pytest.param(250, marks=pytest.mark.slow)])
+def test_calls_from_four_threads_are_those_made_alone(calls, model, adapter):
     kinds = sample, forward, score, generate
-    jobs = [(kinds[number % 4], number % 40) for number in range(THREADS * CALLS)]
+    jobs = [(kinds[number % 4], number % 40) for number in range(THREADS * calls)]
     alone = {job: job[0](model, adapter, job[1]) for job in set(jobs)}
     together = threading.Barrier(THREADS)
 
@@ -65,7 +66,7 @@ def test_calls_from_four_threads_are_those_made_alone(model, adapter):
     with ThreadPoolExecutor(THREADS) as pool:
         made = [result for of_one in pool.map(caller, range(THREADS)) for result in of_one]
     wrong = [(kind.__name__, number) for (kind, number), result in made if not torch.equal(result, alone[kind, number])]
-    assert len(made) == THREADS * CALLS
+    assert len(made) == THREADS * calls
     assert not wrong, f"{len(wrong)} of {len(made)} calls differ"
 
 
